@@ -192,9 +192,6 @@ def load_model(
             number of labels; the weights are damaged or do not fit the configuration.
         OSError: it does not exist.
     """
-    if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
-        advice = "take a model of another kind, or leave --model_type stock out"
-        raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
         arguments["attn_implementation"] = model_args.attn_implementation
