@@ -255,6 +255,7 @@ class RunTrainer(HubTrainer):
         Tied weights, which no file holds twice, are no reason to warn. transformers 5.4 saves some weights of BERT in a
         checkpoint under old names, which its Trainer does not find again.
         """
+        # Private, and what Trainer itself compares with.
         unsaved = {*(self.model._keys_to_ignore_on_save or ())}
         tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ())}
         missing = sorted({*load_result.missing_keys} - tied - unsaved)
