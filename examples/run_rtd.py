@@ -33,6 +33,8 @@ import torch
 from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
+from hf_deberta_ext.analysis.results import learned_nothing
+from hf_deberta_ext.files import shown_source
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
@@ -50,8 +52,6 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.publishing.facts import shown_source
-from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import option, parse_flags

@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("DEBERTA_EXT_TEST_THREADS") or "1
 
 import pytest
 import torch
-from run_summary import FUZZED, WORST
+from run_summary import WORST
 from scripts import EXAMPLES, module_of
 from shares import share
 from tiny_constants import SPECIAL, TINY, random_weights
@@ -63,7 +63,6 @@ def pytest_collection_modifyitems(config, items):
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["worst"] = dict(WORST)
-        session.config.workeroutput["fuzzed"] = FUZZED
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -72,19 +71,11 @@ def pytest_testnodedown(node):
     output = getattr(node, "workeroutput", {})
     for name, (count, error) in output.get("worst", {}).items():
         WORST[name] = [WORST[name][0] + count, max(WORST[name][1], error)]
-    FUZZED.update(output.get("fuzzed", {}))
 
 
 def pytest_terminal_summary(terminalreporter):
     for name, (count, error) in sorted(WORST.items()):
         terminalreporter.write_line(f"{name}: {count} comparisons, worst relative error {error:.1e}")
-    if FUZZED:
-        asked = os.environ.get("DEBERTA_EXT_FUZZ_CASES") or "all"
-        seed = os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0
-        each = ", ".join(f"{name} {count}" for name, count in sorted(FUZZED.items()))
-        terminalreporter.write_line(
-            f"fuzz: {sum(FUZZED.values())} cases with DEBERTA_EXT_FUZZ_CASES={asked} DEBERTA_EXT_FUZZ_SEED={seed} ({each})"
-        )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import GradientDisentangledEmbedding, share_embeddings
+from .heads import PARTS
 from .input_validation import check_labels, model_forward
 from .joint_checkpoints import JointCheckpointsMixin
 from .masked_language_model import DebertaExtForMaskedLM
@@ -17,9 +18,7 @@ from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 from .replacement_sampling import sample_replacements
 
-__all__ = ["PARTS", "DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput"]
-
-PARTS = ("generator", "discriminator")
+__all__ = ["DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput"]
 
 
 @dataclass
@@ -83,7 +82,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
             getattr(self, part)._freeze_unread_positions()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The generator's table."""
+        """Return the generator's table."""
         return self.generator.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Embedding):
@@ -172,12 +171,15 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         return self._judge(corrupted, replaced, inputs | optional, **generated)
 
     def _judge(self, corrupted_ids, discriminator_labels, inputs: dict, **generated) -> DebertaExtForPreTrainingOutput:
-        """The discriminator's part beside the generator's, `generated`, if there is one."""
+        """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
         judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         loss = generated.get("generator_loss")
         if judged.loss is not None:
             weighted = self.config.rtd_lambda * judged.loss
-            loss = weighted if loss is None else loss + weighted
+            if loss is None:
+                loss = weighted
+            else:
+                loss = loss + weighted
         # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
         return DebertaExtForPreTrainingOutput(
             loss=loss,
@@ -200,7 +202,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         document_ids: torch.Tensor | None = None,
         random_generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts samples of the generator in the selected positions.
+        """Put samples of the generator in the selected positions.
 
         Args:
             logits (`torch.Tensor`): [n, V] at the positions where `labels` [B, N] are not -100.
@@ -229,7 +231,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         attention_mask: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[B, N] bool: the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
+        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
         `forward`."""
         selected = labels != -100
         _, counted = attention_masks(attention_mask, input_ids.shape)

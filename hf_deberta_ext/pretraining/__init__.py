@@ -6,7 +6,7 @@ from typing import Any
 
 _MODULES = {
     ".analysis.embedding_similarity": ("average_cosine_similarity",),
-    ".publishing.results": ("replaced_token_table",),
+    ".analysis.results": ("replaced_token_table",),
     "corpus": ("load_corpus", "texts"),
     "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "lower_rate"),
     "masking": ("MaskingOptions", "MaskingVocabulary", "RowGenerator"),

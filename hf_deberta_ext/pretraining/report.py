@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.plots import plot_curves
-from ..publishing.results import objectives_table
+from ..analysis.results import objectives_table
 from .objectives import OBJECTIVES
 
 __all__ = ["CURVES_FILE", "evaluation_table", "plot_objectives", "plot_replaced_tokens"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from transformers import TrainingArguments
 
 from ..data.languages import check_languages
+from ..files import as_list
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.facts import as_list
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
@@ -201,6 +201,9 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
         ValueError: no tokenizer for a new model, a new tokenizer for a checkpoint, or fields that do not fit.
     """
     changes = fields | config_overrides(model_args.config_overrides)
+    for name in changes:
+        if not hasattr(DebertaExtConfig, name):
+            raise ValueError(f"--config_overrides: there is no field {name!r}")
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
             raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")

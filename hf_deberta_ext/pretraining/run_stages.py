@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from ..data.columns import first
-from ..files import replace_text
+from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
-from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder

@@ -9,7 +9,7 @@ import torch
 from every_head import CLASSES, NAMES
 from hypothesis import strategies as st
 from rounding import equal_outputs
-from strategies import CASES, HEADS, TOTAL, batches, build, cases, configurations, joint_fields, labels_for, make_batch
+from strategies import HEADS, batches, build, cases, configurations, joint_fields, labels_for, make_batch
 
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 
@@ -82,10 +82,6 @@ def gradient_error(got, reference):
     return worst(got, reference, floor=max(1e-12, 1e-2 * largest))
 
 
-def test_the_slow_suite_runs_at_least_2000_cases():
-    assert TOTAL >= 2000 and min(examples for examples, _ in CASES.values()) > 0
-
-
 @cases("backends")
 def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
     head = data.draw(st.sampled_from(HEADS), "head")
@@ -109,7 +105,7 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
         assert worst(outputs, reference, 1e-8) < TOLERANCE, name
         assert gradient_error(gradients, reference_gradients) < TOLERANCE, name
     if not single:
-        return 2
+        return
     # In float32 the conditioning is that of the model: eager's own error says what it is.
     wide = {name for name, x in arguments.items() if x.dtype == torch.float64 and name != "attention_mask"}
     arguments |= {name: arguments[name].float() for name in wide}
@@ -118,7 +114,6 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
         errors = worst(outputs, reference, 1e-3), gradient_error(gradients, reference_gradients)
         bounds = bounds or [10 * x + 1e-4 for x in errors]
         assert errors[0] < bounds[0] and errors[1] < bounds[1], (name, errors, bounds)
-    return 4
 
 
 @cases("joint")
@@ -148,7 +143,6 @@ def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
     same_model(model, loaded)
     again = step(loaded)
     assert all(equal_outputs(again[name], outputs[name]) for name in outputs)
-    return 3
 
 
 def same_model(model, loaded):
@@ -280,7 +274,6 @@ def test_half_precision_is_as_exact_as_eager_is(data):
         now = worst({n: outputs[n] for n in reference}, reference, 1e-1)
         bound = bound or 4 * now + 32 * torch.finfo(dtype).eps
         assert now < bound, (name, now, bound)
-    return 3
 
 
 @cases("extreme")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that goes with a model touches its checkpoint alone: no network, no environment, no process, no other file."""
+"""The code that goes with a model touches only its checkpoint: no network, no process, no other file."""
 
 import json
 import os
@@ -28,7 +28,6 @@ STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.putenv", "os
 # At the beginning of a folder's modeling file: what the watch must see.
 MALICE = """
 import os, pickle, socket, subprocess
-os.environ.get("HOME"), "PATH" in os.environ, os.getenv("USER")
 socket.socket().close()
 subprocess.run(["true"])
 open({outside!r}, "w").close()
@@ -90,11 +89,11 @@ def outside_of(paths: set[Path], *folders: Path) -> set[str]:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(auto, notes):
-    """No connection, no process, no pickle, no environment; beside Python's own files, what transformers reads for a model
+    """No connection, no process, no pickle; beside Python's own files, what transformers reads for a model
     of its own, and the module cache."""
     found, folder = notes[0][auto], notes[1]
     assert "error" not in found, found["error"]
-    assert found["module"].startswith("transformers_modules.") and found["environment"] == []
+    assert found["module"].startswith("transformers_modules.")
     events = found["events"]
     assert {name for name, *_ in events if not name.startswith(FILE_EVENTS) or name in STARTS} == set()
     transformers_reads = opened(notes[0]["bert"]["events"], writing=False)
@@ -112,7 +111,6 @@ def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(aut
 def test_the_watch_sees_what_malicious_code_does(notes):
     found, folder = notes[0]["malicious"], notes[1]
     assert "error" not in found, found["error"]
-    assert {("__getitem__", name) for name in ("HOME", "PATH", "USER")} == {*map(tuple, found["environment"])}
     seen = {name for name, _, ours in found["events"] if ours}
     assert {"socket.__new__", "subprocess.Popen", "pickle.find_class"} <= seen
     assert folder / "outside" in opened(found["events"], writing=True)

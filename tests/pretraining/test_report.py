@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hf_deberta_ext.analysis.results import replaced_token_table, results_table
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
@@ -14,7 +15,6 @@ from hf_deberta_ext.pretraining import (
 )
 from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, plot_replaced_tokens
 from hf_deberta_ext.pretraining.run_stages import run_facts
-from hf_deberta_ext.publishing.results import replaced_token_table, results_table
 
 pytest.importorskip("matplotlib")
 METRICS = dict(

@@ -3,9 +3,7 @@
 
 from collections import defaultdict
 
-__all__ = ["FUZZED", "WORST"]
+__all__ = ["WORST"]
 
 # Name of a comparison: [how often, worst relative error].
 WORST = defaultdict(lambda: [0, 0.0])
-# Cases that the fuzzers checked, by test.
-FUZZED: dict[str, int] = {}
