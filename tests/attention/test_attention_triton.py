@@ -391,29 +391,3 @@ def test_what_is_not_served_is_said():
     assert "not 256" in triton_unavailable(torch.device(DEVICE), torch.bfloat16, 256)
     if GPU:
         assert "on CUDA, not on cpu" in triton_unavailable(torch.device("cpu"), torch.float32, 64)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dropout_p", [0.0, 0.1], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize("terms", [BOTH, ("c2p", "p2c", "p2p")], ids=lambda terms: "+".join(terms) or "none")
-@pytest.mark.parametrize("N", [113, 127, 128, 129, 511, 512, 513, 700, 1100, 2048])
-def test_float32_at_real_shapes_equals_eager(N, terms, dropout_p, relative_error, monkeypatch):
-    tensors, kwargs = random_inputs(N, B=2, H=3, d=64, buckets=256, max_distance=512, terms=terms)
-    replay = eager
-    if dropout_p > 0:
-        seed = torch.tensor([99], device=DEVICE)
-        monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)
-        replay, kwargs["dropout_p"] = replay_dropout(dropout_mask(seed, 2, 3, N, dropout_p), dropout_p), dropout_p
-    mask = padding(N, [N, N // 2 + 1]).to(DEVICE)
-    compare(relative_error, tensors, reach=512, replay=replay, mask=mask, **kwargs)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("d", [32, 64, 80, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("N", [113, 128, 512, 700, 1100, 2048])
-def test_half_precision_at_real_shapes_is_as_exact_as_eager(N, dtype, d, relative_error):
-    tensors, kwargs = random_inputs(N, B=2, H=3, d=d, buckets=256, max_distance=512, dtype=dtype)
-    assert_as_exact_as_eager(relative_error, tensors, reach=512, **kwargs)
-    first, second = (run(disentangled_attention_triton, tensors, reach=512, **kwargs) for _ in range(2))
-    assert torch.equal(first[0], second[0]) and all(map(torch.equal, first[1], second[1]))
