@@ -17,7 +17,7 @@ from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
 from ..tokenization import check_tokenizer, load_tokenizer
 from .attention_decomposition import attention_parts, position_profile
-from .embedding_similarity import average_cosine_similarity
+from .embedding_similarity import average_cosine_similarity, word_tables
 from .plots import (
     plot_attention,
     plot_curves,
@@ -172,15 +172,10 @@ def _replacement_probabilities(model: ExplainedModel, inputs: dict, arguments: a
 def _embedding_similarity(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     if model.generator is None:
         raise FigureUnavailableError("it needs a generator and a discriminator, and the model is one of them or neither")
-    special = sorted({*inputs["tokenizer"].all_special_ids, *(model.encoder.config.special_token_ids or ())})
+    special = {*inputs["tokenizer"].all_special_ids, *(model.encoder.config.special_token_ids or ())}
     similarity = {}
-    for part in PARTS:
-        embedding = getattr(model, part).get_input_embeddings()
-        # Under GDES, the sum of the generator's table and the discriminator's own.
-        table = embedding.table() if hasattr(embedding, "table") else embedding.weight
-        words = torch.ones(len(table), dtype=torch.bool)
-        words[special] = False
-        similarity[part] = average_cosine_similarity(table, words)
+    for part, table in word_tables(model.generator, model.discriminator, special).items():
+        similarity[part] = average_cosine_similarity(table)
     name = f"{model.name}, {model.sharing.upper()}" if model.sharing else model.name
     return {name: similarity}, lambda paths: plot_embedding_similarity({name: similarity}, paths)
 

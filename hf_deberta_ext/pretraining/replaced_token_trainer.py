@@ -11,7 +11,7 @@ from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
-from ..analysis.embedding_similarity import average_cosine_similarity
+from ..analysis.embedding_similarity import average_cosine_similarity, word_tables
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
 from ..model.heads import PARTS
 from ..training.arguments import RunArguments, has_warmup
@@ -195,7 +195,8 @@ class ReplacedTokenTrainer(TargetTrainer):
         sums = statistics.double().sum(0).tolist()
         metrics |= detection_metrics(*sums[2], sums[1][2])
         metrics["discriminator_guess_loss"] = guess_loss(metrics["replaced_share"])
-        for name, table in word_tables(self.model, self.model.config.special_token_ids).items():
+        special = self.model.config.special_token_ids or []
+        for name, table in word_tables(self.model.generator, self.model.discriminator, special).items():
             metrics[f"{name}_similarity"] = average_cosine_similarity(table)
         return metrics
 
@@ -360,16 +361,3 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
 def guess_loss(share: float) -> float:
     """Return the loss of a discriminator that knows only the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
-
-
-def word_tables(model: DebertaExtForPreTraining, special: list[int] | None) -> dict[str, torch.Tensor]:
-    """Return the words' embeddings [V', E] of generator and discriminator, special tokens left out."""
-    table = model.discriminator.get_input_embeddings()
-    if hasattr(table, "table"):
-        # GDES: the generator's table plus a difference.
-        weight = table.table()
-    else:
-        weight = table.weight.detach()
-    words = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
-    words[special or []] = False
-    return {"generator": model.get_input_embeddings().weight.detach()[words], "discriminator": weight[words]}

@@ -224,30 +224,3 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
         if file.suffix == ".safetensors":
             tensors |= read_tensors(file)
     return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
-
-
-def shown_source(source: str | os.PathLike) -> str:
-    """Return a Hub id as it is, and a file or folder without its place on the machine: its name only, of a half of a joint
-    model with the joint model's. "NAME=FILE" is shown as the file."""
-    text = str(source)
-    if Path(text).exists():
-        names = [*Path(text).resolve().parts]
-    else:
-        text = text.partition("=")[2] or text
-        names = [name for name in re.split(r"[/\\]", text) if name not in ("", ".", "..", "~")]
-        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(names) > 2 or Path(text).exists()
-        if not is_local or not names:
-            return text
-    return "/".join(names[-2:] if names[-1] in PARTS else names[-1:])
-
-
-def is_hub_id(name: str | None) -> bool:
-    """True for the form of the id of a repository, "name" or "owner/name"."""
-    return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return None, one value or several as a list."""
-    if value is None:
-        return []
-    return [*value] if isinstance(value, (list, tuple)) else [value]
