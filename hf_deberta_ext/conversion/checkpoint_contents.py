@@ -56,7 +56,7 @@ SIZES = {
 HEAD_MODULES = {
     "lm_predictions": "masked-lm", "mask_predictions": "replaced-token-detection", "qa_outputs": "question-answering",
 }  # fmt: skip
-CLASSIFIERS = ("sequence-classification", "token-classification", "multiple-choice", "entity-scoring")
+CLASSIFIERS = {"sequence-classification", "token-classification", "multiple-choice", "entity-scoring"}
 TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_model="base model")
 
 
@@ -102,20 +102,22 @@ class CheckpointContents:
         """Heads whose modules are in the files, without "base"; the one that config.json names comes first."""
         if self.is_joint:
             return ["pretraining"]
+        named = []
+        for architecture in self.stored.get("architectures") or []:
+            name = re.sub("^Deberta(Ext|V2)?", "DebertaExt", architecture)
+            named += [head for head in HEADS if HEADS[head].model_class == name]
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
-        architectures = [re.sub("^Deberta(Ext|V2)?", "DebertaExt", name) for name in self.stored.get("architectures") or []]
-        named = [head for head in HEADS if HEADS[head].model_class in architectures]
         if "classifier" in modules:
             # The parameters of these heads have the same names.
-            classifiers = [head for head in named if head in CLASSIFIERS]
-            if "pooler" in modules:
-                classifiers.append("sequence-classification")
+            if not CLASSIFIERS.isdisjoint(named):
+                found += CLASSIFIERS.intersection(named)
+            elif "pooler" in modules:
+                found.append("sequence-classification")
             elif "proj" in modules and self.shapes["classifier.weight"][0] == 1:
-                classifiers.append("entity-scoring")
+                found.append("entity-scoring")
             else:
-                classifiers.append("token-classification")
-            found.append(classifiers[0])
+                found.append("token-classification")
         if "replaced-token-detection" in found and (self.folder / GENERATOR_FILE).is_file():
             found.append("pretraining")
         return sorted(found, key=lambda head: head not in named)
@@ -164,10 +166,9 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # At one commit, though the branch may have moved.
-        for patterns in (SAFETENSORS, PICKLES):
-            snapshot_download(source, revision=folder.name, allow_patterns=[*patterns, GENERATOR_FILE, "[0-9]_*/*"])
-            if any(file for pattern in patterns for file in folder.glob(pattern)):
-                break
+        snapshot_download(source, revision=folder.name, allow_patterns=[*SAFETENSORS, GENERATOR_FILE, "[0-9]_*/*"])
+        if not [*folder.glob("model*.safetensors")]:
+            snapshot_download(source, revision=folder.name, allow_patterns=PICKLES)
     return folder
 
 
@@ -203,6 +204,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
 
 def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     """Return the tensors in the files of a folder, or of a repository whose safetensors files are on the Hub only."""
+    tensors: dict[str, Tensor] = {}
     files = weight_files(folder)
     if not files and os.path.isdir(source):
         raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
@@ -211,9 +213,9 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
             remote = get_safetensors_metadata(source, revision=folder.name)
         except NotASafetensorsRepoError:
             return {}
-        headers = [file.tensors for file in remote.files_metadata.values()]
-        return {key: header_tensor(x.shape, x.dtype) for header in headers for key, x in header.items()}
-    tensors: dict[str, Tensor] = {}
+        for file in remote.files_metadata.values():
+            tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
+        return tensors
     for file in files:
         tensors |= read_tensors(file)
     return tensors
@@ -327,6 +329,9 @@ def description_text(facts: dict[str, Any]) -> str:
             value = ", ".join(value) or "none"
         if name not in ("source", "problems"):
             lines.append(f"  {TITLES.get(name, name.replace('_', ' ')):18} {value}")
-    lines += [f"  problem            {problem}" for problem in facts["problems"]]
-    lines.append("  result             cannot be loaded" if facts["problems"] else "  result             can be loaded")
+    result = "can be loaded"
+    for problem in facts["problems"]:
+        lines.append(f"  problem            {problem}")
+        result = "cannot be loaded"
+    lines.append(f"  result             {result}")
     return "\n".join(lines)

@@ -172,4 +172,6 @@ def parse(
     groups = (data_arguments, ModelArguments, FineTuningArguments)
     usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
+    if args.seeds and "seed" in flags:
+        raise ValueError("--seed and --seeds are both given: which?")
     return data_args, model_args, args, flags

@@ -49,7 +49,10 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
     """
     source = model_args.config_name or model_args.model_name_or_path
     fields, hub = overrides(model_args.config_overrides), model_args.model_download()
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
+    flag = "--model_name_or_path"
+    if model_args.config_name:
+        flag = "--config_name"
+    check_source(source, flag)
     arguments = hub | fields
     try:
         if is_read_as_ours(source, model_args):
@@ -103,11 +106,12 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
     """Set the dropout before the classifier, unless flags have overridden it; False without such a field."""
     if {*DROPOUT_FIELDS} & {*overridden}:
         return True
-    names = ("cls_dropout",) if config.model_type in DEBERTA else DROPOUT_FIELDS
-    name = next((name for name in names if config.model_type in DEBERTA or hasattr(config, name)), None)
-    if name is not None:
+    names = [name for name in DROPOUT_FIELDS if hasattr(config, name)]
+    if config.model_type in DEBERTA:
+        names = ["cls_dropout"]
+    for name in names[:1]:
         setattr(config, name, dropout)
-    return name is not None
+    return bool(names)
 
 
 def load_tokenizer_for(
@@ -124,7 +128,9 @@ def load_tokenizer_for(
     source, flag, hub = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, hub = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
-    arguments = hub | ({"add_prefix_space": True} if prefix_space else {})
+    arguments = dict(hub)
+    if prefix_space:
+        arguments["add_prefix_space"] = True
 
     def load_any() -> PreTrainedTokenizerBase:
         try:
@@ -185,7 +191,7 @@ def load_model(
         OSError: it does not exist.
     """
     if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
-        advice = "leave --model_type stock out" if config.model_type in DEBERTA else "take a model of another kind"
+        advice = "take a model of another kind, or leave --model_type stock out"
         raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:

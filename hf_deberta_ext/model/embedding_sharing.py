@@ -37,12 +37,12 @@ def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """The word and position tables of an encoder that shares none, by name."""
+    """Return the word and position tables of an encoder that shares none, by name."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
 class DeltaEmbedding(nn.Embedding):
-    """A table that begins at zero. A class of its own, because transformers initialises modules by their class, and leaves
+    """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
     out those without parameters of their own, such as the next."""
 
     def reset_parameters(self):
@@ -66,7 +66,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Reads `source` from now on: after the generator's table was exchanged."""
+        """Read `source` from now on, after the generator's table was exchanged."""
         # In a tuple, where nn.Module does not find it and register it twice.
         self._source = (source,)
 
@@ -84,6 +84,6 @@ class GradientDisentangledEmbedding(nn.Module):
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:
-        """[V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
+        """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
         weight = self.source.weight
         return (weight.float() + self.delta.weight.float()).to(weight.dtype)

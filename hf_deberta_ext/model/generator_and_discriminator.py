@@ -82,7 +82,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
             getattr(self, part)._freeze_unread_positions()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The generator's table."""
+        """Return the generator's table."""
         return self.generator.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Embedding):
@@ -171,12 +171,15 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         return self._judge(corrupted, replaced, inputs | optional, **generated)
 
     def _judge(self, corrupted_ids, discriminator_labels, inputs: dict, **generated) -> DebertaExtForPreTrainingOutput:
-        """The discriminator's part beside the generator's, `generated`, if there is one."""
+        """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
         judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         loss = generated.get("generator_loss")
         if judged.loss is not None:
             weighted = self.config.rtd_lambda * judged.loss
-            loss = weighted if loss is None else loss + weighted
+            if loss is None:
+                loss = weighted
+            else:
+                loss = loss + weighted
         # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
         return DebertaExtForPreTrainingOutput(
             loss=loss,
@@ -199,7 +202,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         document_ids: torch.Tensor | None = None,
         random_generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts samples of the generator in the selected positions.
+        """Put samples of the generator in the selected positions.
 
         Args:
             logits (`torch.Tensor`): [n, V] at the positions where `labels` [B, N] are not -100.
@@ -228,7 +231,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         attention_mask: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[B, N] bool: the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
+        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
         `forward`."""
         selected = labels != -100
         _, counted = attention_masks(attention_mask, input_ids.shape)

@@ -185,9 +185,10 @@ def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict
     """
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
-    unknown = {name: value for name, value in values.items() if name not in fields}
-    # It suggests the name that is meant; loading a checkpoint would ignore them.
-    DebertaExtConfig(**unknown)
+    # Loading a checkpoint would ignore them.
+    for name in values:
+        if name not in fields:
+            raise ValueError(f"{flag}: no field {name!r} in the configuration, there are {', '.join(sorted(fields))}")
     return values
 
 

@@ -14,13 +14,9 @@ import torch
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
-from transformers.utils import logging
 
-from .batch_size import computes_bfloat16
 from .flags import option
 from .published_optimizer import OWN_OPTIMIZER
-
-logger = logging.get_logger(__name__)
 
 __all__ = ["RunArguments", "has_warmup"]
 
@@ -123,10 +119,6 @@ class RunArguments(TrainingArguments):
         if missing:
             raise ValueError(
                 f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none"
-            )
-        if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
-            logger.warning(
-                "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
             )
 
     def check_optimizer(self):

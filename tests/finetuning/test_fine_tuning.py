@@ -184,7 +184,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: go on from .*--overwrite_output_dir moves it aside"):
+    with pytest.raises(ValueError, match=r"is not empty: resume from .*--overwrite_output_dir moves it aside"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()

@@ -146,15 +146,15 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     """As in XLNet, with [CLS] at the end; the one that stands in the context is a word."""
     tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
     row = one(context="[CLS] a b c d", answers=(("c d", 10),))
-    rows, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
-    assert rows["input_ids"][:] == [[1, 5, 6, 7, 2, 4, 2, 1], [0, 0, 7, 8, 2, 4, 2, 1]]
-    assert windows.null.tolist() == [7, 7]
-    assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 2], [7, 3])
-    assert windows.first.tolist()[8:] == [0, 0, 10, 12, 0, 0, 0, 0]
+    rows, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1)
+    assert rows["input_ids"][:] == [[1, 5, 6, 7, 2, 4, 2, 1], [7, 8, 2, 4, 2, 1]]
+    assert windows.null.tolist() == [7, 5]
+    assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 0], [7, 1])
+    assert windows.first.tolist()[8:] == [10, 12, 0, 0, 0, 0]
     # Without [CLS] its place is that of the first token.
     tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
-    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1, pad=True)
-    assert windows.null.tolist() == [3]
+    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1)
+    assert windows.null.tolist() == [0]
 
 
 def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_path):

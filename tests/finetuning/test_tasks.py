@@ -217,8 +217,7 @@ def tokenizer():
 
 def encode(data, tokenizer):
     config = BertConfig(max_position_embeddings=512)
-    if hasattr(data, "use_config"):
-        data.use_config(config)
+    data.use_config(config)
     return data.encode(tokenizer, config)
 
 

@@ -263,13 +263,6 @@ def test_a_folder_of_text_may_have_a_manifest_of_its_own(tmp_path):
     assert load_corpus(tmp_path, cache_dir=tmp_path / "cache")["text"][:] == ["a tale"]
 
 
-def test_what_a_worker_finds_damaged_is_told_in_one_line(prepared, run_mlm, tmp_path, capsys):
-    folder = damaged(prepared, tmp_path / "prepared", change_a_token)
-    message = f": error: the shard {folder}/train/00002.arrow is not the one"
-    assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40, dataloader_num_workers=1))
-    assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.fixture
 def url(prepared, tmp_path, monkeypatch):
     """A server of HTTP of the prepared folder."""

@@ -133,7 +133,7 @@ def test_the_masking_rate_falls_on_a_line_and_z_loss_is_part_of_the_training_alo
 
     def noted(model, inputs):
         outputs, sums = batch_sums(model, inputs)
-        logits = model.predict(inputs["input_ids"], *[None] * 4, False, False, None, inputs["labels"], sparse=True)[0]
+        logits = model.predict(inputs["input_ids"], labels=inputs["labels"], masked_only=True).logits
         seen.append(
             (trainer.state.global_step, len(inputs["labels"]), len(logits), logits.detach().logsumexp(-1).square().sum())
         )

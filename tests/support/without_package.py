@@ -116,13 +116,6 @@ def run_refused(job: dict) -> dict:
     return {"raised": None, "message": f"loaded as {type(model)}"}
 
 
-def run_card(job: dict) -> dict:
-    from huggingface_hub import ModelCard
-
-    card = ModelCard.load(job["source"])
-    return {"text": card.text, "data": card.data.to_dict()}
-
-
 def run_code(job: dict) -> dict:
     """Runs Python, that of a card say, in the folder job["source"]; what it printed, and its variables job["show"]."""
     variables: dict = {}
@@ -144,7 +137,6 @@ KINDS = {
     "tokenizer": run_tokenizer,
     "pipeline": run_pipeline,
     "refused": run_refused,
-    "card": run_card,
     "code": run_code,
     "function": run_function,
 }

@@ -29,7 +29,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
-from ..task import EncodedTask, EvaluationSet, two_outputs
+from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns
 from .race import race_level, read_raw_race
@@ -126,7 +126,7 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     return np.where(exists, logits, -np.inf).argmax(-1)
 
 
-class MultipleChoiceData:
+class MultipleChoiceData(TaskData):
     """Questions with their choices; a `TaskData` for AutoModelForMultipleChoice.
 
     Args:

@@ -95,10 +95,14 @@ class SuperGlueData(TextClassificationData):
 
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
         make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
-        return super().examples(make(rows, source) if make else rows, source)
+        if make is not None:
+            rows = make(rows, source)
+        return super().examples(rows, source)
 
     def count(self, rows: "Dataset") -> int:
-        return len({*_numbers(rows, "query")}) if self.name == "record" else len(rows)
+        if self.name == "record":
+            return len({*_numbers(rows, "query")})
+        return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if self.name == "record":
@@ -119,10 +123,13 @@ class SuperGlueData(TextClassificationData):
         else:
             shown = self.labels.shown(predicted)
             # The server's own spelling.
-            shown = [name.lower() for name in shown] if self.name in ("boolq", "wic") else shown
+            if self.name in ("boolq", "wic"):
+                shown = [*map(str.lower, shown)]
             lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
-        file = self.task.files.get(set_name) if part.test else None
-        return [_write_jsonl(folder / (file or f"{stem}_predictions.jsonl"), lines)]
+        file = f"{stem}_predictions.jsonl"
+        if part.test:
+            file = self.task.files.get(set_name, file)
+        return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
         """By query, the entity whose logit of "True" stands out most from that of "False"."""
@@ -191,12 +198,12 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
     _check_texts(rows, ["passage", "query"], source)
     check_columns(rows, ["entities"], source=source)
     check_cells(rows, "entities", list, source=source)
-    has_answers = "answers" in rows.column_names
-    answered = [bool(answers) for answers in cells(rows, "answers")] if has_answers else [False] * len(rows)
-    if any(answered) and not all(answered):
-        raise ValueError(
-            f"row {answered.index(False) + 1} of {source} has no answers; queries without any are for --test_file"
-        )
+    answers_of = [()] * len(rows)
+    if "answers" in rows.column_names:
+        answers_of = cells(rows, "answers")
+    without = [number for number, answers in enumerate(answers_of, start=1) if not answers]
+    if 0 < len(without) < len(rows):
+        raise ValueError(f"row {without[0]} of {source} has no answers; queries without any are for --test_file")
     # Columns, not rows: ReCoRD has a million entities.
     columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
     for number, row in enumerate(rows):
@@ -206,10 +213,13 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
             raise ValueError(f"row {number + 1} of {source} has no entities to choose from")
         # Sentences added to the passage, as bullet points.
         passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
-        query = row["idx"]["query"] if isinstance(row.get("idx"), Mapping) else number
-        answers = row["answers"] if answered[number] else []
+        query, answers = number, answers_of[number] or []
+        if isinstance(row.get("idx"), Mapping):
+            query = row["idx"]["query"]
         for entity in dict.fromkeys(row["entities"]):
-            label = entity in answers if answers else None
+            label = None
+            if answers:
+                label = entity in answers
             values = (passage, row["query"].replace(BLANK, entity), label, query, entity, answers)
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
@@ -264,8 +274,10 @@ def plain_word(word: str) -> str:
 
 
 def _numbers(rows: "Dataset", column: str) -> list[int]:
-    """A column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
-    return cells(as_numbers(rows, column), column) if column in rows.column_names else list(range(len(rows)))
+    """Return a column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
+    if column not in rows.column_names:
+        return [*range(len(rows))]
+    return cells(as_numbers(rows, column), column)
 
 
 def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
-from ..task import EncodedTask, EvaluationSet
+from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out
@@ -107,7 +107,7 @@ class Part:
     labels: list | None = None
 
 
-class TextClassificationData:
+class TextClassificationData(TaskData):
     """Texts or pairs of texts with their labels or scores; see `TaskData`.
 
     Known tasks (`--task_name`: those of GLUE, xnli) have their columns, labels and metrics, from the Hub or from files. In a

@@ -26,7 +26,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
-from ..task import EncodedTask, EvaluationSet, label_fields
+from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentences, are_entities, joined, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
@@ -122,7 +122,7 @@ class TokenClassificationCollator(DataCollatorForTokenClassification):
         return super().torch_call([{name: row[name] for name in row if name in names} for row in features])
 
 
-class TokenClassificationData:
+class TokenClassificationData(TaskData):
     """Sentences to train on, to evaluate and to label; see `TaskData`.
 
     Read from the Hub (--task_name conll2003 or wnut17, or --dataset_name) or from files: rows with a list of words and a
