@@ -73,7 +73,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--compile", action="store_true", help="torch.compile around every side of `model`")
     measuring.add_flags(parser, repeats=11, output_dir="benchmark_output")
     args = parser.parse_args(argv)
-    args.parts = args.parts or ["attention", "model", *(["padded"] if args.lengths_from else [])]
+    if args.parts is None:
+        args.parts = ["attention", "model"]
+        if args.lengths_from:
+            args.parts.append("padded")
     if ("padded" in args.parts) != (args.lengths_from is not None):
         parser.error("the part padded and --lengths_from need each other")
     if args.tokenizer and not args.lengths_from:
@@ -85,7 +88,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     try:
         sizes = dict(num_hidden_layers=args.layers, vocab_size=args.vocab_size)
         args.config = DebertaExtConfig.from_preset(args.preset, **sizes)
-        args.lengths = measuring.text_lengths(args.lengths_from, args.tokenizer) if args.lengths_from else []
+        args.lengths = []
+        if args.lengths_from:
+            args.lengths = measuring.text_lengths(args.lengths_from, args.tokenizer)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return args
@@ -157,9 +162,8 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     stock = modeling_deberta_v2.DisentangledSelfAttention(stock_config)
     sides = {STOCK: side(stock, lambda m: m(Q, mask, relative_pos=relative_pos, rel_embeddings=P)[0])}
     for name in args.backends:
-        config = copy.deepcopy(config)
-        config._attn_implementation = None if name == "auto" else name
-        attention = DisentangledSelfAttention(config)
+        attention = DisentangledSelfAttention(copy.deepcopy(config))
+        attention.config._attn_implementation = name
         sides[name] = side(attention, lambda m: m(Q, None, P, delta=delta, reach=distance)[0])
 
     def flash() -> Side:
@@ -189,13 +193,15 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
             batch share rows.
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
-    compiled = (lambda module: torch.compile(module, dynamic=False)) if args.compile else (lambda module: module)
     # Random weights of this size take a GPU no time.
     with torch.device(args.device):
         model = DebertaExtModel(config)
         stock = measuring.stock_model(model, transformers.DebertaV2Model).to(**options)
         bert = measuring.same_size("Bert", config, longest).to(**options)
     model = model.to(**options)
+
+    def compiled(module: nn.Module) -> nn.Module:
+        return torch.compile(module, dynamic=False) if args.compile else module
 
     def side(module: nn.Module, prepare: Callable[[dict], dict] = dict) -> Side:
         called = compiled(module)
@@ -236,9 +242,11 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
     for name, (backend, unpadding) in variants.items():
         module = twin(model)
         # Not by set_attn_implementation, whose error would end the run; here it becomes a row of the table.
-        module.config._attn_implementation = None if backend == "auto" else backend
+        module.config._attn_implementation = backend
         module.set_unpadding(unpadding)
-        sides[name] = side(module, pack if "packed" in name else dict)
+        sides[name] = side(module)
+        if "packed" in name:
+            sides[name].prepare = pack
     builders = {FLASH: flash, FLASH_DEBERTA: flash_deberta}
     builders[MODERN] = lambda: side(measuring.same_size("ModernBert", config, longest).to(**options))
     sides |= {name: attempt(build) for name, build in builders.items() if name in args.peers}
@@ -275,7 +283,9 @@ def step(side: Side, mode: str, batches: list[dict]) -> list[torch.Tensor]:
 def real_tokens(states: torch.Tensor, inputs: dict) -> torch.Tensor:
     """[T, hidden] without padding, in the order of the texts."""
     mask = inputs.get("attention_mask", inputs.get("document_ids"))
-    return states.flatten(0, 1) if mask is None else states[mask.bool()]
+    if mask is None:
+        return states.flatten(0, 1)
+    return states[mask.bool()]
 
 
 def differences(outputs: dict[str, list[torch.Tensor]]) -> dict[str, str]:
@@ -294,14 +304,16 @@ def useful_flops(config: DebertaExtConfig, lengths: list[int], mode: str, *, who
 
     A backward pass counts twice the forward's, in attention two and a half times, since it computes the scores again.
     """
-    h, R = config.hidden_size, config.relative_table_size
-    terms = len(config.pos_att_type) if positions else 0
+    h, R, terms = config.hidden_size, config.relative_table_size, 0
+    if positions:
+        terms = len(config.pos_att_type)
     attention = sum(4 * h * N * N + 2 * terms * h * N * min(2 * N - 1, R) for N in lengths)
-    attention *= 3.5 if mode == "training" else 1
-    if not whole_model:
-        return attention
     linear = sum(lengths) * 2 * (4 * h * h + 2 * h * config.intermediate_size) + 2 * terms * R * h * h
-    return config.num_hidden_layers * (attention + linear * (3 if mode == "training" else 1))
+    if mode == "training":
+        attention, linear = 3.5 * attention, 3 * linear
+    if whole_model:
+        return config.num_hidden_layers * (attention + linear)
+    return attention
 
 
 def measure(
@@ -346,8 +358,7 @@ def measure(
         for name in sides:
             row = labels | dict(mode=mode, side=name, skipped=skipped.get(name, ""), backend="")
             if name in times:
-                # Under torch.compile, modules do not note the backend.
-                row |= dict(backend="" if args.compile else sides[name].backend(), repeats=args.repeats)
+                row |= dict(backend=sides[name].backend(), repeats=args.repeats)
                 row |= compare(name, times) | dict(extra_bytes=memory[name])
                 kinds = dict(whole_model=whole_model, positions=name not in OTHER)
                 row["tflops"] = useful_flops(args.config, lengths, mode, **kinds) / row["seconds"] / 1e12
@@ -400,9 +411,11 @@ def run_padded(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
 def run_part(part: str, args) -> Iterator[list[dict]]:
     """The rows of a part, measured shape by shape."""
     torch.manual_seed(args.seed)
-    turns = 1 if part == "padded" else len(args.shapes)
+    run, turns = run_shapes, len(args.shapes)
+    if part == "padded":
+        run, turns = run_padded, 1
     with tqdm(total=turns * len(args.modes) * args.repeats, desc=part, file=sys.stderr) as bar:
-        yield from (run_padded if part == "padded" else run_shapes)(part, args, bar)
+        yield from run(part, args, bar)
 
 
 def main():

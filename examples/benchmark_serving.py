@@ -15,6 +15,7 @@ Memory is the peak of a new process that loads one side and answers the largest 
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -32,8 +33,8 @@ from torch import nn
 from tqdm import tqdm
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.export import export_onnx, quantise_onnx
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 Answer = Callable[[dict[str, torch.Tensor]], torch.Tensor]
@@ -92,7 +93,7 @@ def other_architecture(args: argparse.Namespace, folder: Path, *, name: str, dty
 
 
 def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool) -> Path:
-    """The exported model, written where it is not there yet."""
+    """Return the file of the exported model, and write it if it does not exist."""
     file, small = folder / f"{source}.onnx", folder / f"{source}_int8.onnx"
     if not file.exists():
         if source == "ours":
@@ -108,11 +109,13 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
                 )  # fmt: skip
     if int8 and not small.exists():
         quantise_onnx(file, small)
-    return small if int8 else file
+    if int8:
+        return small
+    return file
 
 
 def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Answer:
-    """Of a runtime that takes the inputs of these names."""
+    """Return the answer of a runtime that takes the inputs of these names."""
     return lambda inputs: torch.from_numpy(run({name: x.numpy() for name, x in inputs.items() if name in names}))
 
 
@@ -147,30 +150,29 @@ SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
     BERT: partial(other_architecture, name="Bert"),
     f"{BERT}, bfloat16": partial(other_architecture, name="Bert", dtype=torch.bfloat16),
     "ModernBERT, SDPA": partial(other_architecture, name="ModernBert"),
-} | {
-    f"{runtime}, {source}{kind}": partial(build, source=source, **options)
-    for runtime, build, kinds in (
-        ("ONNX Runtime", onnx_runtime, {"": {}, ", int8": {"int8": True}}),
-        ("OpenVINO", openvino, {"": {}, ", int8": {"int8": True}, ", bfloat16": {"precision": "bf16"}}),
-    )
-    for source in ("stock", "ours")
-    for kind, options in kinds.items()
 }
+for source in ("stock", "ours"):
+    SIDES |= {
+        f"ONNX Runtime, {source}": partial(onnx_runtime, source=source),
+        f"ONNX Runtime, {source}, int8": partial(onnx_runtime, source=source, int8=True),
+        f"OpenVINO, {source}": partial(openvino, source=source),
+        f"OpenVINO, {source}, int8": partial(openvino, source=source, int8=True),
+        f"OpenVINO, {source}, bfloat16": partial(openvino, source=source, precision="bf16"),
+    }
 
 
 def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]]:
-    """By the name of a column, the inputs of a turn."""
+    """Return the inputs of a turn by the name of a column."""
     generator = torch.Generator().manual_seed(args.seed)
     columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
     if args.lengths_from is not None:
         lengths = torch.tensor(measuring.text_lengths(args.lengths_from, args.tokenizer))
         chosen = lengths[torch.randint(len(lengths), (args.batches * BATCH,), generator=generator)]
         columns[f"{args.batches * BATCH} texts"] = [*chosen.sort(descending=True).values.split(BATCH)]
-
-    return {
-        column: [measuring.random_batch(lengths, args.vocab_size, generator) for lengths in groups]
-        for column, groups in columns.items()
-    }
+    inputs = {}
+    for column, groups in columns.items():
+        inputs[column] = [measuring.random_batch(lengths, args.vocab_size, generator) for lengths in groups]
+    return inputs
 
 
 def peak_memory(name: str, args: argparse.Namespace, folder: Path, answers) -> None:
@@ -191,7 +193,9 @@ def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> int | 
     process = context.Process(target=peak_memory, args=(name, args, folder, answers))
     process.start()
     process.join()
-    return answers.get() if process.exitcode == 0 else None
+    if process.exitcode:
+        return None
+    return answers.get()
 
 
 @torch.inference_mode()
@@ -229,14 +233,14 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
 def table(rows: list[dict], columns: list[str]) -> str:
     lines = [["side", *(f"{column}: ms (times stock's speed)" for column in columns), "peak MB", "logits differ by"]]
     for row in rows:
+        cells = [row["side"]]
         if row["skipped"]:
-            lines.append([row["side"], f"not measured: {row['skipped']}", *[""] * (len(columns) + 1)])
-            continue
-        speedups = [f" ({row[column]['speedup']:.2f})" if "speedup" in row[column] else "" for column in columns]
-        cells = [f"{1000 * row[column]['seconds']:.1f}{speedup}" for column, speedup in zip(columns, speedups, strict=True)]
-        memory = "" if row.get("memory_bytes") is None else f"{row['memory_bytes'] / 1e6:.0f}"
-        difference = f"{row['difference']:.1e}" if row.get("difference") else ""
-        lines.append([row["side"], *cells, memory, difference])
+            cells.append(f"not measured: {row['skipped']}")
+        else:
+            for column in columns:
+                cells.append(f"{1000 * row[column]['seconds']:.1f} ({row[column].get('speedup', math.nan):.2f})")
+            cells += [f"{(row['memory_bytes'] or math.nan) / 1e6:.0f}", f"{row.get('difference', math.nan):.1e}"]
+        lines.append(cells + [""] * (len(lines[0]) - len(cells)))
     return markdown_table(*lines)
 
 

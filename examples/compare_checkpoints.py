@@ -35,13 +35,13 @@ import torch
 from compare_runs import difference
 
 from hf_deberta_ext.analysis.plots import plot_comparison
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.files import replace_text
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.run_folders import is_finished
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -226,8 +226,8 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
         "the last epoch. Of several learning rates, the one with the best mean on these validation rows, and the means of "
-        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It only "
-        "reflects variation across seeds: the validation rows, the same for all, are a sample too."
+        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It "
+        "only reflects variation across seeds: the validation rows, the same for all, are a sample too."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from scipy.stats import ttest_ind
 
 from hf_deberta_ext.analysis.plots import plot_curves, plot_embedding_similarity
-from hf_deberta_ext.publishing.results import markdown_table
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text corpus that every Python has, and a task: which package of its library does the summary of a docstring come from?
+"""Make a text corpus that every Python has, and a task: which package of the library is the summary of a docstring from?
 
 They depend on the Python version (3.11: 8,200 docstrings of 270,000 words).
 """
@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The classes: in every Python from 3.10 on, also where tkinter, idlelib and distutils are packaged apart or gone.
-PACKAGES = (
-    "asyncio", "decimal", "email", "http", "importlib", "logging", "multiprocessing", "turtle", "unittest", "xml",
-)  # fmt: skip
+PACKAGES = tuple("asyncio decimal email http importlib logging multiprocessing turtle unittest xml".split())
 MASK_WORD = "module"
 
 # decimal's own docstrings are in the Python twin of its C module.
@@ -37,7 +35,7 @@ class Docstring:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """The syntax tree of a file, or None for the few that are broken on purpose."""
+    """Return the syntax tree of a file, or None for the few that are broken on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -47,7 +45,7 @@ def _parse(path: Path) -> ast.Module | None:
 
 
 def _documented(node: ast.AST):
-    """The modules, classes and functions at and below `node`, in the order of the file."""
+    """Iterate over the modules, classes and functions at and below `node`, in the order of the file."""
     if isinstance(node, _DOCUMENTED):
         yield node
     for child in ast.iter_child_nodes(node):
@@ -56,7 +54,7 @@ def _documented(node: ast.AST):
 
 
 def collect_docstrings(root: Path | None = None) -> list[Docstring]:
-    """Every docstring below `root` (*optional*; the standard library), once, in the order of the sorted paths.
+    """Collect every docstring below `root` (*optional*; the standard library), once, in the order of the sorted paths.
 
     Files are parsed, never imported. Tests, installed packages and bundled wheels are left out.
 
@@ -81,7 +79,7 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
 
 
 def class_names(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> set[str]:
-    """The names that would give a class away: the packages and all of their submodules, in lower case."""
+    """Return the names that would give a class away: the packages and all of their submodules, in lower case."""
     modules = [part for entry in docstrings if entry.package in packages for part in entry.module.split(".")]
     return {name.strip("_").lower() for name in (*packages, *modules)} - {"", "main", "init"}
 
@@ -103,7 +101,7 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
 
 
 def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, int]]:
-    """The classification examples (masked text, index of the package).
+    """Return the classification examples (masked text, index of the package).
 
     Texts are summaries, the first paragraph of a docstring on one line. Those of fewer than 5 words are dropped; so are
     repetitions after masking, and texts of several packages.
@@ -134,7 +132,7 @@ def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKA
 def split_by_package(
     examples: list[tuple[str, int]], seed: int = 0, test: float = 0.45
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Texts to train on and texts to test, every label with the same shares, rounded, and at least one text in each.
+    """Split texts for training and test, every label with the same shares, rounded, and at least one text in each.
 
     Args:
         examples (`list[tuple[str, int]]`): texts and labels; each label needs two texts.

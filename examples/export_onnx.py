@@ -29,10 +29,10 @@ from measuring import take_turns
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.data.columns import check_columns
 from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.export import export_onnx, quantise_onnx, reads_absolute_positions
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_tokenizer, load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 

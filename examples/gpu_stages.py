@@ -2,7 +2,6 @@
 """The stages of gpu_study.py: what each measures. A stage has cases, and a function that returns the rows of one."""
 
 import argparse
-import copy
 import importlib
 import itertools
 import json
@@ -12,8 +11,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from unittest import mock
 
@@ -40,11 +40,49 @@ WORDS = {
 }
 # Errors after which nothing works in a process.
 FATAL = re.compile(r"CUDA error|Triton Error \[CUDA\]")
-# Tokens of a batch, whatever their length.
-TOKENS, LENGTHS = 16_384, (128, 512, 1024, 2048, 4096, 8192)
 KERNELS = ("forward", "dq", "dkv", "bands")
 # Block, warps, stages of the loops over far and near tiles.
 CANDIDATES = ["64 4 2 1", "64 4 2 2", "64 4 3 1", "64 4 3 2", "64 8 2 1", "32 4 2 1", "32 4 2 2"]
+
+
+class Sizes(NamedTuple):
+    """Sizes of a study; `DRY` tries every stage on a CPU.
+
+    Attributes:
+        product (`int`): rows and columns of the multiplied matrices.
+        tokens (`int`): of a batch, whatever their length.
+        lengths (`tuple[int, ...]`): tokens of the inputs that are timed.
+        warm_lengths (`tuple[int, ...]`): tokens of the inputs with which kernels are compiled.
+    """
+
+    product: int = 8192
+    tokens: int = 16_384
+    lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192)
+    warm_lengths: tuple[int, ...] = (128, 1024)
+    heads: int = 12
+    buckets: int = 256
+    max_distance: int = 512
+    repeats: int = 5
+    model: str = "--layers 12 --vocab_size 128100 --repeats 5"
+    texts: int = 1_000_000
+    vocabulary: int = 8192
+    rows: int = 32
+    length: int = 512
+    steps: int = 150
+    logging_steps: int = 10
+    overrides: Mapping[str, int] = MappingProxyType({})
+
+
+FULL = Sizes()
+DRY = Sizes(
+    product=64, tokens=16, lengths=(16,), heads=2, buckets=4, max_distance=8, repeats=1, texts=300, vocabulary=300, rows=2,
+    length=32, steps=2, logging_steps=1, model="--preset v3-xsmall --layers 1 --vocab_size 100 --repeats 1",
+    overrides=dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=32),
+)  # fmt: skip
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    return DRY if args.dry_run else FULL
 
 
 class Stage(NamedTuple):
@@ -60,10 +98,11 @@ class Stage(NamedTuple):
 
 
 def measure_machine(dtype: str, args: argparse.Namespace) -> list[dict]:
-    n = 64 if args.dry_run else 8192
+    n, name = sizes_of(args).product, "CPU"
+    if not args.dry_run:
+        name = torch.cuda.get_device_name()
     a, b = torch.randn(2, n, n, device=args.device, dtype=getattr(torch, dtype))
     seconds = spread(take_turns({dtype: lambda: a @ b}, 9, device=args.device)[dtype])[0]
-    name = "CPU" if args.dry_run else torch.cuda.get_device_name()
     versions = [f"{module.__name__} {module.__version__}" for module in (torch, transformers, attention_triton.triton)]
     return [dict(dtype=dtype, tflops=2 * n**3 / seconds / 1e12, device=name, versions=", ".join(versions))]
 
@@ -88,18 +127,15 @@ def cases_of_times(args: argparse.Namespace) -> list[str]:
         tiny = "--shapes 1x16 --dtype float32 --backends auto"
         return [f"--parts attention {tiny}", f"--parts model {tiny}", f"--parts model {tiny} --modes inference --compile"]
     every = [
-        f"--parts {part} --shapes {TOKENS // N}x{N} --dtype {dtype} --backends auto eager sdpa blocked"
-        for dtype in ("bfloat16", "float16") for part in ("attention", "model") for N in LENGTHS
+        f"--parts {part} --shapes {FULL.tokens // N}x{N} --dtype {dtype} --backends auto eager sdpa blocked"
+        for dtype in ("bfloat16", "float16") for part in ("attention", "model") for N in FULL.lengths
     ]  # fmt: skip
     # Compiling five sides takes minutes.
     return [*every, "--parts model --layers 2 --shapes 32x512 --dtype bfloat16 --backends auto --compile"]
 
 
 def run_benchmark(flags: str, args: argparse.Namespace) -> list[dict]:
-    sizes = "--layers 12 --vocab_size 128100 --repeats 5"
-    if args.dry_run:
-        sizes = "--preset v3-xsmall --layers 1 --vocab_size 100 --repeats 1"
-    words = shlex.split(f"{sizes} --device {args.device} {flags}")
+    words = shlex.split(f"{sizes_of(args).model} --device {args.device} {flags}")
     # Another process for each case would take longer than the measuring.
     asked = benchmark.parse_args([*words, "--peers", benchmark.MODERN, *PEERS])
     rows = [row for measured in benchmark.run_part(asked.parts[0], asked) for row in measured]
@@ -108,7 +144,9 @@ def run_benchmark(flags: str, args: argparse.Namespace) -> list[dict]:
     broken = [row["skipped"] for row in rows if FATAL.search(row["skipped"])]
     if broken:
         raise RuntimeError(broken[0])
-    part = f"{asked.layers}-layer model" if asked.parts == ["model"] else asked.parts[0]
+    part = asked.parts[0]
+    if part == "model":
+        part = f"{asked.layers}-layer model"
     return [dict(part=part, dtype=asked.dtype, compiled=asked.compile) | row for row in rows]
 
 
@@ -121,9 +159,10 @@ def cases_of_lengths(args: argparse.Namespace) -> list[str]:
         # As many texts between two deciles as between any other two.
         counts = [low + (high - low) * i // 50 for low, high in itertools.pairwise(deciles) for i in range(50)]
         file.write_text("\n".join("word " * count for count in counts) + "\n", encoding="utf-8")
-        dtype = "float32 --batches 1" if args.dry_run else "bfloat16"
-        cases.append(f"--parts padded --lengths_from {shlex.quote(str(file))} --dtype {dtype} --backends auto")
-    return cases[: 1 if args.dry_run else None]
+        cases.append(f"--parts padded --lengths_from {shlex.quote(str(file))} --dtype bfloat16 --backends auto")
+    if args.dry_run:
+        return [cases[0].replace("bfloat16", "float32 --batches 1")]
+    return cases
 
 
 def cases_of_tuning(args: argparse.Namespace) -> list[str]:
@@ -135,12 +174,14 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
     """Time a kernel's launch parameters beside those of the table, at each length, in the pass that it is a part of."""
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
-    buckets, reach = (4, 8) if args.dry_run else (256, 512)
+    sizes = sizes_of(args)
+    buckets, reach = sizes.buckets, sizes.max_distance
     candidate, rows = triton_launches.Launch(*choice), []
-    for N in (16,) if args.dry_run else (128, 1024) if warm_up else LENGTHS:
-        shape = (1, N, 2, d) if args.dry_run or warm_up else (TOKENS // N, N, 12, d)
+    for N in sizes.warm_lengths if warm_up else sizes.lengths:
+        shape = (sizes.tokens // N, N, sizes.heads, d)
         half = dict(device=args.device, dtype=torch.float16, requires_grad=kernel != "forward")
-        tensors = [torch.randn(size, **half) for size in (shape,) * 3 + ((shape[2], 2 * buckets, d),) * 2]
+        tensors = [torch.randn(shape, **half) for _ in range(3)]
+        tensors += [torch.randn(sizes.heads, 2 * buckets, d, **half) for _ in range(2)]
         delta = RelativePosition(buckets=buckets, max_distance=reach)(N).to(args.device)
         content = [x.transpose(1, 2) for x in tensors[:3]]
         inputs = AttentionInputs(*content, (3 * d) ** -0.5, *tensors[3:], delta, ("c2p", "p2c"), reach=reach)
@@ -148,15 +189,16 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
         def call(launches, tensors=tensors, inputs=inputs):
             with mock.patch.dict(triton_launches.LAUNCHES, launches):
                 out = attention_triton.disentangled_attention_triton(inputs)
-                return torch.autograd.grad(out, tensors, out) if kernel != "forward" else out
+                if kernel != "forward":
+                    torch.autograd.grad(out, tensors, out)
 
-        sides = dict(table=lambda: call({}), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
-        sides["candidate"]()
+        turns = dict(table=lambda: call({}), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
+        turns["candidate"]()
         if any(key[0] == kernel and key[-1] == candidate for key in attention_triton.TOO_LARGE):
             raise RuntimeError("it needs more shared memory than this GPU has")
         if warm_up:
             continue
-        times = take_turns(sides, 1 if args.dry_run else 5, device=args.device)
+        times = take_turns(turns, sizes.repeats, device=args.device)
         capability = attention_triton.capability(tensors[0].device)
         usual = triton_launches.find_launches(kernel, torch.float16, d, N, capability)[0]
         row = dict(kernel=kernel, d=d, N=N, launch=[*candidate], usual=[*usual], capability=10 * capability[0])
@@ -168,80 +210,59 @@ def training_texts(args: argparse.Namespace) -> tuple[Path, Path]:
     """A file of docstrings of Python's standard library, and the folder of a tokenizer trained on them."""
     file, folder = args.output_dir / "docstrings.txt", args.output_dir / "tokenizer"
     if not folder.exists():
-        texts = [" ".join(docstring.text.split()) for docstring in collect_docstrings()][: 300 if args.dry_run else None]
+        sizes = sizes_of(args)
+        texts = [" ".join(docstring.text.split()) for docstring in itertools.islice(collect_docstrings(), sizes.texts)]
         file.write_text("\n".join(texts) + "\n", encoding="utf-8")
-        train_tokenizer("byte-level-bpe", texts, 300 if args.dry_run else 8192, show_progress=False).save_pretrained(folder)
+        train_tokenizer("byte-level-bpe", texts, sizes.vocabulary, show_progress=False).save_pretrained(folder)
     return file, folder
 
 
-TINY = ",num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=32"
 SCRIPTS = ("run_mlm", "run_rtd")
 
 
 def train(case: str, args: argparse.Namespace) -> list[dict]:
     """Tokens per second without evaluation, memory, and the curve of a run of v3-xsmall's shape."""
     file, tokenizer = training_texts(args)
-    rows, length, steps = (2, 32, 2) if args.dry_run else (32, 512, 150)
+    sizes = sizes_of(args)
     with tempfile.TemporaryDirectory() as folder:
         shared = dict(
-            output_dir=folder, max_steps=steps, per_device_train_batch_size=rows, learning_rate=5e-4, warmup_steps=0.1,
-            logging_steps=1 if args.dry_run else 10, save_strategy="no", report_to="none", disable_tqdm=True, seed=0,
-            bf16=not args.dry_run, use_cpu=args.dry_run,
+            output_dir=folder, max_steps=sizes.steps, per_device_train_batch_size=sizes.rows, learning_rate=5e-4,
+            warmup_steps=0.1, logging_steps=sizes.logging_steps, save_strategy="no", report_to="none", disable_tqdm=True,
+            seed=0, bf16=not args.dry_run, use_cpu=args.dry_run,
         )  # fmt: skip
         if case in SCRIPTS:
             # Neither EMD nor shared embeddings, which transformers has not.
-            overrides = "emd_layers=1,emd_input=hidden" + TINY * args.dry_run
-            own = dict(train_data=file, documents="line", tokenizer=tokenizer, max_length=length, preset="v3-xsmall")
+            overrides = dict(emd_layers=1, emd_input="hidden", **sizes.overrides)
+            overrides = ",".join(f"{name}={value}" for name, value in overrides.items())
+            own = dict(train_data=file, documents="line", tokenizer=tokenizer, max_length=sizes.length, preset="v3-xsmall")
             own |= dict(masking="token", max_eval_samples=8, config_overrides=overrides)
-            own |= dict(embedding_sharing="nes") if case == "run_rtd" else {}
+            if case == "run_rtd":
+                own["embedding_sharing"] = "nes"
             flags = [str(word) for name, value in (shared | own).items() for word in (f"--{name}", value)]
             __import__(case).main(flags)
             history = json.loads(Path(folder, "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
         else:
-            history = train_stock(case, shared, file, tokenizer, length, args)
+            history = train_stock(shared, file, tokenizer, sizes)
     seconds = next(entry["train_runtime"] for entry in history if "train_runtime" in entry)
-    row = dict(run=case, tokens_per_second=rows * length * steps / seconds)
-    row["peak_bytes"] = torch.cuda.max_memory_allocated() if args.device == "cuda" else None
+    row = dict(run=case, peak_bytes=torch.cuda.max_memory_allocated())
+    row["tokens_per_second"] = sizes.rows * sizes.length * sizes.steps / seconds
     curve = [dict(step=entry["step"], loss=entry["loss"]) for entry in history if "loss" in entry]
     return [row | dict(last_loss=curve[-1]["loss"], curve=curve)]
 
 
-def train_stock(case: str, shared: dict, file: Path, tokenizer_folder: Path, length: int, args) -> list[dict]:
-    """The log of transformers' Trainer, collator and DeBERTa classes on the same texts in rows of the same length."""
+def train_stock(shared: dict, file: Path, tokenizer_folder: Path, sizes: Sizes) -> list[dict]:
+    """The log of transformers' Trainer, collator and DeBERTa class on the same texts in rows of the same length."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
-    sizes = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2) if args.dry_run else {}
-    config = to_deberta_v2_config(DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes))
+    config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes.overrides)
     transformers.set_seed(0)
-    detection = case == "run_rtd in transformers"
-    model = StockPair(config) if detection else transformers.DebertaV2ForMaskedLM(config)
-    shares = dict(mask_replace_prob=1.0, random_replace_prob=0.0) if detection else {}
     corpus = load_corpus(str(file), documents="line")
     trainer = transformers.Trainer(
-        model, transformers.TrainingArguments(**shared),
-        train_dataset=pack(corpus, tokenizer, mode="full_sentences", max_length=length)[0],
-        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, **shares),
+        transformers.DebertaV2ForMaskedLM(to_deberta_v2_config(config)), transformers.TrainingArguments(**shared),
+        train_dataset=pack(corpus, tokenizer, mode="full_sentences", max_length=sizes.length)[0],
+        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
     )  # fmt: skip
     trainer.train()
     return trainer.state.log_history
-
-
-class StockPair(torch.nn.Module):
-    """A generator of half the layers and a discriminator, without shared embeddings; loss = generator + 50 discriminator."""
-
-    def __init__(self, config: transformers.DebertaV2Config):
-        super().__init__()
-        half = copy.deepcopy(config)
-        half.num_hidden_layers //= 2
-        self.generator = transformers.DebertaV2ForMaskedLM(half)
-        self.discriminator = transformers.DebertaV2ForTokenClassification(config)
-
-    def forward(self, input_ids, attention_mask, labels):
-        generated, masked = self.generator(input_ids, attention_mask, labels=labels), labels >= 0
-        samples = torch.distributions.Categorical(logits=generated.logits[masked].detach().float()).sample()
-        corrupted = input_ids.masked_scatter(masked, samples)
-        replaced = corrupted != torch.where(masked, labels, input_ids)
-        detected = self.discriminator(corrupted, attention_mask, labels=replaced.long())
-        return {"loss": generated.loss + 50 * detected.loss}
 
 
 def pytest_cases(selection: str, tiny: str) -> Callable[[argparse.Namespace], list[str]]:
@@ -255,7 +276,7 @@ STAGES = {
     "times": Stage(cases_of_times, run_benchmark),
     "lengths": Stage(cases_of_lengths, run_benchmark),
     "tuning": Stage(cases_of_tuning, tune, warm_up=True),
-    "training": Stage(lambda args: [*SCRIPTS, *(f"{name} in transformers" for name in SCRIPTS)], train),
+    "training": Stage(lambda args: [*SCRIPTS, "run_mlm in transformers"], train),
     "tests": Stage(
         pytest_cases(f"tests/attention -m gpu --deselect {FLOAT64}", "tests/attention/test_attention_triton.py -m gpu"),
         run_pytest,

@@ -6,24 +6,23 @@
     # every stage with tiny shapes on a CPU, under a minute; Triton's interpreter runs the kernels
     python examples/gpu_study.py --output_dir tried --dry_run
 
-Stages, each in a process with a time limit of its own: `machine` (rate of matrix products), `correctness` (every backend
-against float64), `times` (attention and whole models beside transformers, BERT, ModernBERT, disentangled-flash and
-flashdeberta where they are installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch
-parameters of the kernels), `training` (run_mlm.py and run_rtd.py beside transformers' classes), `tests` (those marked gpu).
+Stages, each in a process with its own time limit: `machine` (rate of matrix products), `correctness` (every backend against
+float64), `times` (attention and whole models beside transformers, BERT, ModernBERT, disentangled-flash and flashdeberta if
+they are installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch parameters of the
+kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (those that are
+marked gpu).
 
 A result is a line of results.jsonl as soon as it is known. After each stage report.md, CSV files and figures are written
-anew, and triton_launches.py, which takes the place of the file of that name in hf_deberta_ext/model/. Each case of `times`
-and `lengths` is the flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was
-cut. Linux, about 40 GB of GPU memory; on smaller ones the largest cases say that they do not fit.
+again, and triton_launches.py: importing it sets the measured launch parameters. Each case of `times` and `lengths` is the
+flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was cut. Linux, about 40 GB
+of GPU memory; on smaller ones the largest cases say that they do not fit.
 """
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,11 +32,6 @@ from pathlib import Path
 
 # Shares of the minutes; what a stage leaves is for the others.
 STAGES = dict(machine=0.5, correctness=3, times=4, lengths=1, tuning=3, training=2, tests=3)
-# Packages, and the stages that need them.
-PACKAGES = dict.fromkeys(("torch", "triton", "transformers", "numpy", "matplotlib", "tqdm"), tuple(STAGES))
-PACKAGES |= dict.fromkeys(("accelerate", "datasets"), ("training",))
-PACKAGES |= dict.fromkeys(("pytest", "pytest-xdist"), ("correctness", "tests"))
-PACKAGES |= dict.fromkeys(("disentangled-flash", "flashdeberta"), ())
 # Packages are imported once, for all processes.
 FORK = multiprocessing.get_context("fork")
 
@@ -54,11 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.minutes > 0:
         parser.error(f"--minutes must be positive, got {args.minutes}")
-    missing = check_packages()
-    if missing.get("machine"):
-        parser.error(f"install {', '.join(missing['machine'])}")
-    args.device, args.results = "cpu" if args.dry_run else "cuda", args.output_dir / "results.jsonl"
+    args.device, args.results = "cuda", args.output_dir / "results.jsonl"
     if args.dry_run:
+        args.device = "cpu"
         # Compiling takes longer than all the rest.
         os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         args.jobs = 1
@@ -66,22 +58,19 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import gpu_stages
 
+    device = "CPU, dry run"
     if not args.dry_run:
         child = FORK.Process(target=gpu_stages.torch.zeros, args=(1,), kwargs=dict(device="cuda"))
         child.start()
         child.join()
         if child.exitcode:
             parser.error("torch sees no CUDA device here; --dry_run tries every stage on a CPU")
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        device = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    device = (
-        "CPU, dry run" if args.dry_run else subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    )
     name_file = args.output_dir / "device.txt"
-    if name_file.is_file() and (earlier := name_file.read_text(encoding="utf-8")) != device:
-        parser.error(
-            f"{args.output_dir} holds results of another device ({earlier}, here {device}): choose another --output_dir"
-        )
+    if name_file.is_file() and name_file.read_text(encoding="utf-8") != device:
+        parser.error(f"{args.output_dir} holds results of another device than {device}: choose another --output_dir")
     name_file.write_text(device, encoding="utf-8")
     with args.results.open("a", encoding="utf-8") as file:
         # Ends a line that was cut.
@@ -91,9 +80,6 @@ def main(argv: list[str] | None = None) -> int:
     problems, end = [], time.monotonic() + 60 * args.minutes
     for place, name in enumerate(args.stages):
         left = sum(STAGES[later] for later in args.stages[place:])
-        if name in missing:
-            problems.append(f"{name}: left out, install {', '.join(missing[name])}")
-            continue
         problems += run_stage(name, max(1.0, end - time.monotonic()) * STAGES[name] / left, args)
         try:
             write_report(args, problems)
@@ -104,19 +90,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gpu_study: {problem}", file=sys.stderr)
     print(f"{args.output_dir / 'report.md'} has the tables.")
     return 1 if problems else 0
-
-
-def check_packages() -> dict[str, list[str]]:
-    """Print a line for each package; return those that are missing, by the stage that needs them."""
-    missing: dict[str, list[str]] = {}
-    for package, stages in PACKAGES.items():
-        try:
-            print(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            print(f"{package}: not installed, needed by {', '.join(stages) or 'nothing but its own times'}")
-            for stage in stages:
-                missing.setdefault(stage, []).append(package)
-    return missing
 
 
 def note(results: Path, **line):
@@ -206,12 +179,14 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
             child.kill()
             child.join()
         tried = latest(args.results, offset)
-        for case in [case for case in missing if tried.get((name, case), {}).get("state") == "began"]:
-            error = f"cut at the limit of {limit:.0f} s" if cut else f"its process ended with status {child.exitcode}"
-            note(args.results, stage=name, case=case, state="failed", error=error)
+        reason = f"its process ended with status {child.exitcode}"
+        if cut:
+            reason = f"cut at the limit of {limit:.0f} s"
+        for case in missing:
+            if tried.get((name, case), {}).get("state") == "began":
+                note(args.results, stage=name, case=case, state="failed", error=reason)
         left = [case for case in missing if (name, case) not in tried]
         if left and (cut or left == missing):
-            reason = f"cut at its limit of {limit:.0f} s" if cut else f"its process ended with status {child.exitcode}"
             problems.append(f"{name}: {reason}, {len(left)} cases are missing; the same command goes on with them")
             break
         missing = left
@@ -235,11 +210,11 @@ def write_report(args: argparse.Namespace, problems: list[str]):
     for row in rows["times"] + rows["lengths"]:
         if row.get("tflops") and row["dtype"] in peak:
             row["share"] = row["tflops"] / peak[row["dtype"]]
-    first = rows["machine"][0] if rows["machine"] else {}
-    parts = [f"# {first.get('device', 'GPU')}", first.get("versions", "")]
+    parts = ["# GPU"]
+    for row in rows["machine"][:1]:
+        parts = [f"# {row['device']}", row["versions"]]
     peaks = ", ".join(f"{rate:.3g} TFLOP/s ({dtype})" for dtype, rate in peak.items())
     parts.append(f"The peak is that of products of large matrices here: {peaks}.")
-    parts += ["## Where we lose", "\n".join(f"- {line}" for line in losses(rows)) or "Nowhere in what was measured."]
     if problems:
         parts += ["## What failed or is missing", "\n".join(f"- {problem}" for problem in problems)]
     checked = [row for row in rows["correctness"] if "backend" in row]
@@ -252,7 +227,9 @@ def write_report(args: argparse.Namespace, problems: list[str]):
         parts += ["## Error of the worst row against float64", markdown_table(*cells)]
     groups: dict[str, list[dict]] = {}
     for row in rows["times"]:
-        title = f"{row['part']}, {row['mode']}, {row['dtype']}{', torch.compile' if row['compiled'] else ''}"
+        title = f"{row['part']}, {row['mode']}, {row['dtype']}"
+        if row["compiled"]:
+            title += ", torch.compile"
         groups.setdefault(title, []).append(row)
     for row in rows["lengths"]:
         row["shape"] = Path(row["case"].split()[3]).stem.removeprefix("lengths_")
@@ -266,74 +243,46 @@ def write_report(args: argparse.Namespace, problems: list[str]):
     if rows["training"]:
         cells = [("run", "tokens/s", "last loss", "peak MiB")]
         for row in rows["training"]:
-            memory = f"{row['peak_bytes'] / 2**20:,.0f}" if row["peak_bytes"] else ""
+            memory = f"{row['peak_bytes'] / 2**20:,.0f}"
             cells.append((row["run"], f"{row['tokens_per_second']:,.0f}", f"{row['last_loss']:.3f}", memory))
         curves = {row["run"]: row["curve"] for row in rows["training"]}
         plot_curves(curves, args.output_dir / "training.png")
         parts += ["## Training", markdown_table(*cells), "![Losses](training.png)"]
-    parts += [f"`pytest {row['case']}`: {row['outcome']}" for row in rows["correctness"] + rows["tests"] if "outcome" in row]
+    for row in rows["correctness"] + rows["tests"]:
+        if "outcome" in row:
+            parts.append(f"`pytest {row['case']}`: {row['outcome']}")
     times = [row for row in rows["times"] if row["dtype"] == rows["times"][0]["dtype"] and not row["compiled"]]
-    figures = dict(time=("seconds", "seconds"), share=("share", "share of the peak"), memory=("extra_bytes", "bytes"))
-    for name, (key, label) in figures.items() if times else ():
+    figures = (("time", "seconds", "seconds"), ("share", "share", "share of the peak"), ("memory", "extra_bytes", "bytes"))
+    for name, key, label in figures:
         if draw_sides(times, key, label, args.output_dir / f"{name}.png"):
             parts.append(f"![{label}]({name}.png)")
-    (args.output_dir / "report.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
-
-
-def losses(rows: dict[str, list[dict]]) -> list[str]:
-    """Where another side takes less time or memory than what this package takes by itself, in sentences."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows["times"] + rows["lengths"]:
-        groups.setdefault((row["case"], row["shape"], row["mode"]), []).append(row)
-    found = []
-    for (case, _, mode), group in groups.items():
-        measured = [row for row in group if not row["skipped"]]
-        ours = [row for row in measured if row["side"].startswith("auto")]
-        for row in group:
-            if row["skipped"] and row["side"].startswith("auto"):
-                found.append(f"{mode}, `{case}`: {row['side']} failed, {row['skipped']}")
-        for row in measured if ours else ():
-            for key, word in (("seconds", "time"), ("extra_bytes", "memory")):
-                least = min(own[key] for own in ours)
-                if row not in ours and "without positions" not in row["side"] and row[key] < 0.98 * least:
-                    found.append(f"{mode}, `{case}`: {least / row[key]:.2f} times the {word} of {row['side']}")
-    speeds = {row["run"]: row["tokens_per_second"] for row in rows["training"]}
-    for run in speeds:
-        if speeds[run] < speeds.get(f"{run} in transformers", 0):
-            found.append(f"{run}: {speeds[f'{run} in transformers'] / speeds[run]:.2f} times the time of transformers")
-    wrong = [row for row in rows["correctness"] if row.get("ok") is False]
-    return found + [f"{row['case']}, {row['backend']}, {row['N']} tokens: inexact" for row in wrong]
+    (args.output_dir / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def write_launches(rows: list[dict], folder: Path) -> str:
-    """Write triton_launches.py with the fastest parameters of each kernel and length; return a table of them."""
+    """Write triton_launches.py, which sets the fastest parameters of each kernel and length; return a table of them."""
     from gpu_stages import triton_launches
+    from measuring import markdown_table
 
-    from hf_deberta_ext.publishing.results import markdown_table
-
-    cells, table = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")], dict(triton_launches.LAUNCHES)
+    cells = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")]
+    lines = ["from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch", ""]
     for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):
         of_kernel = [row for row in rows if (row["kernel"], row["d"]) == (kernel, d)]
-        best = {}
-        for N in sorted({row["N"] for row in of_kernel}):
+        lengths, entries = sorted({row["N"] for row in of_kernel}), []
+        for N in lengths:
             of_length = [row for row in of_kernel if row["N"] == N]
-            ratios = [row["seconds"] / row["seconds_of_table"] for row in of_length]
-            ratio, fastest = min(ratios), of_length[ratios.index(min(ratios))]
-            best[N] = tuple(fastest["launch"] if ratio < 0.98 else fastest["usual"])
-            cells.append((kernel, str(d), str(N), str(fastest["usual"]), str(best[N]), f"{min(ratio, 1):.2f}"))
-        # Of neighbouring lengths with the same parameters, the longest; the last one serves all that are longer.
-        ends = [N for N, longer in zip(best, [*list(best)[1:], None], strict=True) if best[N] != best.get(longer)]
-        capability = of_kernel[0]["capability"]
-        measured = [(capability, None if N == max(best) else N, triton_launches.Launch(*best[N])) for N in ends]
-        others = [entry for entry in table.get((kernel, "half", d), ()) if entry[0] != capability]
-        table[kernel, "half", d] = sorted(measured + others, key=lambda entry: -entry[0])
-    lines = [f"    {key!r}: {[(*entry[:2], tuple(entry[2])) for entry in entries]!r}," for key, entries in table.items()]
-    lines = [re.sub(r"\((\d+, \d+, \d+, \d+)\)", r"Launch(\1)", line) for line in lines]
-    source = Path(triton_launches.__file__).read_text(encoding="utf-8")
-    head, _, rest = source.partition("\nLAUNCHES: ")
-    signature, rest = rest.split("\n", 1)
-    text = "\n".join([f"{head}\nLAUNCHES: {signature}", *lines, rest[rest.index("}\n") :]])
-    (folder / "triton_launches.py").write_text(text, encoding="utf-8")
+            fastest = min(of_length, key=lambda row: row["seconds"] / row["seconds_of_table"])
+            ratio, launch = fastest["seconds"] / fastest["seconds_of_table"], fastest["launch"]
+            if ratio >= 0.98:
+                launch = fastest["usual"]
+            entries.append((fastest["capability"], N, triton_launches.Launch(*launch)))
+            cells.append((kernel, str(d), str(N), str(fastest["usual"]), str(launch), f"{min(ratio, 1):.2f}"))
+        # The parameters of the greatest length serve all that are longer.
+        entries.append((entries[-1][0], None, entries[-1][2]))
+        entries += [entry for entry in triton_launches.LAUNCHES[kernel, "half", d] if entry[0] != entries[0][0]]
+        entries.sort(key=lambda entry: -entry[0])
+        lines.append(f"LAUNCHES[{(kernel, 'half', d)!r}] = {entries!r}")
+    (folder / "triton_launches.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return markdown_table(*cells)
 
 

@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.analysis.plots.figure import COLOURS, finish_axes, new_figure, save_figure
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.pretraining import load_corpus, texts
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
@@ -129,7 +129,9 @@ def write_report(rows: list[dict], folder: Path):
     (folder / "results.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     lines = []
     for row in rows:
-        p = "" if row["p"] is None else f"{row['p']:.2g}"
+        p = ""
+        if row["p"] is not None:
+            p = f"{row['p']:.2g}"
         numbers = (f"{row['loss']:.3f}", f"{math.exp(row['loss']):.1f}", f"{row['difference']:+.3f}", p)
         cost = (f"{1000 * row['seconds']:.0f}", f"{row['peak_bytes'] / 2**20:,.0f}")
         lines.append((row["model"], f"{row['length']:,}", f"{row['masked']:,}", *numbers, *cost))

@@ -1,43 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of each way of masking: share of masked tokens, their replacements, lengths and positions.
+"""Measure each way of masking: share of masked tokens, their replacements, lengths and positions.
 
     # the docstrings of Python's standard library, 100,000 tokens, ten epochs: half a minute
     python examples/masking_statistics.py
-    # any text, one document a line, with a tokenizer of your own
+    # any text, one document a line, with your tokenizer
     python examples/masking_statistics.py --texts articles.txt --tokenizer microsoft/deberta-v3-base --tokens 500000
 
-Prints a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept
-tokens; the mean length of an n-gram or span in words; how often the first and the last sixteenth of a sequence is masked;
-p of a chi-square test that all positions are masked equally often; and how many times as fast as transformers' collator
-for single tokens a batch of up to 64 sequences is masked (medians of calls in turn). Masks are drawn without replacement,
-so p is close to 1 for single tokens; those of the official masker are 0. The output folder gets masking_statistics.json,
-with all histograms, and masking_statistics.png, which draws them.
+Print a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept
+tokens; how often the first and the last sixteenth of a sequence is masked; the mean length of an n-gram or span in words;
+p of a chi-square test that all positions are masked equally often. Masks are drawn without replacement, so p is close to 1
+for single tokens; p of the official masker is 0. The output folder gets masking_statistics.json, with all histograms, and
+masking_statistics.png, which draws them.
 """
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 
 import torch
 from docstring_corpus import collect_docstrings
-from measuring import spread, take_turns
 from scipy.stats import chisquare
 from tqdm import tqdm
-from transformers import DataCollatorForLanguageModeling
 
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
 from hf_deberta_ext.pretraining import (
-    MaskingCollator,
     MaskingOptions,
     MaskingVocabulary,
-    NumberedExamples,
     RowGenerator,
-    choose,
-    replace,
     train_tokenizer,
-    units,
 )
+from hf_deberta_ext.pretraining.masking import choose, replace, units
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.batch_size import versions
 from hf_deberta_ext.training.distributed import spread_seed
@@ -53,8 +45,8 @@ MASKERS = {
     "official ngram": dict(unit="ngram", policy="official"),
 }
 TRAINED = ("byte-level-bpe", "unigram")
-BINS, BATCH = 16, 64
-HEAD = ("masker", "masked", "[MASK]", "random", "kept", "words", "first 1/16", "last 1/16", "p", "speed")
+BINS = 16
+HEAD = ("masker", "masked", "[MASK]", "random", "kept", "first 1/16", "last 1/16", "words", "p")
 
 
 def parse_args() -> argparse.Namespace:
@@ -73,14 +65,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_documents(files: list[Path] | None) -> list[str]:
-    """The lines of the files that hold text, or the docstrings of the standard library."""
+    """Return the lines of the files that hold text, or the docstrings of the standard library."""
     if files is None:
         return [docstring.text for docstring in collect_docstrings()]
     return [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) -> torch.Tensor:
-    """[sequences, length] token ids: [CLS], the text without regard to documents, [SEP].
+    """Return [sequences, length] token ids: [CLS], the text without regard to documents, [SEP].
 
     Raises:
         ValueError: the text, or `tokens`, does not fill one sequence.
@@ -98,7 +90,7 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
 
 
 def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: MaskingVocabulary, args, bar: tqdm) -> dict:
-    """The statistics of one masker over all sequences and epochs."""
+    """Return the statistics of one masker over all sequences and epochs."""
     N, vocabulary = args.length, vocabulary.of(options.policy)
     by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
     unit_ids = units(sequences, vocabulary, options.whole_words)
@@ -130,36 +122,24 @@ def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: Maskin
 
 
 def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tensor:
-    """[spans] number of units of each masked n-gram or span of all rows."""
+    """Return [spans], the number of units of each masked n-gram or span of all rows."""
     rows = torch.arange(len(span_ids))[:, None].expand_as(span_ids)
     spans = torch.stack([rows, span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
     return spans[:2].unique_consecutive(dim=1, return_counts=True)[1]
 
 
-def seconds_of_batches(
-    maskers: dict[str, MaskingOptions], sequences: torch.Tensor, tokenizer, vocabulary
-) -> dict[str, float]:
-    """Median seconds to mask and pad a batch, by each masker and by transformers' collator (single tokens), in turn."""
-    rows = [{"input_ids": ids} for ids in sequences[:BATCH].tolist()]
-    numbered = NumberedExamples(rows)
-    calls = {name: partial(MaskingCollator(vocabulary, options), [*numbered]) for name, options in maskers.items()}
-    calls["transformers"] = partial(DataCollatorForLanguageModeling(tokenizer), rows)
-    return {name: spread(seconds)[0] for name, seconds in take_turns(calls, repeats=21).items()}
-
-
 def table(results: dict) -> str:
-    lines = [HEAD]
+    lines = [f"{HEAD[0]:16}" + "".join(f"{name:>11}" for name in HEAD[1:])]
     for name, row in results.items():
-        shares = [f"{100 * row[key]:.2f} %" for key in ("rate", "mask", "random", "kept")]
-        ends = [f"{100 * row['coverage'][k]:.2f} %" for k in (0, -1)]
-        lines.append((name, *shares, f"{row['mean_length']:.2f}", *ends, f"{row['p_value']:.2g}", f"{row['speed']:.1f} x"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = "  ".join(f"{{:{'>' if i else '<'}{width}}}" for i, width in enumerate(widths))
-    return "\n".join(formats.format(*line) for line in lines)
+        shares = [row[key] for key in ("rate", "mask", "random", "kept")]
+        cells = [f"{100 * share:.2f} %" for share in (*shares, row["coverage"][0], row["coverage"][-1])]
+        cells += [f"{row['mean_length']:.2f}", f"{row['p_value']:.2g}"]
+        lines.append(f"{name:16}" + "".join(f"{cell:>11}" for cell in cells))
+    return "\n".join(lines)
 
 
 def draw(results: dict, rate: float, path: Path):
-    """Coverage by position, and the lengths of n-grams and spans."""
+    """Draw coverage by position, and the lengths of n-grams and spans."""
     figure = new_figure(11, 4)
     positions, lengths = figure.subplots(1, 2)
     for index, (name, row) in enumerate(results.items()):
@@ -200,9 +180,6 @@ def main():
     print(f"{text.numel()} tokens in {len(text)} sequences of {args.length}; {text.numel() / words:.2f} tokens a word")
     with tqdm(total=len(MASKERS) * args.epochs, disable=None) as bar:
         results = {name: measure(options, sequences, vocabulary, args, bar) for name, options in maskers.items()}
-    seconds = seconds_of_batches(maskers, sequences, tokenizer, vocabulary)
-    for name, row in results.items():
-        row["speed"] = seconds["transformers"] / seconds[name]
     print(table(results))
     settings = dict(tokens=text.numel(), words=words, length=args.length, epochs=args.epochs, rate=args.rate, seed=args.seed)
     source = dict(tokenizer=args.tokenizer, vocabulary=len(tokenizer), sequences=len(sequences))

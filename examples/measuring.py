@@ -23,8 +23,8 @@ from matplotlib.ticker import ScalarFormatter
 from torch import nn
 
 from hf_deberta_ext.analysis.plots.figure import new_figure, save_figure
+from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
-from hf_deberta_ext.publishing.results import markdown_table
 from hf_deberta_ext.tokenization import check_vocabulary
 
 # Texts of a batch, and tokens of the longest one.
@@ -106,18 +106,20 @@ def take_turns(
     Args:
         after: is called after each turn.
     """
-    cuda = device == "cuda"
-    synchronize = torch.cuda.synchronize if cuda else lambda: None
 
     def seconds(call, count=1):
-        synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(count):
             call()
-        synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
         return (time.perf_counter() - began) / count
 
-    counts = {name: min(50, max(1, int(0.02 / seconds(call)))) if cuda else 1 for name, call in calls.items()}
+    counts = dict.fromkeys(calls, 1)
+    if device == "cuda":
+        counts = {name: min(50, max(1, int(0.02 / seconds(call)))) for name, call in calls.items()}
     order, times = deque(calls), {name: [] for name in calls}
     for _ in range(repeats):
         for name in order:
@@ -174,13 +176,15 @@ def sides_table(rows: list[dict]) -> str:
     def cell(row: dict) -> str:
         if row["skipped"]:
             return "-"
-        faster = f"{row['speedup']:.2f} ({row['speedup_p10']:.2f}-{row['speedup_p90']:.2f})" if row.get("speedup") else ""
-        share = f"{row['share']:.1%}" if row.get("share") else ""
-        parts = (f"{1000 * row['seconds']:.2f}", faster, share, f"{row['extra_bytes'] / 2**20:,.1f}")
-        return "; ".join(filter(None, parts))
+        parts = [f"{1000 * row['seconds']:.2f}"]
+        if row.get("speedup"):
+            parts.append(f"{row['speedup']:.2f} ({row['speedup_p10']:.2f}-{row['speedup_p90']:.2f})")
+        if row.get("share"):
+            parts.append(f"{row['share']:.1%}")
+        return "; ".join([*parts, f"{row['extra_bytes'] / 2**20:,.1f}"])
 
     cells = {(row["side"], row["shape"]): cell(row) for row in rows}
-    names = {row["side"]: f"{row['side']} ({row['backend']})" if row["backend"] else row["side"] for row in rows}
+    names = {row["side"]: f"{row['side']} ({row['backend']})".removesuffix(" ()") for row in rows}
     shapes = dict.fromkeys(row["shape"] for row in rows)
     lines = [(name, *(cells.get((side, shape), "") for shape in shapes)) for side, name in names.items()]
     skipped = [row for row in rows if row["skipped"]]
@@ -246,8 +250,10 @@ def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module
     else:
         names = ("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob")
         sizes |= {name: getattr(config, name) for name in names}
-    without_pooler = dict(add_pooling_layer=False) if name + head == "BertModel" else {}
-    return getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**sizes), **without_pooler)
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    if name + head == "BertModel":
+        return transformers.BertModel(config, add_pooling_layer=False)
+    return getattr(transformers, name + head)(config)
 
 
 def environment(args: argparse.Namespace) -> str:
@@ -256,9 +262,11 @@ def environment(args: argparse.Namespace) -> str:
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    device = f"{torch.cuda.get_device_name()}, " if args.device == "cuda" else ""
+    if args.device == "cuda":
+        cpu = f"{torch.cuda.get_device_name()}, {cpu}"
+    compiled = ", torch.compile" * args.compile
     return (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}; {device}"
-        f"{cpu}, {torch.get_num_threads()} threads; {args.dtype}{', torch.compile' if args.compile else ''}; "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}; "
+        f"{cpu}, {torch.get_num_threads()} threads; {args.dtype}{compiled}; "
         f"{args.preset}, {args.layers} layers, {args.repeats} repeats, seed {args.seed}"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a corpus for pre-training: filters, deduplicates, decontaminates, trains a tokenizer, packs rows into shards.
+"""Prepare a corpus for pre-training: filter, deduplicate, decontaminate, train a tokenizer, pack rows into shards.
 
 On this machine, with two processes; then a training from it (`pip install "hf_deberta_ext[train,prepare]"`):
 
@@ -19,8 +19,8 @@ A tiny one, in seconds:
     python examples/prepare_corpus.py --train_data zen.txt --documents line --validation_documents 3 \\
         --train_tokenizer byte-level-bpe --vocab_size 300 --max_length 64 --output_dir prepared
 
-datatrove runs the stages. A preparation that was stopped goes on with the same command: tasks that are finished are not run
-again. The shards depend on the data and the flags alone, not on --workers or the executor. The output folder holds the
+datatrove runs the stages. A preparation that was stopped is resumed by the same command: tasks that are finished are not run
+again. The shards depend on the data and the flags, not on --workers or the executor. The output folder holds the
 shards, tokenizer/, manifest.json (`deberta-ext info prepared` shows it) and work/, which may be removed at the end. A file
 is read by one task, and a shard is made of --part_bytes of text.
 """
@@ -51,7 +51,7 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
         "consecutive", "nsp: half of the pairs have a B of elsewhere", choices=["consecutive", "nsp"]
     )
     seed: int = option(0, "of the random choices of nsp")
-    languages: list[str] = option(list, "keep documents of these languages alone")
+    languages: list[str] = option(list, "keep only documents of these languages")
     language_model: str | None = option(None, "fastText's .bin file that tells them; default: lid.176, downloaded")
     language_threshold: float = option(0.65, "probability from which on a document is of a language")
     quality: list[str] = option(list, "filters of quality", choices=["gopher_repetition", "gopher_quality", "fineweb"])
@@ -66,7 +66,7 @@ class PreparationArguments(flags.CorpusArguments, flags.TokenizerArguments):
     executor_options: str | None = option(None, "other arguments of the executor: partition=cpu,time=24:00:00")
 
 
-# What may differ when a preparation goes on.
+# Flags that may differ when a preparation is resumed.
 FREE = ("output_dir", "executor", "workers", "executor_options")
 CONTENTS = dict(
     groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"
@@ -88,53 +88,72 @@ def run(args: PreparationArguments) -> dict:
     except ImportError as error:
         raise ImportError(f'{error}; the preparation needs datatrove: pip install "hf_deberta_ext[prepare]"') from error
 
-    common = dict(text_column=args.text_column)
     groups = preparation.grouped_sources(
-        args.train_data, part_bytes=args.part_bytes, config=args.data_config, split=args.train_split, **common
+        args.train_data,
+        part_bytes=args.part_bytes,
+        text_column=args.text_column,
+        config=args.data_config,
+        split=args.train_split,
     )
     evaluation_files = preparation.evaluation_files(args.decontaminate)
     evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
     filters = preparation.language_filters(args.languages, args.language_threshold, args.language_model)
     packing = dict(
-        mode=args.packing, max_length=args.max_length, sentence_pairs=args.sentence_pairs, language=args.language,
-        min_tokens=args.min_tokens, seed=args.seed if args.packing in PAIR_MODES else 0,
-    )  # fmt: skip
+        mode=args.packing,
+        max_length=args.max_length,
+        sentence_pairs=args.sentence_pairs,
+        language=args.language,
+        min_tokens=args.min_tokens,
+        seed=args.seed if args.packing in PAIR_MODES else 0,
+    )
     request = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | {"groups": groups}
     if evaluation_files:
         request["evaluation_files"] = evaluation_files
+    trained_tokenizer = None
     if args.tokenizer is not None:
         with named_tokenizer(args.tokenizer, "--tokenizer"):
             tokenizer = load_tokenizer(args.tokenizer)
         check_tokenizer(tokenizer, None, needs_mask=True)
         check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
         request["tokenizer_digest"] = tokenizer_digest(tokenizer)
-    licenses = args.licenses * (len(args.train_data) if len(args.licenses) == 1 else 1) or [None] * len(args.train_data)
+    else:
+        trained_tokenizer = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
+        trained_tokenizer |= flags.tokenizer_options(args)
+    licenses = args.licenses or [None]
+    if len(licenses) == 1:
+        licenses *= len(args.train_data)
     manifest = dict(
-        finished=False, request=json.loads(json.dumps(request)), packing=packing,
+        finished=False,
+        # As JSON gives it back.
+        request=json.loads(json.dumps(request)),
+        packing=packing,
         held_out_documents=args.validation_documents,
         sources=[dict(source=source, license=name) for source, name in zip(args.train_data, licenses, strict=True)],
         tokenizer=dict(source=args.tokenizer or args.train_tokenizer),
-    )  # fmt: skip
+    )
     with in_folder(args.output_dir):
         begin(args, manifest)
 
         # 2. Tokenizer and evaluation sets
-        trained = None
         if args.tokenizer is not None:
             save_tokenizer(tokenizer, args.output_dir)
-        else:
-            trained = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
-            trained |= flags.tokenizer_options(args)
         filters |= preparation.document_filters(
             args.output_dir, quality=args.quality, evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram
         )
 
         # 3. Stages
         stages = preparation.prepare(
-            args.output_dir, groups, reading=dict(documents=args.documents, **common),
-            filters=filters, deduplicate=args.deduplicate, trained_tokenizer=trained, tokenizer_sample=args.tokenizer_sample,
-            packing=packing, held_out=args.validation_documents, manifest=manifest,
-        )  # fmt: skip
+            args.output_dir,
+            groups,
+            reading=dict(documents=args.documents, text_column=args.text_column),
+            filters=filters,
+            deduplicate=args.deduplicate,
+            trained_tokenizer=trained_tokenizer,
+            tokenizer_sample=args.tokenizer_sample,
+            packing=packing,
+            held_out=args.validation_documents,
+            manifest=manifest,
+        )
         options = overrides(args.executor_options, "--executor_options")
         preparation.run_stages(stages, args.output_dir, args.executor, args.workers, options)
         if args.executor == "slurm":
@@ -156,7 +175,7 @@ def in_folder(folder: str) -> Iterator[None]:
 
 
 def check(args: PreparationArguments):
-    """Refuse flags that are wrong by themselves, or together."""
+    """Check flags that are wrong by themselves, or together."""
     flags.check_corpus(args)
     if args.output_dir is None:
         raise ValueError("there is no place for the result: give --output_dir")
@@ -186,7 +205,8 @@ def begin(args: PreparationArguments, manifest: dict):
         write_manifest(args.output_dir, manifest)
         return
     before, now = begun.get("request", {}), manifest["request"]
-    if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed:
         names = ", ".join(CONTENTS.get(name, f"--{name}") for name in changed)
         raise ValueError(
             f"{args.output_dir} was begun with other values of {names}: repeat them, or give another --output_dir"

@@ -68,43 +68,53 @@ def main(argv: list[str] | None = None):
     from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-    rate = ["--learning_rate", "2e-5"] if args.model else []
-    flags = [*FINETUNING, *rate, *DROPOUT, *(SHORT if args.short else []), *flags]
+    # The last of two equal flags counts.
+    chosen = [*FINETUNING, *DROPOUT]
+    seeds = ["1", "2", "3"]
+    # Small batches leave little for a second thread: both sides at a time, in processes of their own.
+    jobs = "2"
+    if args.model:
+        chosen += ["--learning_rate", "2e-5"]
+    if args.short:
+        chosen += SHORT
+        seeds = ["1"]
+    if args.short or torch.cuda.is_available() or torch.get_num_threads() == 1:
+        jobs = "1"
+    flags = chosen + flags
     with ExitOnUserError():
         # Wrong flags, columns and labels end the program here, and not after a pre-training.
         checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]
         data_args, *_ = parse(checked, TextClassificationArguments, description="")
         claim_folder(args)
-        files = [args.train_file, args.validation_file] if args.validation_file else split_data(args, data_args)
-        train, validation = ([str(file)] for file in files)
-        TextClassificationData(dataclasses.replace(data_args, train_file=train, validation_file=validation))
-    model = pretrain(args) if args.from_text else args.model or MODEL
-    # Small batches leave little for a second thread: both sides at a time, in processes of their own.
-    jobs = 1 if args.short or torch.cuda.is_available() or torch.get_num_threads() == 1 else 2
+        train, validation = args.train_file, args.validation_file
+        if validation is None:
+            train, validation = split_data(args, data_args)
+        TextClassificationData(dataclasses.replace(data_args, train_file=[str(train)], validation_file=[str(validation)]))
+    model = args.model or MODEL
+    if args.from_text:
+        model = pretrain(args)
     compare_checkpoints.main([
         "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
-        "--seeds", *(args.seeds or (["1"] if args.short else ["1", "2", "3"])), "--jobs", str(jobs),
-        "--train_file", str(files[0]), "--validation_file", str(files[1]), *flags,
+        "--seeds", *(args.seeds or seeds), "--jobs", jobs, "--train_file", str(train), "--validation_file", str(validation),
+        *flags,
     ])  # fmt: skip
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]
-    check_reload(folder, first_texts(files[1]))
+    check_reload(folder, first_texts(validation))
     print(f"\n{folder} holds a classifier, which gave the same answers in a fresh process without hf_deberta_ext.")
 
 
 def claim_folder(args: argparse.Namespace):
-    """Make the output folder, with what decides about its content.
+    """Create the output folder, with a file of the flags that decide about its content.
 
     Raises:
-        ValueError: it holds something else, or the results of another command.
+        ValueError: The folder holds something else, or the results of another command.
     """
     names = ("model", "from_text", "pretrain_steps", "train_file", "validation_file", "short")
-    command = {name: None if (value := getattr(args, name)) is None else str(value) for name in names}
+    command = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
     file = args.output_dir / "quickstart.json"
     if file.is_file():
         earlier = json.loads(file.read_text(encoding="utf-8"))
-        changed = [
-            f"--{name} {earlier.get(name)}, not {command[name]}" for name in names if earlier.get(name) != command[name]
-        ]
+        changed = [f"--{name} {earlier[name]}, not {command[name]}" for name in names if earlier[name] != command[name]]
         # Nothing was made before the data were read.
         if changed and {path.name for path in args.output_dir.iterdir()} - {file.name, "data"}:
             raise ValueError(f"{args.output_dir} was made with {', '.join(changed)}: choose another --output_dir")
@@ -126,31 +136,34 @@ def split_data(args: argparse.Namespace, data_args: Any) -> list[Path]:
         parts = [data.parts[kind][""].rows for kind in ("train", "validation")]
     else:
         examples = docstring_corpus.task_examples(docstring_corpus.collect_docstrings())
-        parts = [
-            [{"text": text, "label": docstring_corpus.PACKAGES[label]} for text, label in part]
-            for part in docstring_corpus.split_by_package(examples)
-        ]
-    files = [args.output_dir / "data" / name for name in ("train.jsonl", "validation.jsonl")]
-    files[0].parent.mkdir(parents=True, exist_ok=True)
+        names = docstring_corpus.PACKAGES
+        parts = docstring_corpus.split_by_package(examples)
+        parts = [[{"text": text, "label": names[label]} for text, label in part] for part in parts]
+    folder = args.output_dir / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "train.jsonl", folder / "validation.jsonl"]
     for file, part in zip(files, parts, strict=True):
-        file.write_text("".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in part), encoding="utf-8")
+        lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in part]
+        file.write_text("".join(lines), encoding="utf-8")
     return files
 
 
 def pretrain(args: argparse.Namespace) -> Path:
-    """Train a tokenizer and a masked language model on --from_text, once; returns the folder of the model."""
+    """Train a tokenizer and a masked language model on --from_text, once; return the folder of the model."""
     import run_mlm
 
     folder = args.output_dir / "pretrained"
     if not (folder / "all_results.json").is_file():
-        steps = 20 if args.short else args.pretrain_steps
+        steps = args.pretrain_steps
+        if args.short:
+            steps = 20
         files = ["--train_data", str(args.from_text), "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
         run_mlm.main([*files, *PRETRAINING, "--max_steps", str(steps)])
     return folder
 
 
 def first_texts(file: Path) -> list[str]:
-    """The texts of the first 100 rows of a file, whatever their columns."""
+    """Return the texts of the first 100 rows of a file, whatever their columns."""
     from hf_deberta_ext.data.files import read_files
 
     rows = read_files(file, source="--validation_file").take(100)
@@ -172,7 +185,7 @@ with open(logits_file, "w", encoding="utf-8") as file:
 
 
 def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]]:
-    """Load a classifier with the Auto classes; its logits for each text."""
+    """Load a classifier with the Auto classes, and return its logits for each text."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-trains a masked language model, from scratch or from a checkpoint, with any sum of the BERT family's objectives.
+"""Pre-train a masked language model, from scratch or from a checkpoint, with any sum of the BERT family's objectives.
 
 From text to a model with its own tokenizer (a folder of .txt, .jsonl, .csv or .parquet files, each also .gz, or a data set
 of the Hub):
@@ -18,15 +18,15 @@ Further from an official checkpoint, its head and its Enhanced Mask Decoder kept
     python examples/run_mlm.py --train_data notes.jsonl --model microsoft/deberta-base --num_train_epochs 3 \\
         --learning_rate 2e-5 --output_dir adapted
 
-A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives beside masked-language modelling:
+A tiny run on CPU, under a minute, with SpanBERT's and ALBERT's objectives added to masked-language modelling:
 
     python -c "import this" > zen.txt
     python examples/run_mlm.py --train_data zen.txt --documents line --validation_documents 5 --max_steps 20 \\
         --train_tokenizer byte-level-bpe --vocab_size 300 --packing segment_pair --masking span --sop_weight 1 \\
         --sbo_weight 1 --preset electra-small --config_overrides num_hidden_layers=2 --max_length 64 --output_dir tiny
 
-A run that was stopped goes on with the same command and `--resume_from_checkpoint last`; on the same CPU, with as many
-threads, its weights are those of a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2
+A run that was stopped is resumed by the same command and `--resume_from_checkpoint last`; on the same CPU, with as many
+threads, its weights equal the weights of a run that was not stopped, to the last bit. `torchrun --nproc_per_node 2
 examples/run_mlm.py ...` trains on two processes. The output folder holds model, tokenizer, README.md (the model card),
 curves.png, all_results.json, run_arguments.json (what a resumed run must repeat), run_report.json (tokenizer, packing,
 duration) and checkpoints.
@@ -87,10 +87,9 @@ def run(model_args: ModelArguments, data_args: DataArguments, masking_args: Mask
         plot_objectives(trainer.state.log_history, Path(args.output_dir, CURVES_FILE), [*args.objectives])
         titles = {name: OBJECTIVES[name].title for name in args.objectives}
         weights = ", ".join(f"{titles[name]} (weight {weight:g})" for name, weight in args.objectives.items())
-        stages.report_run(
-            trainer, (data_args, model_args, masking_args), tokenizer_facts, reports, seconds=time.perf_counter() - began,
-            rows={"objectives": weights}, objectives=titles,
-        )  # fmt: skip
+        seconds, given = time.perf_counter() - began, (data_args, model_args, masking_args)
+        rows = {"objectives": weights}
+        stages.report_run(trainer, given, tokenizer_facts, reports, seconds=seconds, rows=rows, objectives=titles)
         print(f"\n{evaluation_table(metrics, [*args.objectives])}\n\n{contents_line(args.output_dir)}")
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -130,9 +129,12 @@ def train(
         corpus, held_out, tokenizer, data_args, args, nsp=args.nsp_weight > 0
     )
     collator = MaskingCollator(
-        MaskingVocabulary.from_tokenizer(tokenizer), options, seed=args.seed,
-        duplicates=masking_args.masking_duplicates, sentence_order=args.sop_weight > 0,
-    )  # fmt: skip
+        MaskingVocabulary.from_tokenizer(tokenizer),
+        options,
+        seed=args.seed,
+        duplicates=masking_args.masking_duplicates,
+        sentence_order=args.sop_weight > 0,
+    )
 
     # 4. Train, evaluate
     trainer = PretrainingTrainer(
@@ -143,19 +145,17 @@ def train(
 
 
 def check_pairs(data_args: DataArguments, args: PretrainingArguments):
-    """Refuse pairs without an objective that reads them, and objectives without their pairs."""
-    has_pairs = data_args.packing in PAIR_MODES
-    reads_pairs = [f"--{name}_weight" for name, objective in OBJECTIVES.items() if objective.reads_pairs]
-    if has_pairs == bool(pair_objectives([*args.objectives])):
-        return
-    if has_pairs:
+    """Check that pairs have an objective that reads them, and objectives their pairs."""
+    readers = pair_objectives([*args.objectives])
+    if data_args.packing in PAIR_MODES and not readers:
         raise ValueError(
-            f"--packing {data_args.packing} makes pairs: give {' or '.join(reads_pairs)}, or choose full_sentences"
+            f"--packing {data_args.packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences"
         )
-    raise ValueError(
-        f"{' and '.join(f'--{name}_weight' for name in pair_objectives([*args.objectives]))}: --packing {data_args.packing} "
-        "makes no pairs to judge: choose segment_pair or sentence_pair"
-    )
+    if readers and data_args.packing not in PAIR_MODES:
+        raise ValueError(
+            f"--{readers[0]}_weight needs pairs, and --packing {data_args.packing} makes none: choose segment_pair or "
+            "sentence_pair"
+        )
 
 
 def check_model(config: DebertaExtConfig, model_args: ModelArguments, args: PretrainingArguments):
@@ -170,7 +170,7 @@ def get_model(model_args, args, config: DebertaExtConfig, tokenizer) -> MultiObj
         model = MultiObjectiveMaskedLM(config, args.objectives)
     else:
         # Half-precision checkpoints too: the parameters of a training are float32.
-        options = dict(config=config, objectives=args.objectives, dtype=torch.float32, **model_args.model_download())
+        options = dict(config=config, objectives=args.objectives, dtype=torch.float32) | model_args.model_download()
         with readable_weights(model_args.model, model_args.config_overrides):
             model = MultiObjectiveMaskedLM.from_pretrained(model_args.model, **options)
     return stages.set_attention(model, model_args)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-trains generator and discriminator by replaced token detection (DeBERTaV3, ELECTRA), from scratch or from checkpoints.
+"""Pre-train generator and discriminator by replaced token detection (DeBERTaV3, ELECTRA), from scratch or from checkpoints.
 
 With the settings of the DeBERTaV3 study; the recipe computes the accumulation for the hardware and prints what it set:
 
     torchrun --nproc_per_node 8 examples/run_rtd.py --recipe v3-study --train_data corpus/ --train_tokenizer unigram \\
         --vocab_size 128000 --output_dir study
 
-Further from an official discriminator and the generator beside it, or from any masked language model:
+Further from an official discriminator and its generator, or from any masked language model:
 
     python examples/run_rtd.py --train_data notes.jsonl --model microsoft/deberta-v3-xsmall --num_train_epochs 3 \\
         --learning_rate 2e-5 --stepping decoupled --rtd_lambda 10 --output_dir adapted
@@ -33,6 +33,8 @@ import torch
 from transformers import set_seed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
+from hf_deberta_ext.analysis.results import learned_nothing
+from hf_deberta_ext.files import shown_source
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
@@ -50,8 +52,6 @@ from hf_deberta_ext.pretraining import run_arguments as flags
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.packing import PAIR_MODES
 from hf_deberta_ext.pretraining.report import CURVES_FILE
-from hf_deberta_ext.publishing.facts import shown_source
-from hf_deberta_ext.publishing.results import learned_nothing
 from hf_deberta_ext.training.checkpoints import readable_weights, replaced_model
 from hf_deberta_ext.training.distributed import leave_together
 from hf_deberta_ext.training.flags import option, parse_flags
@@ -63,14 +63,14 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 @dataclass
 class JointModelArguments:
     embedding_sharing: str | None = option(
-        None, "default: that of a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
+        None, "default: as in a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
     )
-    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: that of a joint --model, or 50")
-    temperature: float | None = option(None, "of the samples; default: that of a joint --model, or 1")
+    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: as in a joint --model, or 50")
+    temperature: float | None = option(None, "of the samples; default: as in a joint --model, or 1")
     generator_layers: int | None = option(None, "default: half of the discriminator's")
     generator_overrides: str | None = option(None, "fields in which the generator differs: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(
-        None, "generator's checkpoint; default: pytorch_model.generator.bin beside --model, or the first layers of --model"
+        None, "checkpoint of the generator; default: pytorch_model.generator.bin of --model, or its first layers"
     )
     loss_without_special_tokens: bool = option(False, "the discriminator's loss leaves [CLS] and [SEP] out")
 
@@ -80,11 +80,11 @@ GROUPS = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, 
 
 def main(argv: list[str] | None = None):
     masking = dict(masking="token", mask_share=1.0, random_share=0.0)
+    recipe = partial(chosen_settings, rtd=True)
     with ExitOnUserError():
         parsed, _ = parse_flags(
-            GROUPS, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE,
-            recipe=partial(chosen_settings, rtd=True),
-        )  # fmt: skip
+            GROUPS, argv, description=__doc__, defaults=masking, elsewhere=flags.ELSEWHERE, recipe=recipe
+        )
         return run(*parsed)
 
 
@@ -95,7 +95,7 @@ def run(model_args, joint_args, data_args, masking_args, args):
     checkpoint = find_checkpoint(args)
     flags.check_arguments(data_args, model_args, args)
     if data_args.packing in PAIR_MODES:
-        raise ValueError(f"--packing {data_args.packing} makes pairs, which nothing judges here: choose full_sentences")
+        raise ValueError(f"--packing {data_args.packing} makes pairs, which nothing reads here: choose full_sentences")
     options = flags.masking_options(masking_args, data_args.max_length)
     config = joint_config(model_args, joint_args)
     check_stepping(args.stepping, config.embedding_sharing)
@@ -126,10 +126,9 @@ def run(model_args, joint_args, data_args, masking_args, args):
     if args.should_save:
         export(args.output_dir, tokenizer)
         plot_replaced_tokens(trainer.state.log_history, Path(args.output_dir, CURVES_FILE))
-        stages.report_run(
-            trainer, (data_args, model_args, masking_args), tokenizer_facts, reports, seconds=time.perf_counter() - began,
-            rows=joint_facts(model.config, joint_args, args),
-        )  # fmt: skip
+        seconds, given = time.perf_counter() - began, (data_args, model_args, masking_args)
+        rows = joint_facts(model.config, joint_args, args)
+        stages.report_run(trainer, given, tokenizer_facts, reports, seconds=seconds, rows=rows)
         print(f"\n{replaced_token_table(metrics)}\n\n{contents_line(args.output_dir)}")
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
@@ -146,19 +145,22 @@ def run(model_args, joint_args, data_args, masking_args, args):
 
 
 def joint_config(model_args: ModelArguments, joint_args: JointModelArguments) -> DebertaExtConfig:
-    """The configuration of the joint model; a flag that is not given leaves that of --model."""
+    """Return the configuration of the joint model; a flag that is not given leaves the value of --model."""
     generator = flags.config_overrides(joint_args.generator_overrides, "--generator_overrides")
     if joint_args.generator_layers is not None:
         generator["num_hidden_layers"] = joint_args.generator_layers
     fields = dict(
-        embedding_sharing=joint_args.embedding_sharing, rtd_lambda=joint_args.rtd_lambda,
-        rtd_temperature=joint_args.temperature, generator=generator or None,
-        rtd_special_tokens=False if joint_args.loss_without_special_tokens else None,
-    )  # fmt: skip
+        embedding_sharing=joint_args.embedding_sharing,
+        rtd_lambda=joint_args.rtd_lambda,
+        rtd_temperature=joint_args.temperature,
+        generator=generator or None,
+    )
     fields = {name: value for name, value in fields.items() if value is not None}
+    if joint_args.loss_without_special_tokens:
+        fields["rtd_special_tokens"] = False
     source = joint_args.generator_model
     if source is not None and model_args.model is None:
-        raise ValueError("--generator_model needs --model, the discriminator or masked language model beside it")
+        raise ValueError("--generator_model needs --model, a discriminator or masked language model")
     if source is not None and generator:
         raise ValueError(f"{source} says what the generator is: leave --generator_layers and --generator_overrides out")
     if model_args.model is not None:
@@ -190,13 +192,11 @@ def get_model(model_args, joint_args, config, tokenizer, vocabulary: MaskingVoca
 
 
 def shape(model: DebertaExtForPreTraining) -> str:
-    """Layers, width, heads and parameters of both halves, in a line."""
-    halves = {"discriminator": model.discriminator.config, "generator": model.generator.config}
-    shapes = [
-        f"{name} {half.num_hidden_layers} layers x {half.hidden_size} ({half.num_attention_heads} heads)"
-        for name, half in halves.items()
-    ]
-    return f"{', '.join(shapes)}, {model.num_parameters() / 1e6:.1f} million parameters"
+    """Return layers, width, heads and parameters of both halves, in a line."""
+    text = ""
+    for name, half in {"discriminator": model.discriminator.config, "generator": model.generator.config}.items():
+        text += f"{name} {half.num_hidden_layers} layers x {half.hidden_size} ({half.num_attention_heads} heads), "
+    return f"{text}{model.num_parameters() / 1e6:.1f} million parameters"
 
 
 def export(folder: str, tokenizer):
@@ -210,7 +210,7 @@ def export(folder: str, tokenizer):
 
 
 def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args: ReplacedTokenArguments) -> dict:
-    """Rows of the cards' tables beside those that every pre-training has."""
+    """Return the rows of the cards' tables that only this pre-training has."""
     facts = {"objective": f"masked-language modelling + {config.rtd_lambda:g} x replaced token detection"}
     for name, part in {"discriminator": config, "generator": config.generator_config()}.items():
         facts[name] = {"layers": part.num_hidden_layers, "width": part.hidden_size}
@@ -220,8 +220,9 @@ def joint_facts(config: DebertaExtConfig, joint_args: JointModelArguments, args:
     facts["steps of the two"] = args.stepping
     facts["temperature"] = config.rtd_temperature
     facts["discriminator's loss"] = "over all tokens" if config.rtd_special_tokens else "over all but special tokens"
-    own = {name: value for name, value in vars(args).items() if name.startswith("discriminator_")}
-    facts |= {name.replace("_", " "): value for name, value in own.items() if value is not None}
+    for name, value in vars(args).items():
+        if name.startswith("discriminator_") and value is not None:
+            facts[name.replace("_", " ")] = value
     return facts
 
 

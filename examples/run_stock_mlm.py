@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-trains transformers' BERT or ModernBERT as run_mlm.py does our model, to compare what the architectures are worth.
+"""Pre-train transformers' BERT or ModernBERT as run_mlm.py does our model, to compare what the architectures are worth.
 
     python examples/run_mlm.py $FLAGS --tokenizer tokenizer --output_dir ours
     python examples/run_stock_mlm.py $FLAGS --tokenizer tokenizer --architecture bert --output_dir bert
@@ -7,7 +7,7 @@
 
 Takes the flags of run_mlm.py: documents, tokenizer, rows, masks, optimizer and evaluation are the same, and so are the
 sizes, which --preset and --config_overrides give. ModernBERT's gated feed-forward layers are two thirds as wide, which makes
-as many parameters. Logits are computed for the masked tokens alone, as in our model. The output folder has no card.
+as many parameters. Logits are only computed for masked tokens, as in our model. The output folder has no card.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ArchitectureArguments:
 
 
 class SparseLogits:
-    """The forward of a stock masked language model as `PretrainingTrainer` calls it, with logits at masked tokens alone."""
+    """The forward of a stock masked language model as `PretrainingTrainer` calls it, with logits only at masked tokens."""
 
     objectives = ("mlm",)
 
@@ -46,20 +46,27 @@ class SparseLogits:
 
 
 def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
-    """A new model of the sizes of `config`, saved under the name of its stock class."""
-    names = (
-        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
-        "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
-    )  # fmt: skip
-    sizes = {name: getattr(config, name) for name in names}
+    """Return a new model of the sizes of `config`, saved under the name of its stock class."""
+    sizes = dict(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        max_position_embeddings=config.max_position_embeddings,
+        initializer_range=config.initializer_range,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+    )
     if architecture == "bert":
-        sizes |= {name: getattr(config, name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-        sizes |= dict(intermediate_size=config.intermediate_size, type_vocab_size=1)
-        base, stock_config = BertForMaskedLM, BertConfig(**sizes)
+        dropout = config.hidden_dropout_prob
+        sizes |= dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=config.attention_probs_dropout_prob)
+        stock_config = BertConfig(intermediate_size=config.intermediate_size, type_vocab_size=1, **sizes)
+        base = BertForMaskedLM
     else:
         sizes |= dict(cls_token_id=config.bos_token_id, sep_token_id=config.eos_token_id)
-        sizes["intermediate_size"] = config.intermediate_size * 2 // 3
-        base, stock_config = ModernBertForMaskedLM, ModernBertConfig(**sizes)
+        stock_config = ModernBertConfig(intermediate_size=config.intermediate_size * 2 // 3, **sizes)
+        base = ModernBertForMaskedLM
     return type(base.__name__, (SparseLogits, base), {})(stock_config)
 
 
@@ -71,7 +78,7 @@ def run(chosen: ArchitectureArguments, model_args, data_args, masking_args, args
     if model_args.model is not None:
         raise ValueError(f"--model {model_args.model}: a comparison of architectures begins from scratch, leave it out")
     if [*args.objectives] != ["mlm"]:
-        raise ValueError(f"{chosen.architecture} has a head for masked-language modelling alone: leave other weights out")
+        raise ValueError(f"{chosen.architecture} only has a head for masked-language modelling: leave other weights out")
 
     def build(model_args, args, config: DebertaExtConfig, tokenizer) -> SparseLogits:
         stages.fit_to_tokenizer(config, tokenizer, model_args)

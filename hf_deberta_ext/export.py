@@ -286,7 +286,7 @@ def written_at_once(path: Path) -> Iterator[Path]:
 def _require(*names: str) -> list:
     """Import packages of the extra `onnx`."""
     try:
-        return [importlib.import_module(name) for name in names]
+        return list(map(importlib.import_module, names))
     except ImportError as error:
         raise ImportError(f"{error.name} is missing, which ONNX needs: pip install 'hf_deberta_ext[onnx]'") from error
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write small files atomically, find free names, format sizes."""
+"""Write small files atomically, find free names, name sources, format sizes."""
 
 import itertools
 import os
+import re
 from pathlib import Path
+from typing import Any
 
-__all__ = ["format_size", "free_name", "replace_text"]
+__all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
 
 
 def replace_text(file: Path, text: str) -> Path:
@@ -32,3 +34,30 @@ def format_size(size: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def shown_source(source: str | os.PathLike) -> str:
+    """Return a Hub id as it is, and a file or folder without its place on the machine: its name only, of a half of a joint
+    model with the joint model's. "NAME=FILE" is shown as the file."""
+    text = str(source)
+    if Path(text).exists():
+        names = [*Path(text).resolve().parts]
+    else:
+        text = text.partition("=")[2] or text
+        names = [name for name in re.split(r"[/\\]", text) if name not in ("", ".", "..", "~")]
+        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(names) > 2 or Path(text).exists()
+        if not is_local or not names:
+            return text
+    return "/".join(names[-2:] if names[-1] in ("discriminator", "generator") else names[-1:])
+
+
+def is_hub_id(name: str | None) -> bool:
+    """True for the form of the id of a repository, "name" or "owner/name"."""
+    return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return None, one value or several as a list."""
+    if value is None:
+        return []
+    return [*value] if isinstance(value, (list, tuple)) else [value]

@@ -34,13 +34,12 @@ class ReplacedAttention(NamedTuple):
 def replace_attention(model: nn.Module, attn_implementation: str | None = None) -> ReplacedAttention:
     """Make every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` compute with our backends.
 
-    The modules stay the same objects with the same parameters, names, hooks and state dict: only their class changes, to a
-    subclass of it. Their projections are called as modules, so LoRA works, added before or after. Outputs and gradients at
-    real tokens are those of the stock model, at every length; states at padding differ. `save_pretrained` writes the same
-    checkpoint as before; a pickle of the whole module needs this package where it is loaded.
+    Only the class of the modules changes, to a subclass: parameters, names, hooks and state dict stay, and LoRA works, added
+    before or after. Outputs and gradients at real tokens equal those of the stock model, at every length; states at padding
+    differ. `save_pretrained` writes the same checkpoint; a pickle of the whole module needs this package to load.
 
-    `last_backend` of a replaced module names the backend of its last call and the reason for the choice. Calls that only the
-    stock code can serve (custom relative positions, queries of another length) go to that code.
+    `last_backend` of a replaced module names the backend of its last call and the reason for the choice. The stock code
+    serves calls with custom relative positions or queries of another length.
 
     Args:
         model (`nn.Module`): any module that holds such attention: a task head, a peft model, a cross-encoder, a GLiNER.
@@ -129,12 +128,17 @@ def _change_class(module: nn.Module, cls: type):
 
 
 def _table_of(module: nn.Module) -> tuple[int, int]:
-    """b (-1 = no buckets) and M of an attention module or an encoder."""
+    """Return b (-1 = no buckets) and M of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
+def _span(buckets: int, max_distance: int) -> int:
+    """Return half of the rows of the relative table."""
+    return buckets if buckets > 0 else max_distance
+
+
 def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
-    """[2N - 1] values of stock `build_relative_position` for r = i - j = 1 - N ... N - 1; there the result is [1, N, N]."""
+    """Return the values of stock `build_relative_position`, [1, N, N], for i - j = 1 - N ... N - 1, [2N - 1]."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
         r = v2.make_log_bucket_position(r, buckets, max_distance).long()
@@ -149,21 +153,20 @@ def _as_stock(r: torch.Tensor) -> torch.Tensor:
 
 
 def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
-    """delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, and `RelativePosition` the row of 1 - M."""
-    span = buckets if buckets > 0 else max_distance
+    """Return delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, and `RelativePosition` the row of 1 - M."""
+    span = _span(buckets, max_distance)
     return (r + span).clamp(0, 2 * span - 1)
 
 
 def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
-    """True if delta(i, j) never falls as i - j rises, and the distance from which on it is constant, or None if that is more
-    than 4M."""
+    """Return whether delta(i, j) never falls as i - j rises, and from which distance on it is constant (None: above 4M)."""
     if buckets == 1:
         return False, None
     far = 4 * max_distance
     delta = _table_rows(_relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
     steps = delta.diff()
     rises = bool((steps >= 0).all()) and bool(steps.any())
-    if not rises or delta[0] != 0 or delta[-1] != 2 * (buckets if buckets > 0 else max_distance) - 1:
+    if not rises or delta[0] != 0 or delta[-1] != 2 * _span(buckets, max_distance) - 1:
         return rises, None
     changes = steps.nonzero().squeeze(1) - far
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
@@ -208,15 +211,13 @@ class _ReplacedSelfAttention(_Replaced):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
         """Return K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
         buckets, M = _table_of(self)
-        span, exact = M, M
-        if buckets > 0:
-            span, exact = buckets, buckets // 2 + 1
+        span = half = _span(buckets, M)
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
         delta = _table_rows(relative_pos.to(device), buckets, M)
         # Short sequences need only the middle of the table, where each distance has its own row.
-        half = span
-        if N <= exact and not is_traced() and not self.caches(rel_embeddings.device):
+        exact = buckets // 2 + 1 if buckets > 0 else M
+        if not is_traced() and N <= exact and not self.caches(rel_embeddings.device):
             half = N
         if len(rel_embeddings) > 2 * half:
             rel_embeddings = rel_embeddings[span - half : span + half]
@@ -225,7 +226,8 @@ class _ReplacedSelfAttention(_Replaced):
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
         """Return the reason why only the stock code can serve a call, or None."""
-        if query_states is not None and not self.takes_query_states:
+        if query_states is not None and self.is_v1:
+            # Stock multiplies parts of the fused weight with query_states.t(), which no batch has.
             return "v1 with a query stream"
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
@@ -244,16 +246,7 @@ class _ReplacedSelfAttention(_Replaced):
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
-        Args:
-            hidden_states (`torch.Tensor`): [B, N, hidden].
-            attention_mask (`torch.Tensor`, *optional*): broadcastable to [B, H, N, N]; 0 or False = may not attend.
-            query_states (`torch.Tensor`, *optional*): a separate query stream, [B, N, hidden].
-            relative_pos (`torch.Tensor`, *optional*): as in stock, up to [B, H, N, N], or for each i - j [2N - 1].
-            rel_embeddings (`torch.Tensor`, *optional*): the relative table, [R, hidden].
-
-        Returns:
-            context [B, N, hidden] and probabilities [B, H, N, N] or None.
+        """Return what the stock module returns, from the same arguments; relative_pos may also be [2N - 1], for each i - j.
 
         Raises:
             ValueError: the backend that was asked for by name cannot serve this call.
@@ -277,9 +270,10 @@ class _ReplacedSelfAttention(_Replaced):
 
         Q_c, K_c, V_c = self.project(hidden_states, query_states)
         K_r = Q_r = delta = None
-        terms = ()
-        if self.has_positions(relative_pos, rel_embeddings):
-            terms = self.terms
+        terms = self.terms
+        if self.is_v1 and (relative_pos is None or rel_embeddings is None):
+            terms = ()
+        if terms:
             K_r, Q_r, delta = self.positions(N, rel_embeddings, relative_pos, Q_c.device)
         if attention_mask is not None:
             attention_mask = attention_mask.bool()
@@ -293,7 +287,7 @@ class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelf
     """Self-attention of DeBERTa-v2, v3 and mDeBERTa on our backends."""
 
     stock_class = v2.DisentangledSelfAttention
-    takes_query_states = True
+    is_v1 = False
 
     position_projections = DisentangledSelfAttention.position_projections
 
@@ -301,9 +295,6 @@ class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelf
     def scale(self) -> float:
         count = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
         return 1 / math.sqrt(self.attention_head_size * count)
-
-    def has_positions(self, relative_pos: torch.Tensor | None, rel_embeddings: torch.Tensor | None) -> bool:
-        return bool(self.terms)
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Q_c, K_c and V_c, [B, H, N, d] each."""
@@ -316,15 +307,11 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
     """Self-attention of DeBERTa (v1) on our backends."""
 
     stock_class = v1.DisentangledSelfAttention
-    # Stock multiplies parts of the fused weight with query_states.t(), which no batch has.
-    takes_query_states = False
+    is_v1 = True
 
     @property
     def scale(self) -> float:
         return 1 / math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
-
-    def has_positions(self, relative_pos: torch.Tensor | None, rel_embeddings: torch.Tensor | None) -> bool:
-        return bool(self.terms) and relative_pos is not None and rel_embeddings is not None
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the modules that compute K_r and Q_r; None where no term needs it."""
@@ -366,7 +353,7 @@ class _ReplacedEncoder(_Replaced):
         query_states: torch.Tensor | None = None,
         relative_pos: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """[2N - 1]; with query states or relative positions of the caller as in stock."""
+        """Return [2N - 1]; with query states or relative positions of the caller as in stock."""
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
         return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)

@@ -196,13 +196,13 @@ def finish(
         mask_lstrip (`bool`): [MASK] eats the space before it (byte-level BPE, v1).
         settings (`dict`, *optional*): more entries for tokenizer_config.json, such as do_lower_case or padding_side.
     """
-    tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False, lstrip=mask_lstrip and t == "[MASK]") for t in SPECIAL_TOKENS]
-    )
+    for token in SPECIAL_TOKENS:
+        lstrip = mask_lstrip and token == "[MASK]"
+        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False, lstrip=lstrip)])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")],
+        special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]")), ("[SEP]", tokenizer.token_to_id("[SEP]"))],
     )
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -210,7 +210,11 @@ def finish(
         tokenizer_object=tokenizer,
         bos_token="[CLS]",
         eos_token="[SEP]",
-        **{f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")},
+        unk_token="[UNK]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        mask_token="[MASK]",
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask", "token_type_ids"],
         **(settings or {}),
@@ -286,7 +290,8 @@ def check_vocabulary(
             "another model; take the tokenizer of this model, or give a new model vocab_size"
         )
     for token in special_tokens:
-        expected, got = (getattr(x, f"{token}_token_id", None) for x in (config, tokenizer))
+        expected = getattr(config, f"{token}_token_id", None)
+        got = getattr(tokenizer, f"{token}_token_id", None)
         if None not in (expected, got) and expected != got:
             raise ValueError(
                 f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; take the "
@@ -325,15 +330,19 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
         raise ValueError(f"{path} is not a SentencePiece model; is it truncated, or a Git LFS pointer?") from error
     options = model.trainer_spec
     Piece = model.SentencePiece
-    scores = [piece.score for piece in model.pieces if piece.type == Piece.NORMAL]
+    names, scores, unknown = [], [], 0
+    for piece in model.pieces:
+        if piece.type == Piece.UNKNOWN:
+            unknown = len(names)
+        elif piece.type == Piece.NORMAL:
+            scores.append(piece.score)
+        names.append(piece.piece)
     if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
         raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
 
-    names = [piece.piece for piece in model.pieces]
     appended = []
     if "[UNK]" not in names:
         appended = [token for token in SPECIAL_TOKENS if token not in names]
-        unknown = [piece.type for piece in model.pieces].index(Piece.UNKNOWN)
         # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
         names[unknown] += HARD
     lowest, highest = min(scores), max(0.0, max(scores))
@@ -347,7 +356,8 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
             # <s>, </s>, <0x41>, ... are never read from a text: worse than any way to spell them.
             score = (len(name) + 1) * (lowest - 10)
         vocab.append((name, score))
-    vocab += [(token, (len(token) + 1) * (lowest - 10)) for token in appended]
+    for token in appended:
+        vocab.append((token, (len(token) + 1) * (lowest - 10)))
     unk_id = [*names, *appended].index("[UNK]")
     prepend_scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
 
@@ -391,24 +401,30 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
 @functools.cache
 def _mark_patterns() -> tuple[str, str, str, str]:
     """Return regular expressions: mark, char that decomposes, mark that starts nothing, unsorted marks."""
+    seconds, firsts, decomposing, begins = set(), set(), [], {}
     # Above U+2FFFF nothing decomposes; surrogates cannot occur.
-    chars = [chr(c) for c in range(0x80, 0x30000) if not 0xD800 <= c < 0xE000]
-    nfd = [unicodedata.normalize("NFD", c) for c in chars]
-    nfkd = {c: unicodedata.normalize("NFKD", c) for c in chars}
-    seconds = {c for sequence in nfd for c in sequence[1:]}
-    joins = {c for c in chars if nfkd[c][0] in seconds}
-    firsts = {sequence[0] for sequence in nfd if len(sequence) > 1 and not unicodedata.combining(sequence[0])}
-    ccc = {c: unicodedata.combining(c) for c in joins if unicodedata.combining(c)}
-    # Latin and Greek: attached below, horn, below, above, iota below.
-    unsorted = "|".join(
-        f"(?<={_char_class(c for c in ccc if ccc[c] >= t)}){SOFT}(?={_char_class(c for c in ccc if ccc[c] < t)})"
-        for t in (216, 220, 230, 240)
-    )
+    for code in (*range(0x80, 0xD800), *range(0xE000, 0x30000)):
+        char = chr(code)
+        first, *rest = unicodedata.normalize("NFD", char)
+        seconds.update(rest)
+        if rest and not unicodedata.combining(first):
+            firsts.add(first)
+        compatible = unicodedata.normalize("NFKD", char)
+        begins[char] = compatible[0]
+        if len(compatible) > 1:
+            decomposing.append(char)
+    joins = [char for char in begins if begins[char] in seconds]
+    unsorted = []
+    # Combining classes of Latin and Greek: attached below, horn, below, above, iota below.
+    for bound in (216, 220, 230, 240):
+        before = _char_class(char for char in joins if unicodedata.combining(char) >= bound)
+        after = _char_class(char for char in joins if 0 < unicodedata.combining(char) < bound)
+        unsorted.append(f"(?<={before}){SOFT}(?={after})")
     return (
         rf"[\p{{M}}\x{{200c}}\x{{200d}}{_char_class(joins)}]",
-        _char_class(c for c in chars if len(nfkd[c]) > 1),
+        _char_class(decomposing),
         rf"[\p{{M}}&&[^{_char_class(firsts)}]]",
-        unsorted,
+        "|".join(unsorted),
     )
 
 
@@ -425,11 +441,14 @@ def _char_class(chars: Iterable[str]) -> str:
 
 def _recorded_tokens(state: dict, config: dict, added: dict[str, int]) -> list[tuple[int, AddedToken]]:
     """Return the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids."""
-    tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
+    tokens = {}
+    for name, i in added.items():
+        tokens[i] = AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False)
     for i, fields in config.get("added_tokens_decoder", {}).items():
         tokens[int(i)] = AddedToken(**fields)
     for fields in state.get("added_tokens", []):
-        tokens[fields["id"]] = AddedToken(**{name: value for name, value in fields.items() if name != "id"})
+        fields = dict(fields)
+        tokens[fields.pop("id")] = AddedToken(**fields)
     return sorted(tokens.items(), key=lambda item: item[0])
 
 

@@ -56,10 +56,7 @@ class AttentionParts:
         maps = {}
         for name in ("probabilities", "c2c", *self.terms):
             values = getattr(self, name)
-            if head is None:
-                maps[name] = values.mean(0)
-            else:
-                maps[name] = values[head]
+            maps[name] = values.mean(0) if head is None else values[head]
         return maps
 
 
@@ -111,7 +108,7 @@ def attention_parts(
     x = _project(_encoder_of(model), inputs, layer)
     logits = {"c2c": x.Q_c @ x.K_c.transpose(-1, -2)}  # [H, N, N]
     if x.terms:
-        positions = torch.arange(x.Q_c.shape[1], device=x.Q_c.device)
+        positions = torch.arange(x.Q_c.shape[1])
         offset = positions[:, None] - positions + len(x.delta) // 2
         row = x.delta[offset].expand_as(logits["c2c"])
     if "c2p" in x.terms:
@@ -120,9 +117,7 @@ def attention_parts(
         logits["p2c"] = (x.K_c @ x.Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
     if "p2p" in x.terms:
         logits["p2p"] = (x.Q_r[:, x.delta] * x.K_r[:, x.delta.flip(0)]).sum(-1)[:, offset]
-    parts = {name: values.cpu() for name, values in logits.items()}
-    probabilities = sum(parts.values()).softmax(-1)
-    return AttentionParts(layer=x.layer, terms=x.terms, probabilities=probabilities, **parts)
+    return AttentionParts(layer=x.layer, terms=x.terms, probabilities=sum(logits.values()).softmax(-1), **logits)
 
 
 @torch.no_grad()
@@ -153,7 +148,7 @@ def position_profile(
         raise ValueError(f"reach = {reach} must be at least 1")
     x = _project(encoder, inputs, layer)
     # delta(r) for r = -reach ... reach.
-    rows = encoder.encoder.relative_position(reach + 1)
+    rows = encoder.encoder.relative_position(reach + 1).cpu()
     means = {}
     if "c2p" in x.terms:
         means["c2p"] = (x.K_r @ x.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
@@ -161,23 +156,22 @@ def position_profile(
         means["p2c"] = (x.Q_r @ x.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
     if "p2p" in x.terms:
         means["p2p"] = (x.Q_r[:, rows] * x.K_r[:, rows.flip(0)]).sum(-1)
-    means = {name: values.cpu() for name, values in means.items()}
     distances = torch.arange(-reach, reach + 1)
     return PositionProfile(layer=x.layer, distances=distances, total=sum(means.values()), **means)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Projections:
-    """Scaled queries, and keys, of a text in one layer: Q_c, K_c [H, N, d]; Q_r, K_r [H, R, d], None without position terms;
-    and delta of `RelativePosition`."""
+    """Scaled queries, and keys, of a text in one layer, on the CPU: Q_c, K_c [H, N, d]; if the model has the terms for them
+    Q_r, K_r [H, R, d] and delta of `RelativePosition`."""
 
     layer: int
     terms: tuple[str, ...]
-    Q_c: torch.Tensor
-    K_c: torch.Tensor
-    Q_r: torch.Tensor | None
-    K_r: torch.Tensor | None
-    delta: torch.Tensor | None
+    Q_c: torch.Tensor = None
+    K_c: torch.Tensor = None
+    Q_r: torch.Tensor = None
+    K_r: torch.Tensor = None
+    delta: torch.Tensor = None
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
@@ -239,10 +233,14 @@ def _project(encoder: DebertaExtModel, inputs, layer: int) -> _Projections:
     finally:
         for hook in hooks:
             hook.remove()
+    projections = _Projections(layer, attention.terms)
     wide = torch.promote_types(Q_c.dtype, torch.float32)
+    projections.Q_c = Q_c.to("cpu", wide) * attention.scale
+    projections.K_c = K_c.to("cpu", wide)
     if Q_r is not None:
-        Q_r = Q_r.to(wide) * attention.scale
+        projections.Q_r = Q_r.to("cpu", wide) * attention.scale
     if K_r is not None:
-        K_r = K_r.to(wide)
-    Q_c = Q_c.to(wide) * attention.scale
-    return _Projections(layer, attention.terms, Q_c, K_c.to(wide), Q_r, K_r, options.get("delta"))
+        projections.K_r = K_r.to("cpu", wide)
+    if attention.terms:
+        projections.delta = options["delta"].cpu()
+    return projections

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Average cosine similarity of word embeddings, by which DeBERTaV3 compares ways to share them."""
 
-import torch
+from collections.abc import Iterable
 
-__all__ = ["average_cosine_similarity"]
+import torch
+from torch import nn
+
+__all__ = ["average_cosine_similarity", "word_tables"]
 
 # Rows normalised at a time: a float64 copy of a whole table would take twice its memory.
 CHUNK = 16384
@@ -44,3 +47,16 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
     if similarity != similarity:
         raise ValueError("the table holds NaN or infinity: did the training diverge?")
     return similarity
+
+
+def word_tables(generator: nn.Module, discriminator: nn.Module, special: Iterable[int]) -> dict[str, torch.Tensor]:
+    """Return the word embeddings [V', E] of a generator and a discriminator, without those of special tokens."""
+    tables = {}
+    for name, model in (("generator", generator), ("discriminator", discriminator)):
+        embedding = model.get_input_embeddings()
+        # Under GDES, the sum of the generator's table and the discriminator's own.
+        table = embedding.table() if hasattr(embedding, "table") else embedding.weight.detach()
+        is_word = torch.ones(len(table), dtype=torch.bool, device=table.device)
+        is_word[list(special)] = False
+        tables[name] = table[is_word]
+    return tables

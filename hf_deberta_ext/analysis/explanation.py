@@ -12,11 +12,12 @@ import torch
 from ..model.checkpoint_files import checkpoint_step, is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.heads import PARTS
 from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
 from ..tokenization import check_tokenizer, load_tokenizer
 from .attention_decomposition import attention_parts, position_profile
-from .embedding_similarity import average_cosine_similarity
+from .embedding_similarity import average_cosine_similarity, word_tables
 from .plots import (
     plot_attention,
     plot_curves,
@@ -26,7 +27,7 @@ from .plots import (
 )
 from .sentence_scoring import token_replacement_probabilities
 
-__all__ = ["FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_text"]
+__all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "model_inputs", "tokenize_text"]
 
 FIGURES = {
     "attention": "the attention map and its parts c2c, c2p, p2c; of a joint model, of the discriminator",
@@ -35,7 +36,8 @@ FIGURES = {
     "embedding_similarity": "how alike the word embeddings are; needs a generator and a discriminator",
     "curves": "the losses of finished or running runs, read from trainer_state.json; without a folder, those of --model",
 }
-PARTS = ("generator", "discriminator")
+# The sentence of the paper's figures.
+EXAMPLE_TEXT = "a new store opened beside the new mall"
 
 
 @dataclass
@@ -61,17 +63,13 @@ def load_model(source: str, revision: str | None = None) -> ExplainedModel:
         ValueError, OSError: the source cannot be read, or its weights lack some of the encoder's.
     """
     folder = Path(source)
-    name = source
-    if folder.is_dir():
-        name = folder.resolve().name
-    halves = [str(folder / part) for part in PARTS]
-    if not (folder / "config.json").is_file() and all(Path(half, "config.json").is_file() for half in halves):
-        generator, _ = _load_with_encoder(DebertaExtForMaskedLM, halves[0])
-        discriminator, _ = _load_with_encoder(DebertaExtForReplacedTokenDetection, halves[1])
-        return ExplainedModel(name, halves[1], discriminator, discriminator, generator)
-    options = {}
-    if revision is not None:
-        options["revision"] = revision
+    name = folder.resolve().name if folder.is_dir() else source
+    if (folder / "generator" / "config.json").is_file() and not (folder / "config.json").is_file():
+        generator, _ = _load_with_encoder(DebertaExtForMaskedLM, str(folder / "generator"))
+        half = str(folder / "discriminator")
+        discriminator, _ = _load_with_encoder(DebertaExtForReplacedTokenDetection, half)
+        return ExplainedModel(name, half, discriminator, discriminator, generator)
+    options = {} if revision is None else {"revision": revision}
     config, _ = DebertaExtConfig.get_config_dict(source, **options)
     if is_joint(config):
         joint, _ = _load_with_encoder(DebertaExtForPreTraining, source, **options)
@@ -114,14 +112,11 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
     """Tokenize --text; return the tokenizer, its tensors and the tokens."""
     if not arguments.text.strip():
         raise ValueError("--text is empty")
-    if arguments.tokenizer is None:
-        tokenizer = load_tokenizer(model.tokenizer, revision=arguments.revision)
-    else:
-        tokenizer = load_tokenizer(arguments.tokenizer)
+    revision = arguments.revision if arguments.tokenizer is None else None
+    tokenizer = load_tokenizer(arguments.tokenizer or model.tokenizer, revision=revision)
     config = model.encoder.config
     check_tokenizer(tokenizer, config)
-    encoded = tokenizer(arguments.text, return_tensors="pt", verbose=False)
-    tensors = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+    tensors = model_inputs(tokenizer(arguments.text, return_tensors="pt", verbose=False))
     tokens = tokenizer.convert_ids_to_tokens(tensors["input_ids"][0].tolist())
     limit = tokenizer.model_max_length
     if config.position_biased_input:
@@ -131,11 +126,15 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
     return dict(tokenizer=tokenizer, tensors=tensors, tokens=tokens)
 
 
+def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
+    """Select what a model reads of one encoded text."""
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+
 def _attention(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     decomposition = attention_parts(model.encoder, inputs["tensors"], layer=arguments.layer)
-    numbers = {"layer": decomposition.layer, "head": arguments.head, "tokens": inputs["tokens"]}
-    if arguments.head is None:
-        numbers["head"] = "mean"
+    head = "mean" if arguments.head is None else arguments.head
+    numbers = {"layer": decomposition.layer, "head": head, "tokens": inputs["tokens"]}
     for name, values in decomposition.of_head(arguments.head).items():
         numbers[name] = values.tolist()
     return numbers, lambda paths: plot_attention(decomposition, inputs["tokens"], paths, head=arguments.head)
@@ -173,18 +172,11 @@ def _replacement_probabilities(model: ExplainedModel, inputs: dict, arguments: a
 def _embedding_similarity(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     if model.generator is None:
         raise FigureUnavailableError("it needs a generator and a discriminator, and the model is one of them or neither")
-    special = sorted({*inputs["tokenizer"].all_special_ids, *(model.encoder.config.special_token_ids or ())})
+    special = {*inputs["tokenizer"].all_special_ids, *(model.encoder.config.special_token_ids or ())}
     similarity = {}
-    for part in PARTS:
-        embedding = getattr(model, part).get_input_embeddings()
-        # Under GDES, the sum of the generator's table and the discriminator's own.
-        table = embedding.table() if hasattr(embedding, "table") else embedding.weight
-        words = torch.ones(len(table), dtype=torch.bool)
-        words[special] = False
-        similarity[part] = average_cosine_similarity(table, words)
-    name = model.name
-    if model.sharing:
-        name = f"{model.name}, {model.sharing.upper()}"
+    for part, table in word_tables(model.generator, model.discriminator, special).items():
+        similarity[part] = average_cosine_similarity(table)
+    name = f"{model.name}, {model.sharing.upper()}" if model.sharing else model.name
     return {name: similarity}, lambda paths: plot_embedding_similarity({name: similarity}, paths)
 
 
@@ -192,7 +184,7 @@ def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argpar
     folders = arguments.curves or [arguments.model]
     names = [Path(folder).resolve().name for folder in folders]
     if len({*names}) < len(names):
-        names = [str(folder) for folder in folders]
+        names = list(map(str, folders))
     runs = {}
     for name, folder in zip(names, folders, strict=True):
         try:
@@ -202,13 +194,14 @@ def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argpar
                 raise
             raise FigureUnavailableError(str(error)) from error
     panels = _panels(runs)
-    numbers: dict[str, dict[str, list]] = {name: {} for name in runs}
+    numbers: dict[str, dict[str, list]] = {}
     for _, chosen, metrics in panels:
         for name in chosen:
-            for metric in metrics:
-                points = [[entry["step"], entry[metric]] for entry in runs[name] if metric in entry]
-                if points:
-                    numbers[name][metric] = points
+            curves = numbers.setdefault(name, {})
+            for entry in runs[name]:
+                for metric in metrics:
+                    if metric in entry:
+                        curves.setdefault(metric, []).append([entry["step"], entry[metric]])
     return numbers, lambda paths: plot_curves(runs, paths, panels=panels)
 
 
@@ -229,9 +222,13 @@ def _history(folder: Path) -> list[dict]:
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:
     """Replaced token detection has two losses, whose weighted sum says little; other runs have one."""
-    names = {"generator_loss", "eval_generator_loss"}
-    joint_runs = [name for name, history in runs.items() if any(names & {*entry} for entry in history)]
-    single_runs = [name for name in runs if name not in joint_runs]
+    joint_runs, single_runs = [], []
+    for name, history in runs.items():
+        logged = set().union(*history)
+        if logged & {"generator_loss", "eval_generator_loss"}:
+            joint_runs.append(name)
+        else:
+            single_runs.append(name)
     if not joint_runs:
         return [("", single_runs, ("loss", "eval_loss"))]
     panels = [(part, joint_runs, (f"{part}_loss", f"eval_{part}_loss")) for part in PARTS]

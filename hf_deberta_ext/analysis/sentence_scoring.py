@@ -116,21 +116,18 @@ def pseudo_log_likelihood(
     Compare sentences of different length by `mean`: each token makes `total` smaller.
 
     Args:
-        model: any model for masked language modelling, logits [B, N, V]; or a discriminator, as in
-            `token_replacement_probabilities`. It runs in eval mode and is left as it was.
-        tokenizer: the tokenizer of the model.
-        texts (`str` or `list[str]`): what to score.
+        model: any model for masked language modelling, logits [B, N, V]; or a discriminator.
+        tokenizer, texts, truncation: as in `token_replacement_probabilities`.
         batch_size (`int`): rows that run together; they are of equal length, so that nothing is padded. Models of other
             packages compute the logits of whole rows: lower it for long texts and large vocabularies.
-        truncation (`bool`): score the beginning of a text that is too long for the model instead of raising an error.
         within_word (`bool`): with a token, mask also the later tokens of its word (Kauf and Ivanova 2023, PLL-word-l2r), so
             that the end of a rare word does not reveal its beginning. For masked language models.
         show_progress (`bool`): show a progress bar on stderr.
     Returns:
         A score for each text; a single one if `texts` is one `str`.
     Raises:
-        ValueError: the model is of neither kind, the tokenizer does not fit it, or a text is too long or has no tokens; the
-            tokenizer keeps no offsets, which `within_word` needs.
+        ValueError: the model is of neither kind, the tokenizer does not fit it or, with `within_word`, keeps no offsets, or
+            a text is too long or has no tokens.
     """
     if isinstance(texts, str):
         options = dict(truncation=truncation, within_word=within_word, show_progress=show_progress)
@@ -147,7 +144,9 @@ def pseudo_log_likelihood(
     if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids]).dim() == 3:
         logs = _masked_one_by_one(model, tokenizer, sentences, batch_size, show_progress)
     else:
-        logs = [logsigmoid(-logits) for logits in _discriminator_logits(model, sentences, batch_size, show_progress)]
+        logs = [
+            logsigmoid(-logits).tolist() for logits in _discriminator_logits(model, sentences, batch_size, show_progress)
+        ]
     scores = []
     for values in logs:
         total = math.fsum(values)

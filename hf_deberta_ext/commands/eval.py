@@ -5,12 +5,13 @@ import argparse
 import json
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "Scores minimal pairs, such as BLiMP's, and files of your own: is the good sentence more likely than the bad one?"
+HELP = "score minimal pairs, such as BLiMP's, and files of your own: is the good sentence more likely than the bad one?"
 EXAMPLE = """\
 deberta-ext eval --model my_model --pairs blimp --frequency_text train.jsonl.gz --output_dir my_model_blimp
 deberta-ext eval --model my_model --pairs blimp --scoring pll within_word --max_pairs_per_phenomenon 200
@@ -36,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
     parser.add_argument(
-        "--frequency_text", nargs="+", help="texts whose word frequencies are the baseline, best those of the training"
+        "--frequency_text",
+        nargs="+",
+        default=[],
+        help="texts whose word frequencies are the baseline, best those of the training",
     )
     parser.add_argument("--max_pairs_per_phenomenon", type=int, help="a quick look: so many, evenly spread; default: all")
     parser.add_argument("--batch_size", type=int, default=64, help="rows that run together; default: 64")
@@ -44,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card", action="store_true", help="put table and figure into the README.md of --model, a folder")
 
 
-def run(arguments: argparse.Namespace) -> int | None:
+def run(arguments: argparse.Namespace) -> None:
     """Score all pairs, print the table, and write it with a figure and minimal_pairs.json.
 
     Raises:
-        ValueError, OSError: a file is damaged or no file of pairs, or the model has not the head that --scoring needs.
+        ValueError, OSError: A file is damaged or holds no pairs, or the model lacks the head that --scoring needs.
         ImportError: matplotlib is not installed.
     """
     from ..analysis.minimal_pairs import pair_accuracies, thin_out, word_frequency_scores
@@ -58,78 +62,79 @@ def run(arguments: argparse.Namespace) -> int | None:
     from ..pretraining.corpus import load_corpus, texts
     from ..publishing.card import put_section
 
-    most, folder = arguments.max_pairs_per_phenomenon, Path(arguments.model)
+    most, model_folder, folder = arguments.max_pairs_per_phenomenon, Path(arguments.model), arguments.output_dir
     if most is not None and most < 1:
         raise ValueError(f"--max_pairs_per_phenomenon must be at least 1, got {most}")
-    if arguments.card and not (folder / "README.md").is_file():
-        raise ValueError(f"--card needs a README.md in {folder}: write one with deberta-ext card {folder}")
-    # Reports at once that matplotlib is missing, not after the scoring.
+    if arguments.card and not (model_folder / "README.md").is_file():
+        raise ValueError(f"--card needs a README.md in {model_folder}: write one with deberta-ext card {model_folder}")
+    # Whatever is wrong with packages, texts, models or the folder shows before the scoring.
     new_figure(1)
     pairs = read_pairs(arguments.pairs)
-    pairs = pairs if most is None else thin_out(pairs, most)
+    if most is not None:
+        pairs = thin_out(pairs, most)
     # Pairs share sentences.
-    sentences = [*dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad))]
-    # Whatever is wrong with texts, models or the folder shows before the scoring.
-    frequency, results, seconds = None, {}, {}
+    sentences = list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))
+    baseline = {}
     if arguments.frequency_text:
         corpus = load_corpus(arguments.frequency_text, streaming=True)
-        frequency = pair_accuracies(pairs, word_frequency_scores(texts(corpus), sentences))
-    scorers = {method: load_scorer(arguments, method) for method in dict.fromkeys(arguments.scoring)}
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+        baseline[FREQUENCY] = pair_accuracies(pairs, word_frequency_scores(texts(corpus), sentences))
+    scorers = {method: load_scorer(arguments, method) for method in arguments.scoring}
+    folder.mkdir(parents=True, exist_ok=True)
+    results, seconds = {}, {}
     for method, (model, tokenizer) in scorers.items():
         start = time.monotonic()
         options = dict(within_word=method == "within_word", show_progress=True)
         scores = pseudo_log_likelihood(model, tokenizer, sentences, arguments.batch_size, **options)
         totals = {sentence: score.total for sentence, score in zip(sentences, scores, strict=True)}
-        results[method], seconds[method] = pair_accuracies(pairs, totals), round(time.monotonic() - start, 1)
-    if frequency is not None:
-        results[FREQUENCY] = frequency
+        results[method] = pair_accuracies(pairs, totals)
+        seconds[method] = round(time.monotonic() - start, 1)
+    results |= baseline
 
-    table = section(pairs, results, arguments)
+    name = arguments.model
+    if model_folder.is_dir():
+        name = model_folder.resolve().name
     report = dict(
-        model=folder.resolve().name if folder.is_dir() else arguments.model,
-        pairs=len(pairs), sentences=len(sentences), max_pairs_per_phenomenon=most, seconds=seconds,
-        frequency_text=[Path(source).name for source in arguments.frequency_text or []], results=results,
+        model=name, pairs=len(pairs), sentences=len(sentences), max_pairs_per_phenomenon=most, seconds=seconds,
+        frequency_text=[Path(source).name for source in arguments.frequency_text], results=results,
     )  # fmt: skip
-    (arguments.output_dir / f"{STEM}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    (arguments.output_dir / f"{STEM}.md").write_text(table, encoding="utf-8")
-    figure = arguments.output_dir / f"{STEM}.png"
+    table = section(pairs, results, arguments)
+    (folder / f"{STEM}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (folder / f"{STEM}.md").write_text(table, encoding="utf-8")
+    figure = folder / f"{STEM}.png"
     plot_minimal_pairs({name: result["phenomena"] for name, result in results.items()}, figure)
     if arguments.card:
-        if figure.resolve() != (folder / figure.name).resolve():
-            shutil.copyfile(figure, folder / figure.name)
-        put_section(folder / "README.md", f"{table}\n![Accuracy by phenomenon]({figure.name})\n")
+        if folder.resolve() != model_folder.resolve():
+            shutil.copyfile(figure, model_folder / figure.name)
+        put_section(model_folder / "README.md", f"{table}\n![Accuracy by phenomenon]({figure.name})\n")
     print(table)
-    return None
 
 
 def read_pairs(sources: list[str]) -> list[Any]:
-    """The pairs of files, and of all files in folders.
+    """Read the pairs of files, and of all files in folders.
 
     Raises:
-        ValueError, OSError: as `list_files`, `read_rows` and `pairs_of_rows`.
+        ValueError, OSError: A file cannot be read or holds no pairs.
     """
     from ..analysis.minimal_pairs import pairs_of_rows
-    from ..data.files import read_rows
-    from ..pretraining.corpus import list_files
+    from ..data.files import file_kind, read_rows
 
-    pairs = []
-    for source in sources:
-        files = list_files(source)
-        if files is None:
-            raise FileNotFoundError(f"--pairs {source} is no file and no folder")
-        for path, *_ in files:
-            pairs += pairs_of_rows(read_rows(path), Path(path).name.partition(".")[0])
+    files = []
+    for source in map(Path, sources):
+        if source.is_dir():
+            files += [file for file in sorted(source.rglob("[!.]*")) if file_kind(file)]
+        else:
+            files.append(source)
+    pairs = [pair for file in files for pair in pairs_of_rows(read_rows(file), file.name.partition(".")[0])]
     if not pairs:
         raise ValueError(f"--pairs {' '.join(sources)} has no pairs")
     return pairs
 
 
 def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
-    """The model with the head of a way of scoring, and its tokenizer.
+    """Load the model with the head of a way of scoring, and its tokenizer.
 
     Raises:
-        ValueError: the checkpoint has no such head, or is an adapter.
+        ValueError: The checkpoint has no such head, or is an adapter.
     """
     import torch
     from transformers import AutoModelForMaskedLM
@@ -161,25 +166,22 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
 
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Heading, table and notes in Markdown."""
-    from ..publishing.results import markdown_table
+    """Return heading, table and notes in Markdown."""
+    from ..analysis.results import markdown_table
 
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.phenomenon] = counts.get(pair.phenomenon, 0) + 1
-    rows = [("phenomenon", "pairs", *results)]
-    for name, count in sorted(counts.items()):
-        rows.append((name, f"{count:,}", *(f"{100 * result['phenomena'][name]:.1f}" for result in results.values())))
-    rows.append(
-        ("mean over paradigms", f"{len(pairs):,}", *(f"{100 * result['accuracy']:.1f}" for result in results.values()))
-    )
-    notes = "Percent of the pairs whose good sentence has the higher score; ties count one half. "
-    notes += "; ".join(f"{name}: {METHODS[name]}" for name in results if name in METHODS) + ". "
+    counts = Counter(pair.phenomenon for pair in pairs)
+    rows = [["phenomenon", "pairs", *results]]
+    for name in sorted(counts):
+        rows.append([name, f"{counts[name]:,}", *(f"{100 * x['phenomena'][name]:.1f}" for x in results.values())])
+    rows.append(["mean over paradigms", f"{len(pairs):,}", *(f"{100 * x['accuracy']:.1f}" for x in results.values())])
+    methods = "; ".join(f"{name}: {METHODS[name]}" for name in results if name in METHODS)
+    notes = f"Percent of the pairs whose good sentence has the higher score; ties count one half. {methods}. "
     if arguments.frequency_text:
         names = ", ".join(Path(source).name for source in arguments.frequency_text)
         notes += f"Word frequency: the sum of log frequencies of the words in {names}, which knows no grammar."
     else:
         notes += "Without the baseline of word frequencies, for which --frequency_text was not given."
-    if most := arguments.max_pairs_per_phenomenon:
+    if arguments.max_pairs_per_phenomenon:
+        most = arguments.max_pairs_per_phenomenon
         notes += f" Of each phenomenon {most} pairs at most: a quick look, not a result to compare."
     return f"{TITLE}\n\n{markdown_table(*rows)}\n\n{notes}\n"

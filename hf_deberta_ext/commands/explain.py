@@ -2,26 +2,23 @@
 """`deberta-ext explain`: figures of what a model makes of a text, and the numbers behind them."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ..analysis.explanation import FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
+from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
 from ..analysis.plots.figure import new_figure
-from ..model.checkpoint_files import read_json
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "Draw figures that explain a model: attention and its parts, positions, replaced tokens, embeddings, curves."
+HELP = "draw figures that explain a model: attention and its parts, positions, replaced tokens, embeddings, curves"
 EXAMPLE = """\
 deberta-ext explain --model my_model --text "a new store opened beside the new mall" --output_dir figures
 deberta-ext explain --model my_model --attention --layer 1 --head 3 --formats png svg
 deberta-ext explain --curves runs/first runs/second"""
 
-# The sentence of the paper's figures.
-TEXT = "a new store opened beside the new mall"
 NUMBERS_FILE = "explain.json"
 
 
@@ -29,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="folder or repository: official or of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or repository of the tokenizer, if it is not in the model's")
-    parser.add_argument("--text", default=TEXT, help="the text to explain; default: %(default)r")
+    parser.add_argument("--text", default=EXAMPLE_TEXT, help="the text to explain; default: %(default)r")
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     figures = parser.add_argument_group("figures; with none of these flags, every one that the model can give")
     for name, text in FIGURES.items():
@@ -40,83 +37,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
     parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the tokenizer's longest input")
-    parser.add_argument("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: both")
+    parser.add_argument(
+        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: png svg"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing figures")
 
 
-def run(arguments: argparse.Namespace) -> int | None:
+def run(arguments: argparse.Namespace) -> None:
     """Compute everything, then write the figures and explain.json, and print their paths.
 
     Raises:
-        ValueError, OSError: figures exist already, the model cannot provide a figure that was requested by name, or the
-            input cannot be read or does not fit the model.
+        ValueError, OSError: Figures exist already, the model cannot give one that was asked for by name, or what was given
+            cannot be read or does not fit it.
         ImportError: matplotlib is not installed.
     """
     requested = [name for name in FIGURES if getattr(arguments, name) not in (None, False)]
     names = requested or list(FIGURES)
-    paths: dict[str, list[Path]] = {}
-    for name in names:
-        paths[name] = [arguments.output_dir / f"{name}.{ending}" for ending in arguments.formats]
-        for path in paths[name]:
-            if path.exists() and not arguments.overwrite:
-                raise ValueError(f"{path} would be overwritten: give --overwrite, or another --output_dir")
-    # Reports at once that matplotlib is missing, not after the model is loaded.
-    new_figure(1)
+    folder, formats = arguments.output_dir, list(dict.fromkeys(arguments.formats))
+    paths = {name: [folder / f"{name}.{ending}" for ending in formats] for name in names}
+    for file in itertools.chain(*paths.values()):
+        if file.exists() and not arguments.overwrite:
+            raise ValueError(f"{file} would be overwritten: give --overwrite, or another --output_dir")
     if arguments.model is None and (names != ["curves"] or not arguments.curves):
         raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
-    subject, model, inputs = {}, None, None
+    subject = {}
     if names != ["curves"]:
         subject = {"model": arguments.model, "text": arguments.text}
-    numbers = subject | earlier_numbers(arguments, subject, names)
-    if subject:
+    numbers = subject | earlier_numbers(folder / NUMBERS_FILE, subject, names, arguments.overwrite)
+    # Reports at once that matplotlib is missing, not after the model is loaded.
+    new_figure(1)
+    model = inputs = None
+    if names != ["curves"]:
         model = load_model(arguments.model, arguments.revision)
         inputs = tokenize_text(model, arguments)
-    draw = {}
+    figures = {}
     for name in names:
         try:
-            numbers[name], draw[name] = PREPARE[name](model, inputs, arguments)
+            numbers[name], figures[name] = PREPARE[name](model, inputs, arguments)
         except FigureUnavailableError as error:
             if requested:
                 raise
             print(f"no {name}: {error}", file=sys.stderr)
-    for name in draw:
-        draw[name](paths[name])
+    for name, draw in figures.items():
+        draw(paths[name])
         print(*paths[name], sep="\n")
-    print(write_numbers(arguments.output_dir / NUMBERS_FILE, numbers))
-    return None
+    folder.mkdir(parents=True, exist_ok=True)
+    # A line for each figure, and six digits of each number.
+    text = json.dumps(numbers, ensure_ascii=False)
+    rounded = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
+    lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in rounded.items()]
+    (folder / NUMBERS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(folder / NUMBERS_FILE)
 
 
-def earlier_numbers(arguments: argparse.Namespace, subject: dict, names: Sequence[str]) -> dict:
-    """Read the numbers of other figures of the same model and text from explain.json, which are kept.
+def earlier_numbers(file: Path, subject: dict, names: Sequence[str], overwrite: bool) -> dict:
+    """Read the numbers of other figures of the same model and text, which are kept.
 
     Raises:
-        ValueError: it has numbers that would be lost.
+        ValueError: Numbers would be lost.
     """
-    file = arguments.output_dir / NUMBERS_FILE
-    saved = read_json(file)
-    if {name: saved.get(name) for name in subject} != subject:
-        kept = {}
-    else:
-        kept = {name: values for name, values in saved.items() if name not in names}
-    if len(kept) < len(saved) and not arguments.overwrite:
+    if not file.exists():
+        return {}
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    is_same = all(saved.get(name, value) == value for name, value in subject.items())
+    if not overwrite and (not is_same or not saved.keys().isdisjoint(names)):
         raise ValueError(f"numbers in {file} would be overwritten: give --overwrite, or another --output_dir")
-    return kept
-
-
-def write_numbers(path: Path, numbers: dict) -> Path:
-    """Write a line for each figure, with six digits of each number."""
-    lines = [f"{json.dumps(name)}: {json.dumps(rounded(value), ensure_ascii=False)}" for name, value in numbers.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    return path
-
-
-def rounded(value: Any) -> Any:
-    """Round the numbers inside lists and dictionaries to six significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
-    return value
+    if not is_same:
+        return {}
+    return {name: value for name, value in saved.items() if name not in names}

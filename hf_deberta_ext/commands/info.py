@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext info`: sizes and heads of a folder or Hub repository, how it is loaded, what is missing; or a corpus."""
+"""`deberta-ext info`: sizes, heads and tokenizer of a folder or Hub repository; or a prepared corpus."""
 
 import argparse
 import json
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "what a folder or Hub repository is: its sizes and heads, how it is loaded, what is missing; or a prepared corpus"
+HELP = "what a folder or Hub repository is: sizes, heads, tokenizer, and why it cannot be loaded; or a prepared corpus"
 EXAMPLE = """\
 deberta-ext info runs/mnli
 deberta-ext info prepared
@@ -22,16 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 0 if it can be loaded, 1 if not; then the last lines say why."""
+    """Print the facts; return 0 if the checkpoint can be loaded, 1 if not."""
     from ..conversion.checkpoint_contents import describe, description_text
     from ..native import kernel_status
     from ..pretraining.prepared_corpus import is_prepared, manifest_text, read_manifest
 
-    if is_prepared(arguments.source):
-        manifest = read_manifest(arguments.source)
-        print(json.dumps(manifest, indent=2) if arguments.json else manifest_text(manifest))
-        return 0
-    facts = describe(arguments.source, revision=arguments.revision, download=arguments.download)
-    facts["attention"] = kernel_status()
-    print(json.dumps(facts, indent=2) if arguments.json else description_text(facts))
-    return 1 if facts["problems"] else 0
+    is_corpus = is_prepared(arguments.source)
+    if is_corpus:
+        facts = read_manifest(arguments.source)
+    else:
+        facts = describe(arguments.source, revision=arguments.revision, download=arguments.download)
+        facts["attention"] = kernel_status()
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    elif is_corpus:
+        print(manifest_text(facts))
+    else:
+        print(description_text(facts))
+    return int(bool(facts.get("problems")))

@@ -18,6 +18,7 @@ from ..model import modeling_deberta_ext
 from ..model.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     GENERATOR_FILE,
+    WEIGHT_FILES,
     Tensor,
     header_tensor,
     is_adapter_folder,
@@ -33,7 +34,15 @@ from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configura
 from ..model.presets import PRESETS
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = ["CheckpointContents", "describe", "description_text", "fetch", "model_class", "read_contents"]
+__all__ = [
+    "CheckpointContents",
+    "compare_with_class",
+    "describe",
+    "description_text",
+    "fetch",
+    "model_class",
+    "read_contents",
+]
 
 # Everything of a repository except weights; folders of sentence-transformers ("2_Dense/") may have weights of their own.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
@@ -47,7 +56,7 @@ SIZES = {
 HEAD_MODULES = {
     "lm_predictions": "masked-lm", "mask_predictions": "replaced-token-detection", "qa_outputs": "question-answering",
 }  # fmt: skip
-CLASSIFIERS = ("sequence-classification", "token-classification", "multiple-choice", "entity-scoring")
+CLASSIFIERS = {"sequence-classification", "token-classification", "multiple-choice", "entity-scoring"}
 TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_model="base model")
 
 
@@ -93,20 +102,22 @@ class CheckpointContents:
         """Heads whose modules are in the files, without "base"; the one that config.json names comes first."""
         if self.is_joint:
             return ["pretraining"]
+        named = []
+        for architecture in self.stored.get("architectures") or []:
+            name = re.sub("^Deberta(Ext|V2)?", "DebertaExt", architecture)
+            named += [head for head in HEADS if HEADS[head].model_class == name]
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
-        architectures = [re.sub("^Deberta(Ext|V2)?", "DebertaExt", name) for name in self.stored.get("architectures") or []]
-        named = [head for head in HEADS if HEADS[head].model_class in architectures]
         if "classifier" in modules:
             # The parameters of these heads have the same names.
-            classifiers = [head for head in named if head in CLASSIFIERS]
-            if "pooler" in modules:
-                classifiers.append("sequence-classification")
+            if not CLASSIFIERS.isdisjoint(named):
+                found += CLASSIFIERS.intersection(named)
+            elif "pooler" in modules:
+                found.append("sequence-classification")
             elif "proj" in modules and self.shapes["classifier.weight"][0] == 1:
-                classifiers.append("entity-scoring")
+                found.append("entity-scoring")
             else:
-                classifiers.append("token-classification")
-            found.append(classifiers[0])
+                found.append("token-classification")
         if "replaced-token-detection" in found and (self.folder / GENERATOR_FILE).is_file():
             found.append("pretraining")
         return sorted(found, key=lambda head: head not in named)
@@ -155,10 +166,9 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # At one commit, though the branch may have moved.
-        for patterns in (SAFETENSORS, PICKLES):
-            snapshot_download(source, revision=folder.name, allow_patterns=[*patterns, GENERATOR_FILE, "[0-9]_*/*"])
-            if any(file for pattern in patterns for file in folder.glob(pattern)):
-                break
+        snapshot_download(source, revision=folder.name, allow_patterns=[*SAFETENSORS, GENERATOR_FILE, "[0-9]_*/*"])
+        if not [*folder.glob("model*.safetensors")]:
+            snapshot_download(source, revision=folder.name, allow_patterns=PICKLES)
     return folder
 
 
@@ -186,24 +196,26 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
         contents.config = DebertaExtConfig.from_dict(dict(contents.stored))
         contents.tensors = read_headers(source, folder)
         contents.shapes = convert_shapes(contents)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # RuntimeError: a truncated .bin file.
         contents.problems.append(str(error))
     return contents
 
 
 def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     """Return the tensors in the files of a folder, or of a repository whose safetensors files are on the Hub only."""
+    tensors: dict[str, Tensor] = {}
     files = weight_files(folder)
     if not files and os.path.isdir(source):
-        raise OSError(f"{source} has no weights")
-    if not files:
+        raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+    if not files or not (os.path.isdir(source) or files[0].is_file()):
         try:
             remote = get_safetensors_metadata(source, revision=folder.name)
         except NotASafetensorsRepoError:
             return {}
-        headers = [file.tensors for file in remote.files_metadata.values()]
-        return {key: header_tensor(x.shape, x.dtype) for header in headers for key, x in header.items()}
-    tensors: dict[str, Tensor] = {}
+        for file in remote.files_metadata.values():
+            tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
+        return tensors
     for file in files:
         tensors |= read_tensors(file)
     return tensors
@@ -230,21 +242,22 @@ def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
     return {key: torch.empty(tensor.shape, device="meta") for key, tensor in tensors.items()}
 
 
-def shape_problems(contents: CheckpointContents) -> list[str]:
-    """Compare the shapes with the class of the first head: what is missing or of another shape cannot be loaded."""
-    head = next((head for head in contents.heads if head != "pretraining" or contents.is_joint), "base")
+def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[str], list[str]]:
+    """Return lines on the parameters of a head's class that the files do not have, and on those of another shape."""
+    if contents.is_joint:
+        head = "pretraining"
+    elif head == "pretraining":
+        head = "replaced-token-detection"
     with torch.device("meta"):
         model = model_class(head)(contents.config)
-    problems = []
+    missing, resized = [], []
     for name, parameter in model.state_dict().items():
         shape = contents.shapes.get(name.removeprefix("deberta."))
         if shape is None and name not in model.all_tied_weights_keys:
-            problems.append(f"{name} is not in the files")
+            missing.append(f"{name} is not in the files")
         elif shape is not None and shape != tuple(parameter.shape):
-            problems.append(f"{name} has shape {list(shape)}, but config.json makes it {list(parameter.shape)}")
-    if len(problems) > 3:
-        problems[3:] = [f"{len(problems) - 3} more parameters are missing or of another shape"]
-    return problems
+            resized.append(f"{name} has shape {list(shape)}, but config.json makes it {list(parameter.shape)}")
+    return missing, resized
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
@@ -280,7 +293,8 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
             facts["weights"] = "on the Hub as .bin, not read; --download reads them"
         return facts
     if not contents.problems:
-        contents.problems += shape_problems(contents)
+        missing, resized = compare_with_class(contents, (contents.heads or ["base"])[0])
+        contents.problems += resized[:3] + missing[:3]
     counts: Counter[str] = Counter()
     for name, shape in contents.shapes.items():
         counts[name.partition(".")[0]] += math.prod(shape)
@@ -315,6 +329,9 @@ def description_text(facts: dict[str, Any]) -> str:
             value = ", ".join(value) or "none"
         if name not in ("source", "problems"):
             lines.append(f"  {TITLES.get(name, name.replace('_', ' ')):18} {value}")
-    lines += [f"  problem            {problem}" for problem in facts["problems"]]
-    lines.append("  result             cannot be loaded" if facts["problems"] else "  result             can be loaded")
+    result = "can be loaded"
+    for problem in facts["problems"]:
+        lines.append(f"  problem            {problem}")
+        result = "cannot be loaded"
+    lines.append(f"  result             {result}")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from ..model.checkpoint_files import read_json
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification
-from .checkpoint_contents import CheckpointContents, fetch, model_class, read_contents
+from .checkpoint_contents import CheckpointContents, compare_with_class, fetch, model_class, read_contents
 from .deberta_v2 import save_as_deberta_v2
 
 __all__ = ["convert"]
@@ -70,6 +70,9 @@ def convert(
             f"{source} holds a generator and a discriminator: choose --head replaced-token-detection (the discriminator), "
             "masked-lm (the generator) or base, and convert the result for another head"
         )
+    _, resized = compare_with_class(contents, head)
+    if resized:
+        raise ValueError(f"{source}: {resized[0]}; is the number of labels (id2label) right?")
     dtype = dtype or choose_dtype(contents, head)
     others = ", ".join(name for name in contents.heads if name != head)
     report(f"head: {head}" + (f"; the files also hold {others}, see --head" if others else ""))

@@ -88,7 +88,7 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
     if not config.relative_table_size:
         # The stock encoder would build a LayerNorm for the table that is not there.
         same["norm_rel_ebd"] = "none"
-    labels = {name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")}
+    labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
     return DebertaV2Config(**same, **labels, relative_attention=bool(config.relative_table_size), legacy=False)
 
 

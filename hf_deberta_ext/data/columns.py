@@ -15,12 +15,13 @@ TYPE_NAMES = {
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:
-    """The cells of a column. A `datasets` column is lazy: to go through it reads row by row, in many times as long."""
+    """Return the cells of a column. A `datasets` column is lazy: iterating over it reads row by row, many times slower."""
     return rows.with_format(None)[column][:]
 
 
 def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag: str | None = None):
-    """
+    """Check that columns are there.
+
     Args:
         source (`str`): where the rows are from ("--train_file").
         flag (`str`, *optional*): the one by which another column can be named ("--label_column").
@@ -29,40 +30,46 @@ def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag:
     """
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
-        raise ValueError(
-            f"{source} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, rows.column_names))}"
-            + (f" (name another with {flag})" if flag else "")
-        )
+        names, present = (", ".join(map(repr, columns)) for columns in (missing, rows.column_names))
+        message = f"{source} has no column {names}; it has {present}"
+        if flag:
+            message += f" (name another with {flag})"
+        raise ValueError(message)
 
 
 def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, source: str):
-    """
+    """Check the type of the cells of a column.
+
     Args:
         kind: what each cell must be: str, int, float, list, ... or several; True is no int.
         source (`str`): where the rows are from ("--train_file").
     Raises:
         ValueError: a cell is None or of another type. Row (from 1), column and cell are named.
     """
-    kinds = kind if isinstance(kind, tuple) else (kind,)
+    kinds = kind
+    if not isinstance(kind, tuple):
+        kinds = (kind,)
     table = rows.data.column(column)
     if kinds == (str,) and str(table.type) in ("string", "large_string") and table.null_count == 0:
         return
     for number, cell in enumerate(cells(rows, column), start=1):
         if not isinstance(cell, kinds) or (isinstance(cell, bool) and bool not in kinds):
-            shown = repr(cell) if len(repr(cell)) <= 80 else repr(cell)[:77] + "..."
+            shown = repr(cell)
+            if len(shown) > 80:
+                shown = f"{shown[:77]}..."
             expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
             raise ValueError(f"row {number} of {source} has {shown} in the column {column!r}, expected {expected}")
 
 
 def first(rows: "Dataset", count: int | None) -> "Dataset":
-    """The first `count` rows, or all where there are fewer or `count` is None."""
+    """Return the first `count` rows, or all where there are fewer or `count` is None."""
     if count is None or count >= len(rows):
         return rows
     return rows.select(range(count))
 
 
 def as_numbers(rows: "Dataset", column: str) -> "Dataset":
-    """`rows` with the texts of a column as numbers (ints, or else floats), if all are: for labels of .csv and .tsv."""
+    """Return `rows` with the texts of a column as ints, or else floats, if all are such: for labels of .csv and .tsv."""
     from datasets import Value
 
     texts = cells(rows, column)
@@ -76,7 +83,7 @@ def as_numbers(rows: "Dataset", column: str) -> "Dataset":
 
 
 def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
-    """Each label once, numbers in the order of numbers and texts in that of texts (of numbers, where all read as such).
+    """Return each label once: numbers in their order, texts in alphabetical order, or as numbers where all are such.
 
     Raises:
         ValueError: some are text and some numbers.

@@ -60,7 +60,9 @@ def open_text(path: str | os.PathLike) -> Iterator[TextIO]:
     Raises:
         ValueError: the gzip data is damaged, or the text is not UTF-8; comes while reading.
     """
-    opened = gzip.open if os.fspath(path).lower().endswith(".gz") else open
+    opened = open
+    if os.fspath(path).lower().endswith(".gz"):
+        opened = gzip.open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file

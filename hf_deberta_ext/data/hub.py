@@ -14,7 +14,7 @@ PROBE_SECONDS = 10
 
 
 def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
-    """Splits of a data set for fine-tuning.
+    """Read splits of a data set for fine-tuning.
 
     Args:
         name (`str`): Hub id, or a folder that `datasets.load_dataset` reads.
@@ -45,7 +45,7 @@ def load_hub_dataset(
     alternative: str = "",
     **options: Any,
 ) -> Any:
-    """`datasets.load_dataset`, with errors of one line, and at once where the Hub does not answer.
+    """Call `datasets.load_dataset`, with errors of one line, and at once where the Hub does not answer.
 
     Args:
         alternative (`str`): end of the messages, another way to give the data.
@@ -73,8 +73,11 @@ def load_hub_dataset(
         return load_dataset(name, config, token=token, revision=revision, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         # Missing, not in the cache, no such configuration, damaged, or a loading script, which datasets no longer runs.
-        place = "in the cache (HF_HUB_OFFLINE=1 is set)" if is_offline_mode() else "on the Hub"
-        place = "in the folder" if is_folder else place
+        place = "on the Hub"
+        if is_folder:
+            place = "in the folder"
+        elif is_offline_mode():
+            place = "in the cache (HF_HUB_OFFLINE=1 is set)"
         reason = f"{error} {error.__cause__ or ''}".strip()
         if "scripts are no longer supported" in reason:
             alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
@@ -82,4 +85,6 @@ def load_hub_dataset(
 
 
 def _shown(name: str, config: str | None) -> str:
-    return repr(name) + (f" ({config})" if config else "")
+    if config is None:
+        return repr(name)
+    return f"{name!r} ({config})"

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from ..analysis.attention_decomposition import attention_parts
+from ..analysis.explanation import EXAMPLE_TEXT, model_inputs
 from ..analysis.plots import readable_tokens
 from ..analysis.sentence_scoring import token_replacement_probabilities
-from .results import DemoModel, fill_mask, load, model_inputs, token_contributions, tokenize
+from .results import DemoModel, fill_mask, given_texts, load, token_contributions, tokenize
 
 __all__ = ["attention_html", "build_page", "classification_html", "fill_mask_html", "launch", "replaced_html"]
 
-# The sentence of the paper's figures.
-TEXT = "a new store opened beside the new mall"
 # Most tokens of an attention map, which has the square of so many cells.
 MAP_TOKENS = 40
 # Value of the head's drop-down list.
@@ -103,7 +102,7 @@ def replaced_html(model: DemoModel, text: str) -> str:
 
 def classification_html(model: DemoModel, *texts: str) -> str:
     """Show the labels with their probabilities, and the text, each token coloured by its contribution to the first label."""
-    texts = [text.strip() for text in texts if text and text.strip()]
+    texts = given_texts(texts)
     scores, label, tokens = token_contributions(model, *texts)
     largest = max((abs(token.contribution) for token in tokens), default=0) or 1
     is_regression = len(scores) == 1 or model.classifier.config.problem_type == "regression"
@@ -206,7 +205,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
         layers = [(f"layer {number}", number) for number in range(config.num_hidden_layers)]
         heads = [("mean of all heads", MEAN)]
         heads += [(f"head {number}", number) for number in range(config.num_attention_heads)]
-        tab("Attention", note, "Show", attention_html, {"Text": TEXT}, Layer=layers, Head=heads)
+        tab("Attention", note, "Show", attention_html, {"Text": EXAMPLE_TEXT}, Layer=layers, Head=heads)
         for name, reason in model.absent.items():
             gr.Markdown(f"No tab for {name}: {reason}.")
     return page

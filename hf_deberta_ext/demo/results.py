@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of the page with every head that its checkpoint has, and the results that the page shows."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from ..analysis.explanation import load_model
+from ..analysis.explanation import load_model, model_inputs
 from ..model.checkpoint_files import is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.masked_language_model import DebertaExtForMaskedLM
 from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = ["DemoModel", "fill_mask", "load", "token_contributions", "tokenize"]
+__all__ = ["DemoModel", "fill_mask", "given_texts", "load", "token_contributions", "tokenize"]
 
 MAX_TOKENS = 256
 BATCH = 32
@@ -68,7 +69,7 @@ def load(source: str, revision: str | None = None) -> DemoModel:
         config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
         classes = config.get("architectures") or ["SequenceClassification"]
         # Heads of other tasks have weights of the same names.
-        if any("SequenceClassification" in name for name in classes):
+        if "SequenceClassification" in " ".join(classes):
             head = ("pooler.", "classifier.")
             model.classifier = _with_head(DebertaExtForSequenceClassification, head, source, revision)
     return model
@@ -96,13 +97,18 @@ def _with_head(model_class: type, head: str | tuple[str, ...], source: str, revi
     return model.eval()
 
 
+def given_texts(texts: Iterable[str | None]) -> list[str]:
+    """Drop texts that are empty, and the spaces around the others."""
+    return [text.strip() for text in texts if text and text.strip()]
+
+
 def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
     """Tokenize a text or a pair; an empty second text is left out.
 
     Raises:
         ValueError: the text is empty or too long.
     """
-    texts = [text.strip() for text in texts if text and text.strip()]
+    texts = given_texts(texts)
     if not texts:
         raise ValueError("There is no text: write one.")
     options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt", verbose=False)
@@ -112,11 +118,6 @@ def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
     if count > limit:
         raise ValueError(f"The text has {count} tokens, and at most {limit} are shown here: take a part of it.")
     return encoded
-
-
-def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
-    """Select what a model reads of an encoded text."""
-    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 @torch.no_grad()

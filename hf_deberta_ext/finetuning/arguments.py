@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from ..data.languages import check_languages
+from ..files import as_list
 from ..model.attention_backends import BACKENDS
 from ..model.checkpoint_files import is_adapter_folder
-from ..publishing.facts import as_list
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
@@ -56,9 +56,20 @@ class DataArguments:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         check_languages(as_list(self.card_language), "--card_language")
 
+    def padding(self, max_length: int) -> dict[str, Any]:
+        """Return the options of transformers' data collators that pad rows.
+
+        Args:
+            max_length (`int`): tokens of the longest row.
+        """
+        options = {"pad_to_multiple_of": self.pad_to_multiple_of}
+        if self.pad_to_max_length:
+            options |= {"padding": "max_length", "max_length": max_length}
+        return options
+
     @property
     def limits(self) -> dict[str, int | None]:
-        """Number of examples that are taken of "train", "validation" and "test"; None = all."""
+        """Return the number of examples that are taken of "train", "validation" and "test"; None = all."""
         return dict(train=self.max_train_samples, validation=self.max_eval_samples, test=self.max_predict_samples)
 
 
@@ -161,4 +172,6 @@ def parse(
     groups = (data_arguments, ModelArguments, FineTuningArguments)
     usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
+    if args.seeds and "seed" in flags:
+        raise ValueError("--seed and --seeds are both given: which?")
     return data_args, model_args, args, flags

@@ -17,8 +17,9 @@ def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarr
     Args:
         labels: [n] label numbers, or [n, num_labels] of 0 and 1.
     """
-    shares = labels.mean(0) - 0.5 if labels.ndim == 2 else np.bincount(labels, minlength=num_labels) / len(labels)
-    return np.tile(shares, (count, 1))
+    if labels.ndim == 2:
+        return np.tile(labels.mean(0) - 0.5, (count, 1))
+    return np.tile(np.bincount(labels, minlength=num_labels) / len(labels), (count, 1))
 
 
 def tfidf_logits(
@@ -44,7 +45,11 @@ def tfidf_logits(
 
     step = -(-len(labels) // MAX_ROWS)
     train, labels, pairs = [column[::step] for column in train], labels[::step], len(train) == 2
-    longest = 1 if pairs else 3 if balanced else 2
+    longest, C, weight = 2, 10, None
+    if balanced:
+        longest, weight = 3, "balanced"
+    if pairs:
+        longest, C = 1, 1
     vectorizer = TfidfVectorizer(ngram_range=(1, longest), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")
     vectorizer.fit([text for column in train for text in column])
 
@@ -60,7 +65,7 @@ def tfidf_logits(
     if labels.ndim == 1 and labels.dtype.kind == "f":
         model = Ridge().fit(features(train), labels)
         return [model.predict(features(columns)) for columns in evaluated]
-    model = LogisticRegression(C=1 if pairs else 10, max_iter=1000, class_weight="balanced" if balanced else None)
+    model = LogisticRegression(C=C, max_iter=1000, class_weight=weight)
     if labels.ndim == 2:
         model = OneVsRestClassifier(model).fit(features(train), labels)
         return [model.predict_proba(features(columns)) - 0.5 for columns in evaluated]

@@ -25,7 +25,9 @@ def position_limit(config: "PretrainedConfig") -> int | None:
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
         return None
-    return rows - (config.pad_token_id or 0) - 1 if config.model_type in _SHIFTED else rows
+    if config.model_type in _SHIFTED:
+        return rows - (config.pad_token_id or 0) - 1
+    return rows
 
 
 def longest_input(
@@ -39,7 +41,7 @@ def longest_input(
             with absolute positions.
         default (`int`): without it; at most what the model can take, and without a warning.
     """
-    length, limit = default if max_seq_length is None else max_seq_length, position_limit(config)
+    length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:
         limit = min(limit, tokenizer.model_max_length)
     if limit is None or length <= limit:

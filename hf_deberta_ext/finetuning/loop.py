@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig, set_seed
 from transformers.utils import logging
 
-from ..publishing.results import summarise_seeds, summary_table
+from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
 from ..training.hub_arguments import HubArguments
@@ -88,11 +88,9 @@ def prepare(
         data = read(data_args, model_args)
         check_sets(args, data_args, do_train=data.num_train, do_eval=data.num_evaluation)
         config = load_config(model_args)
-        if hasattr(data, "use_config"):
-            data.use_config(config)
+        data.use_config(config)
         set_fields(config, data.config_fields())
-        prefix_space = getattr(data, "needs_prefix_space", False)
-        tokenizer = load_tokenizer_for(config, model_args, prefix_space=prefix_space)
+        tokenizer = load_tokenizer_for(config, model_args, prefix_space=data.needs_prefix_space)
         # Trainer would, with a warning; nothing is generated here.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
@@ -181,11 +179,12 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
     if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
-    certain = {
-        f"{set_prefix('eval', name)}_{metric}"
-        for name, evaluated in task.evaluation.items()
-        for metric in (task.metric, *(["loss"] if "labels" in evaluated.rows.column_names else []))
-    }
+    certain = set()
+    for name, evaluated in task.evaluation.items():
+        prefix = set_prefix("eval", name)
+        certain.add(f"{prefix}_{task.metric}")
+        if "labels" in evaluated.rows.column_names:
+            certain.add(f"{prefix}_loss")
     args.find_best_metric(certain)
 
 
@@ -229,8 +228,12 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
 
 def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
     """Names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
-    evaluated = [set_prefix("eval", name) for name in task.evaluation] if args.do_eval else []
-    return evaluated + ([set_prefix("predict", name) for name in task.test] if args.do_predict else [])
+    names = []
+    if args.do_eval:
+        names += [set_prefix("eval", name) for name in task.evaluation]
+    if args.do_predict:
+        names += [set_prefix("predict", name) for name in task.test]
+    return names
 
 
 def train_and_report(prepared: PreparedRun) -> dict[str, Any]:

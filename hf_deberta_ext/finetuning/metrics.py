@@ -31,42 +31,33 @@ __all__ = [
 
 
 def accuracy(predictions: Any, references: Any) -> float:
-    """The part of the predictions that equals their reference.
+    """Return the part of the predictions that equals their reference.
 
     Args:
         predictions, references: [n], labels: whole numbers, or texts on both sides.
-    Returns:
-        A number in [0, 1].
     Raises:
         ValueError: empty, of different lengths, of different kinds, NaN, or logits in place of labels. So do all below.
     """
     return float(accuracy_score(references, predictions))
 
 
-def f1(predictions: Any, references: Any) -> float:
-    """F1 of label 1 against label 0; 0.0 where label 1 is neither predicted nor right anywhere.
+def f1(predictions: Any, references: Any, average: str = "binary") -> float:
+    """Return F1 of label 1 against label 0; 0.0 where label 1 is neither predicted nor right anywhere.
 
     Args:
         predictions, references: [n], 0 or 1.
+        average (`str`): as in scikit-learn's `f1_score`.
     """
-    return float(f1_score(references, predictions, zero_division=0))
+    return float(f1_score(references, predictions, average=average, zero_division=0))
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
-    """The mean over labels of their F1, each against all others.
-
-    Args:
-        predictions, references: [n], labels. Those that occur on neither side do not count.
-    """
-    return float(f1_score(references, predictions, average="macro", zero_division=0))
+    """Return the mean over labels of their F1, each against all others; labels that occur on neither side do not count."""
+    return f1(predictions, references, average="macro")
 
 
 def micro_f1(predictions: Any, references: Any) -> float:
-    """F1 over all (example, label) pairs of a task in which an example has any number of labels.
-
-    Args:
-        predictions, references: [examples, labels], 0 or 1.
-    """
+    """Return F1 over all (example, label) pairs of predictions and references [examples, labels] of 0 and 1."""
     # Not by rows: scikit-learn takes those of a single label for classes.
     predictions, references = np.asarray(predictions), np.asarray(references)
     if predictions.shape != references.shape:
@@ -75,56 +66,34 @@ def micro_f1(predictions: Any, references: Any) -> float:
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
-    """Matthews' correlation of labels, of any number of them; 0.0 where one side is constant, as scikit-learn has it.
-
-    (c n - sum_k p_k t_k) / sqrt((n^2 - sum_k p_k^2) (n^2 - sum_k t_k^2)), c = hits, p_k and t_k = how often label k is
-    predicted and right.
-
-    Returns:
-        A number in [-1, 1].
-    """
+    """Return Matthews' correlation of labels, of any number of them; 0.0 where one side is constant."""
     return float(matthews_corrcoef(references, predictions))
 
 
 def pearson(predictions: Any, references: Any) -> float:
-    """Pearson's correlation; 0.0 where one side is constant (scipy gives NaN there).
-
-    Args:
-        predictions, references: [n], numbers.
-    Returns:
-        A number in [-1, 1].
-    """
-    predictions, references = _numbers(predictions, references)
-    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+    """Return Pearson's correlation of numbers [n]; 0.0 where one side is constant (scipy gives NaN there)."""
+    check_consistent_length(predictions, references)
+    columns = [check_array(column, ensure_2d=False, dtype=np.float64) for column in (predictions, references)]
+    if any(np.ptp(column) == 0 for column in columns):
         return 0.0
     # A power of two loses no digit, and squares neither overflow nor vanish.
-    scaled = (np.ldexp(values, -np.frexp(np.abs(values).max())[1]) for values in (predictions, references))
+    scaled = (np.ldexp(column, -np.frexp(np.abs(column).max())[1]) for column in columns)
     return float(pearsonr(*scaled).statistic)
 
 
-def _numbers(*columns: Any) -> list[np.ndarray]:
-    """Columns of equal length, float64."""
-    check_consistent_length(*columns)
-    return [check_array(column, ensure_2d=False, dtype=np.float64) for column in columns]
-
-
 def spearman(predictions: Any, references: Any) -> float:
-    """Spearman's correlation: Pearson's of the ranks; 0.0 where one side is constant (scipy gives NaN there).
-
-    Args:
-        predictions, references: [n], numbers.
-    """
-    return pearson(*map(rankdata, _numbers(predictions, references)))
+    """Return Spearman's correlation of numbers [n]: Pearson's of the ranks; 0.0 where one side is constant."""
+    check_consistent_length(predictions, references)
+    columns = [check_array(column, ensure_2d=False, dtype=np.float64) for column in (predictions, references)]
+    return pearson(*map(rankdata, columns))
 
 
 def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | None]) -> dict[str, float]:
-    """Accuracy over all examples, and over those of each group: RACE's "middle" and "high".
+    """Return "accuracy" over all examples, and "<group>_accuracy" over those of each group: RACE's "middle" and "high".
 
     Args:
         predictions, references: [n], labels.
         groups: [n], the group of each example; None for one of none.
-    Returns:
-        "accuracy", and "<group>_accuracy" for each group, sorted by name.
     """
     hits = np.asarray(predictions) == np.asarray(references)
     scores = {"accuracy": accuracy(predictions, references)}
@@ -134,14 +103,14 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
 
 
 def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> dict[str, float]:
-    """MultiRC: each example is a possible answer to a question, true or not.
+    """Return the metrics of MultiRC, of which SuperGLUE's score is the first and the last.
 
     Args:
-        predictions, references: [n], 0 or 1.
+        predictions, references: [n], 0 or 1: each example is a possible answer to a question, true or not.
         groups: [n], the question of each answer, such as (paragraph, question).
     Returns:
         "exact_match": the part of the questions with no wrong answer; "f1_m": the mean over questions of the macro-F1 of
-        their answers, as `evaluate` has it; "f1_a": F1 over all answers. SuperGLUE's score is the first and the last.
+        their answers, as `evaluate` has it; "f1_a": F1 over all answers.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
     questions: dict[Hashable, list[int]] = {}
@@ -163,7 +132,6 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
 }
 """Metrics of predictions and references, by the names that `evaluate` uses for GLUE."""
 
-_OF_GROUPS = ("exact_match", "f1_m", "f1_a")
 _BY_ACCURACY = (
     "sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli", "xnli", "boolq", "copa", "wic", "wsc",
     "wsc.fixed", "axg",
@@ -176,7 +144,7 @@ TASK_METRICS: dict[str, tuple[str, ...]] = dict.fromkeys(_BY_ACCURACY, ("accurac
     "qqp": ("accuracy", "f1", "combined_score"),
     "ax": ("matthews_correlation",),
     "cb": ("accuracy", "macro_f1"),
-    "multirc": _OF_GROUPS,
+    "multirc": ("exact_match", "f1_m", "f1_a"),
     "record": ("exact_match", "f1"),
     "axb": ("matthews_correlation",),
 }
@@ -184,35 +152,27 @@ TASK_METRICS: dict[str, tuple[str, ...]] = dict.fromkeys(_BY_ACCURACY, ("accurac
 
 
 def compute(
-    names: str | Sequence[str], predictions: Any, references: Any, groups: Sequence[Hashable] | None = None
+    names: Sequence[str], predictions: Any, references: Any, groups: Sequence[Hashable] | None = None
 ) -> dict[str, float]:
-    """Several metrics at once: `compute(TASK_METRICS["mrpc"], predictions, references)`.
+    """Compute several metrics at once: `compute(TASK_METRICS["mrpc"], predictions, references)`.
 
     Args:
-        names: of `METRICS`; "exact_match", "f1_m" and "f1_a" of `multirc`, which need `groups`; and "combined_score", the
-            mean of all others that were asked for.
+        names: of `METRICS`; "exact_match", "f1_m" and "f1_a" of `multirc`, which need `groups`; and at the end
+            "combined_score", the mean of the others.
         predictions, references: labels [n], or numbers [n] for "pearson" and "spearmanr", or [n, labels] for "micro_f1".
         groups (*optional*): [n], see `multirc`.
     Returns:
         The values by name, in the order of `names`.
-    Raises:
-        ValueError: a name that is none of these, "exact_match" without groups, or what the metric itself finds wrong.
     """
-    names = (names,) if isinstance(names, str) else tuple(names)
-    valid_names = (*METRICS, *_OF_GROUPS, "combined_score")
+    of_groups = {}
+    if groups is not None:
+        of_groups = multirc(predictions, references, groups)
+    scores: dict[str, float] = {}
     for name in names:
-        if name not in valid_names:
-            raise ValueError(f"there is no metric {name!r}; there are {', '.join(valid_names)}")
-        if name in _OF_GROUPS and groups is None:
-            raise ValueError(
-                f"{name} needs groups: the question that each answer belongs to; for texts (ReCoRD, SQuAD) take "
-                "question_answering_metrics"
-            )
-    scores = multirc(predictions, references, groups) if groups is not None and {*names} & {*_OF_GROUPS} else {}
-    scores |= {name: METRICS[name](predictions, references) for name in names if name in METRICS}
-    if "combined_score" in names:
-        values = [scores[name] for name in names if name != "combined_score"]
-        if not values:
-            raise ValueError("combined_score is the mean of other metrics: name them too")
-        scores["combined_score"] = float(np.mean(values))
-    return {name: scores[name] for name in names}
+        if name == "combined_score":
+            scores[name] = float(np.mean([*scores.values()]))
+        elif name in of_groups:
+            scores[name] = of_groups[name]
+        else:
+            scores[name] = METRICS[name](predictions, references)
+    return scores

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..model.adapters import module_to_save
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.heads import PEFT_TASKS
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
@@ -35,7 +36,6 @@ ADAPTED = (
     ("q_proj", "v_proj"),
     ("Wqkv",),
 )
-PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
 DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
 
 
@@ -49,7 +49,10 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
     """
     source = model_args.config_name or model_args.model_name_or_path
     fields, hub = overrides(model_args.config_overrides), model_args.model_download()
-    check_source(source, "--config_name" if model_args.config_name else "--model_name_or_path")
+    flag = "--model_name_or_path"
+    if model_args.config_name:
+        flag = "--config_name"
+    check_source(source, flag)
     arguments = hub | fields
     try:
         if is_read_as_ours(source, model_args):
@@ -103,11 +106,12 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
     """Set the dropout before the classifier, unless flags have overridden it; False without such a field."""
     if {*DROPOUT_FIELDS} & {*overridden}:
         return True
-    names = ("cls_dropout",) if config.model_type in DEBERTA else DROPOUT_FIELDS
-    name = next((name for name in names if config.model_type in DEBERTA or hasattr(config, name)), None)
-    if name is not None:
+    names = [name for name in DROPOUT_FIELDS if hasattr(config, name)]
+    if config.model_type in DEBERTA:
+        names = ["cls_dropout"]
+    for name in names[:1]:
         setattr(config, name, dropout)
-    return name is not None
+    return bool(names)
 
 
 def load_tokenizer_for(
@@ -124,7 +128,9 @@ def load_tokenizer_for(
     source, flag, hub = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, hub = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
-    arguments = hub | ({"add_prefix_space": True} if prefix_space else {})
+    arguments = dict(hub)
+    if prefix_space:
+        arguments["add_prefix_space"] = True
 
     def load_any() -> PreTrainedTokenizerBase:
         try:
@@ -185,7 +191,7 @@ def load_model(
         OSError: it does not exist.
     """
     if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
-        advice = "leave --model_type stock out" if config.model_type in DEBERTA else "take a model of another kind"
+        advice = "take a model of another kind, or leave --model_type stock out"
         raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
@@ -266,14 +272,13 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     if targets is None or not {*targets} <= linear:
         wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
         raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
-    head = {
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    }
-    # Weights of the body that the checkpoint lacks, such as BERT's pooler behind masked-language modelling.
-    body = f"{model.base_model_prefix}."
-    head |= {body + name.split(".")[1] for name in new_weights if name.startswith(body)}
+    body, head = f"{model.base_model_prefix}.", set()
+    for name, _ in model.named_parameters():
+        # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.
+        if not name.startswith(body):
+            head.add(name.split(".")[0])
+        elif name in new_weights:
+            head.add(body + name.split(".")[1])
     config = LoraConfig(
         task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
         lora_dropout=model_args.lora_dropout, target_modules=list(targets),

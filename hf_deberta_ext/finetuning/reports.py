@@ -14,17 +14,16 @@ from transformers.utils import logging
 
 from ..analysis.plots import metric_label, plot_comparison, plot_curves
 from ..data.files import named_files, shown_files
-from ..files import replace_text
+from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
-from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts
 from ..training.batch_size import hardware_facts
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .input_lengths import longest_row
 from .task import EncodedTask, TaskData
-from .tasks.glue import KnownTask
 from .trainer import TaskTrainer, set_prefix
 
 __all__ = ["PreparedRun", "baseline_scores", "print_baselines", "report_run", "report_seeds"]
@@ -50,17 +49,23 @@ class PreparedRun:
 
 
 def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
-    """Metrics of classifiers without pre-training, by their name; none where nothing is trained or evaluated."""
-    args = prepared.args
-    return getattr(prepared.data, "baselines", {}) if args.do_train and args.do_eval else {}
+    """Return the metrics of classifiers without pre-training, by name; none where nothing is trained or evaluated."""
+    if not (prepared.args.do_train and prepared.args.do_eval):
+        return {}
+    return prepared.data.baselines
 
 
 def print_baselines(prepared: PreparedRun):
     """Print the labels of the training data and the metrics of the baselines, so that a score can be judged."""
-    if counts := getattr(prepared.data, "label_counts", {}):
-        print(f"labels: {', '.join(f'{name} {count:,}' for name, count in counts.items())}", flush=True)
+    if prepared.data.label_counts:
+        print(f"labels: {shown_counts(prepared.data.label_counts)}", flush=True)
     for name, scores in baseline_scores(prepared).items():
         print(f"{name}: {', '.join(f'{metric} {value:.4f}' for metric, value in scores.items())}", flush=True)
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    """Return counts by name as a line."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):
@@ -95,64 +100,83 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Data, recipe and hardware of a run for its card.
+    """Return data, recipe and hardware of a run for its card.
 
     Args:
         results (`dict`): of all_results.json; of several seeds nothing.
     """
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
-    # A data set may be a folder, too, of which only the name is shown.
-    from_hub = not (data_args.train_file or data_args.validation_file or Path(data.dataset).exists())
-    base, known, language = model_args.model_name_or_path, getattr(data, "task", None), as_list(data_args.card_language)
-    sets = dict.fromkeys(prepared.task.evaluation, (None, "validation"))
-    if from_hub and isinstance(known, KnownTask) and known.dataset == data.dataset:
-        sets = dict(known.evaluation)
-    if from_hub and data.name == "xnli":
-        # Its configurations are languages.
-        language = language or [*dict.fromkeys([*known.train[:1], *(config for config, _ in known.evaluation.values())])]
-    longest, labels = longest_row(prepared.task.train), getattr(data, "label_counts", {})
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]
     trained_on = {Path(path).resolve() for path in data_args.train_file}
-    training = {
-        "data": shown_source(data.dataset),
-        "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
-        "labels to train on": ", ".join(f"{name} {count:,}" for name, count in labels.items()) or None,
-        "longest input": longest,
-        "steps": steps or (args.max_steps if args.max_steps > 0 else None),
-        "epochs": results.get("epoch", args.num_train_epochs if args.max_steps <= 0 else None),
-        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate:g}, warm-up {args.warmup_steps:g}",
-        "optimizer": optimizer_name(args),
-        "weight decay": args.weight_decay,
-        "recipe": args.recipe,
-        "SiFT": f"weight {args.sift_weight:g}, {args.sift_preset}" if args.sift_weight else None,
-        "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}" if model_args.lora else None,
-        "seed": None if args.seeds else args.seed,
-        "resumed with other": accepted_changes(args.output_dir),
-    }
-    return RunFacts(
+    facts = RunFacts(
         task=data.name,
         pipeline=data.pipeline,
         measured_on=shown_files(evaluation_files) or f"the validation data of {shown_source(data.dataset)}",
-        sets=sets,
-        datasets=[data.dataset] if from_hub and is_hub_id(data.dataset) else [],
-        base_model=None if model_args.from_scratch else shown_source(base),
-        base_model_id=None if model_args.from_scratch or Path(base).exists() or not is_hub_id(base) else base,
+        sets=dict.fromkeys(prepared.task.evaluation, (None, "validation")),
         base_revision=model_args.model_revision,
         from_scratch=model_args.from_scratch,
-        training={name: value for name, value in training.items() if value is not None},
+        training=training_facts(prepared, args, results, steps),
         hardware=hardware_facts(args, parameters=model_args.dtype, results=results),
-        text_columns=getattr(data, "text_columns", ()),
-        longest=longest,
+        text_columns=data.text_columns,
+        longest=longest_row(prepared.task.train),
         train_samples=data_args.max_train_samples,
         eval_samples=data_args.max_eval_samples,
         seeds=args.seeds,
         best_chosen=args.load_best_model_at_end,
         trained_on_results=any(file.resolve() in trained_on for file in evaluation_files),
-        language=language,
+        language=as_list(data_args.card_language),
         license=model_args.license,
     )
+    base = model_args.model_name_or_path
+    if not model_args.from_scratch:
+        facts = replace(facts, base_model=shown_source(base))
+        if is_hub_id(base) and not Path(base).exists():
+            facts = replace(facts, base_model_id=base)
+    # A data set may be a folder, too, of which only the name is shown.
+    if data_args.train_file or data_args.validation_file or Path(data.dataset).exists() or not is_hub_id(data.dataset):
+        return facts
+    facts = replace(facts, datasets=[data.dataset])
+    known = getattr(data, "task", None)
+    if known is not None and known.dataset == data.dataset:
+        facts = replace(facts, sets=dict(known.evaluation))
+    if data.name == "xnli" and not facts.language:
+        # Its configurations are languages.
+        languages = [config for config, _ in (*known.train.values(), *known.evaluation.values())]
+        facts = replace(facts, language=[*dict.fromkeys(languages)])
+    return facts
+
+
+def training_facts(
+    prepared: PreparedRun, args: FineTuningArguments, results: Mapping[str, Any], steps: str | None
+) -> dict[str, Any]:
+    """Return the settings of a training for its card; arguments as of `run_facts`."""
+    data, model_args = prepared.data, prepared.model_args
+    training = {
+        "data": shown_source(data.dataset),
+        "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
+        "labels to train on": shown_counts(data.label_counts) or None,
+        "longest input": longest_row(prepared.task.train),
+        "steps": steps,
+        "epochs": results.get("epoch"),
+        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+        "learning rate": f"{args.learning_rate:g}, warm-up {args.warmup_steps:g}",
+        "optimizer": optimizer_name(args),
+        "weight decay": args.weight_decay,
+        "recipe": args.recipe,
+    }
+    if args.max_steps > 0:
+        training["steps"] = steps or args.max_steps
+    else:
+        training["epochs"] = results.get("epoch", args.num_train_epochs)
+    if args.sift_weight:
+        training["SiFT"] = f"weight {args.sift_weight:g}, {args.sift_preset}"
+    if model_args.lora:
+        training["LoRA"] = f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}"
+    if not args.seeds:
+        training["seed"] = args.seed
+    training["resumed with other"] = accepted_changes(args.output_dir)
+    return {name: value for name, value in training.items() if value is not None}
 
 
 def draw_curves(

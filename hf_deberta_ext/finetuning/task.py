@@ -4,7 +4,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,16 +56,19 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """
+        """Return a task with one set of each kind.
+
         Args:
             sets: "train" (rows), "validation" and "test" (one `EvaluationSet` each), as far as there are.
             options: collator, metric and loss.
         """
-        evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
-        return cls(sets.get("train"), evaluation, test, *options)
+        named: dict[str, dict[str, EvaluationSet]] = {"validation": {}, "test": {}}
+        for split in named.keys() & sets.keys():
+            named[split][""] = sets[split]
+        return cls(sets.get("train"), named["validation"], named["test"], *options)
 
 
-class TaskData(Protocol):
+class TaskData:
     """The data of a task, read and checked: whatever is wrong with it was raised as a ValueError when it was made.
 
     Attributes:
@@ -73,8 +77,10 @@ class TaskData(Protocol):
         auto_class: the Auto class whose models do it.
         dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
         num_train, num_evaluation (`int`): examples.
-        baselines (`dict[str, dict[str, float]]`, *optional*): metrics of classifiers without pre-training, by their name.
-        label_counts (`dict[str, int]`, *optional*): of the training data.
+        needs_prefix_space (`bool`): words are split already, and are read as if a space stood before each.
+        text_columns (`tuple[str]`): names of the columns of texts, where a model card shows them.
+        baselines (`dict[str, dict[str, float]]`): metrics of classifiers without pre-training, by their name.
+        label_counts (`dict[str, int]`): number of training examples of each label.
     """
 
     name: str
@@ -83,25 +89,38 @@ class TaskData(Protocol):
     dataset: str
     num_train: int
     num_evaluation: int
+    needs_prefix_space: bool = False
+    text_columns: Sequence[str] = ()
+    baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    label_counts: Mapping[str, int] = MappingProxyType({})
+
+    def use_config(self, config: "PretrainedConfig"):
+        """Take over what the checkpoint knows of the labels.
+
+        Raises:
+            ValueError: the data has other labels, and is not to be trained on.
+        """
 
     def config_fields(self) -> dict[str, Any]:
-        """Fields of the model's configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
-        ...
+        """Return fields of the configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
+        raise NotImplementedError
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Raises:
-        ValueError: the tokenizer cannot serve the task (a slow one where offsets are needed, lengths too small, ...).
+        """Return the features of all sets.
+
+        Raises:
+            ValueError: the tokenizer cannot serve the task (a slow one where offsets are needed, lengths too small, ...).
         """
-        ...
+        raise NotImplementedError
 
 
 def label_fields(names: Sequence[str]) -> dict[str, Any]:
-    """Fields of a configuration for labels by their names."""
+    """Return fields of a configuration for labels by their names."""
     id2label = dict(enumerate(names))
     return dict(num_labels=len(names), id2label=id2label, label2id={name: number for number, name in id2label.items()})
 
 
 def two_outputs() -> dict[str, Any]:
-    """Fields of a configuration for heads whose outputs are no labels: transformers' own, in place of the labels of another
-    task that the checkpoint has learned."""
+    """Return fields of a configuration for heads whose outputs are no labels: transformers' own, which replace the labels
+    that the checkpoint has learned for another task."""
     return label_fields(["LABEL_0", "LABEL_1"])

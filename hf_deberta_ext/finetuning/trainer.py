@@ -19,7 +19,6 @@ from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
 
-STATE_FILE = "trainer_state.json"
 # Arguments of Trainer that this one needs at their defaults.
 NEEDED = {
     "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
@@ -32,13 +31,15 @@ NEEDED = {
 
 
 def set_prefix(stem: str, name: str) -> str:
-    """Prefix of the metrics and the files of an evaluation set: "eval" for the main one, "eval_mm" for "mm"."""
-    return f"{stem}_{name}" if name else stem
+    """Return the prefix of the metrics and the files of an evaluation set: "eval" for the main one, "eval_mm" for "mm"."""
+    return "_".join(filter(None, (stem, name)))
 
 
 def check_arguments(args: TrainingArguments):
-    """Raises:
-    ValueError: an argument is not what this Trainer needs.
+    """Check arguments of Trainer that `TaskTrainer` needs at one value.
+
+    Raises:
+        ValueError: an argument has another.
     """
     for name, (value, reason) in NEEDED.items():
         if getattr(args, name) != value:
@@ -78,7 +79,9 @@ class _TaskLossTrainer(Trainer):
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss = self.task.loss(outputs, labels)
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
         super()._save(output_dir, state_dict)
@@ -87,7 +90,7 @@ class _TaskLossTrainer(Trainer):
             # The adapter alone knows neither the labels nor the class.
             base = model.get_base_model()
             base.config.architectures = [type(base).__name__]
-            base.config.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
+            base.config.save_pretrained(output_dir or self.args.output_dir)
 
 
 class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
@@ -109,20 +112,18 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     """
 
     def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
-        check_arguments(args)
         config = getattr(model, "config", None)
         if args.ddp_find_unused_parameters is None and getattr(config, "model_type", None) == "deberta-ext":
             # Every parameter is used in every step; Trainer lets DistributedDataParallel look for others each time.
             args.ddp_find_unused_parameters = False
-        check_losses(args, task, getattr(config, "problem_type", None))
-        main = task.evaluation.get("") or next(iter(task.evaluation.values()), None)
+        # Trainer wants one where it is to evaluate during the training; `evaluate` takes those of the task.
+        evaluated = [measured.rows for measured in task.evaluation.values()]
         super().__init__(
             model,
             args,
             data_collator=task.collator,
             train_dataset=task.train,
-            # Trainer wants one where it is to evaluate during the training; `evaluate` takes those of the task.
-            eval_dataset=None if main is None else main.rows,
+            eval_dataset=next(iter(evaluated), None),
             preprocess_logits_for_metrics=self._only_logits,
             **kwargs,
         )
@@ -137,7 +138,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         if not is_split_free(self.args):
             return batches, items
         batches = self.without_repeated_rows(batches)
-        counts = [0 if "repeated" in batch else len(next(iter(batch.values()))) for batch in batches]
+        counts = [len(next(iter(batch.values()))) * ("repeated" not in batch) for batch in batches]
         parts, rows = len(counts) * self.args.world_size, sum(counts)
         most = parts * self.args.train_batch_size
         if self.args.world_size > 1:
@@ -154,7 +155,9 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         computed = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if weight is None:
             return computed
-        return (computed[0] * weight, computed[1]) if return_outputs else computed * weight
+        if return_outputs:
+            return computed[0] * weight, computed[1]
+        return computed * weight
 
     @functools.cached_property
     def uniform_loss(self) -> float:
@@ -167,7 +170,9 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         inputs = rows[:1000]["input_ids"]
         if "start_positions" in self.label_names:
             return math.log(max(map(len, inputs)))
-        return math.log(len(inputs[0]) if isinstance(inputs[0][0], list) else config.num_labels)
+        if isinstance(inputs[0][0], list):
+            return math.log(len(inputs[0]))
+        return math.log(config.num_labels)
 
     def evaluate(
         self,
@@ -182,7 +187,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         Raises:
             ValueError: --metric_for_best_model is none of them.
         """
-        sets = self.task.evaluation if eval_dataset is None else eval_dataset
+        sets = eval_dataset or self.task.evaluation
         if isinstance(sets, EvaluationSet):
             sets = {"": sets}
         metrics = {}
@@ -239,10 +244,14 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     def _get_eval_sampler(self, eval_dataset):
         # Trainer groups these by length too, and gives predictions in an order that nobody can undo.
-        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+        if self.args.world_size > 1:
+            return None
+        return SequentialSampler(eval_dataset)
 
     def _only_logits(self, logits, labels):
         """Without hidden states, attentions and caches, which some models return behind their logits."""
         if not isinstance(logits, (tuple, list)):
             return logits
-        return tuple(logits[:2]) if "start_positions" in self.label_names else logits[0]
+        if "start_positions" in self.label_names:
+            return tuple(logits[:2])
+        return logits[0]

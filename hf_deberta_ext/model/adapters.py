@@ -6,12 +6,13 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
+from .heads import PEFT_TASKS
+
 logger = logging.get_logger(__name__)
 
 __all__ = ["AdapterMixin", "module_to_save"]
 
-# Tasks for which peft has a class of its own, and the modules that it names there by itself.
-PEFT_TASKS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+# Modules that peft saves by itself for the tasks for which it has its own class.
 PEFT_HEADS = {"classifier", "qa_outputs"}
 
 
@@ -37,7 +38,7 @@ class AdapterMixin:
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
                 logger.warning(f"the adapter has no weights for {', '.join(missing)}, which the base lacks too: random")
-            elif config.task_type in PEFT_TASKS and PEFT_HEADS & self._modules.keys():
+            elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
                 # For these tasks peft applies the list again after the assignment. Not to what has an adapter inside: that
                 # would be saved as a part of the module, and not be found there.
                 whole = [name for name in missing if not _has_adapters(self.get_submodule(name))]

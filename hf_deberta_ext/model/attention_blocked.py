@@ -36,7 +36,9 @@ LINE = 16
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return the reason why the backend cannot serve a call now, or None: it takes every device, dtype and head size."""
-    return "torch.compile cannot trace it" if torch.compiler.is_compiling() else None
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot trace it"
+    return None
 
 
 def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
@@ -53,7 +55,8 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
         # All probabilities are dropped: the others cannot be scaled by 1 / 0.
         V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
-    reach = N if reach is None else min(reach, N)
+    if reach is None or reach > N:
+        reach = N
     with without_autocast(Q_c.device):
         K_x = Q_x = bias_x = None
         if terms:
@@ -68,8 +71,11 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
         if "p2p" in terms:
             bias_x = (Q_r.to(wide)[:, rows] * K_r.to(wide)[:, rows.flip(0)]).sum(-1) * scale
         # [H, B, ...] in one piece, keys from the end and padded, so that every chunk below is a view.
-        # Whole tiles; rows of scores that lie a power of two apart would share few lines of the cache.
-        padding = (0, 0, 0, _round_up(N, _tile(N)) - N + (LINE if N % 256 == 0 else 0))
+        width = _round_up(N, _tile(N))
+        if N % 256 == 0:
+            # Rows of scores that lie a power of two apart would share few lines of the cache.
+            width += LINE
+        padding = (0, 0, 0, width - N)
         q = (Q_c.transpose(0, 1).to(wide) * scale).contiguous()
         k, v = (functional.pad(x.transpose(0, 1).to(wide).flip(2), padding).contiguous() for x in (K_c, V_c))
         if mask is not None:
@@ -84,7 +90,9 @@ class _BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p):
-        seed = int(torch.randint(2**62, ())) if dropout_p > 0 else 0
+        seed = 0
+        if dropout_p > 0:
+            seed = int(torch.randint(2**62, ()))
         ctx.save_for_backward(q, k, v, K_x, Q_x, bias_x, mask)
         ctx.options = reach, dropout_p, seed
         out = torch.empty_like(q)
@@ -117,7 +125,9 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterato
         dead = blocked.all(-1)
         if dead.device.type == "cpu" and not dead.any():
             dead = None
-    generator = torch.Generator(q.device) if dropout_p > 0 else None
+    generator = None
+    if dropout_p > 0:
+        generator = torch.Generator(q.device)
     heads = batch = 1
     if N <= SHORT:
         # 2 MiB of scores; several heads only with all sequences, or they would not lie in one piece.
@@ -176,15 +186,27 @@ class _Chunk:
         self.N, self.width = self.q.shape[1], self.k.shape[1]
         self.keys = _tile(self.N)
         self.heads, self.batch = self.part(q).shape[:2]
-        self.K_x, self.Q_x, self.bias_x = (None if x is None else x[place[0]] for x in (K_x, Q_x, bias_x))
-        self.blocked, self.dead = (None if x is None else self.part(x) for x in (blocked, dead))
+        self.K_x, self.Q_x, self.bias_x = map(self.of_heads, (K_x, Q_x, bias_x))
+        self.blocked = self.dead = None
+        if blocked is not None:
+            self.blocked = self.part(blocked)
+        if dead is not None:
+            self.dead = self.part(dead)
         # Long sequences: a product with the identity transposes faster than a strided addition.
-        self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device) if self.N > SHORT else None
+        self.identity = None
+        if self.N > SHORT:
+            self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device)
+
+    def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
+        """View of a table [H, ...] for the heads of this chunk."""
+        return None if table is None else table[self.place[0]]
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
         """View [heads, batch, ...] of x [1 or H, B, ...]."""
         heads, batch = self.place
-        return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
+        if x.shape[0] == 1:
+            return x[:, batch]
+        return x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
         """Whole tiles of keys [a, z) outside of which delta is the same for all queries of [i0, i1)."""
@@ -208,10 +230,14 @@ class _Chunk:
         start = table.shape[1] // 2 - (self.N - 1) + first
         width = _round_up(rows + columns - 1, LINE)
         windows = table[:, start : start + (tiles - 1) * rows + width].unfold(1, width, rows)
-        return (windows.movedim(-1, 2) if table.dim() > 2 else windows).flatten(0, 1)
+        if table.dim() > 2:
+            windows = windows.movedim(-1, 2)
+        return windows.flatten(0, 1)
 
     def c2p_rows(self, n: int) -> int:
-        return n if self.N <= SHORT or n % C2P_ROWS else C2P_ROWS
+        if self.N <= SHORT or n % C2P_ROWS != 0:
+            return n
+        return C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
         """q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
@@ -262,14 +288,19 @@ class _Chunk:
                 A[..., keys].add_((k @ self.Q_x[:, end].mT).view(G, 1, -1))
         scores = A.view(self.heads, self.batch, n, -1)
         if self.blocked is not None:
-            blocked = self.blocked if self.blocked.shape[2] == 1 else self.blocked[:, :, i0:i1]
+            blocked = self.of_queries(self.blocked, i0, i1)
             scores[..., :N].masked_fill_(blocked, torch.finfo(A.dtype).min)
         scores[..., N:] = -torch.inf
         torch.softmax(A, -1, out=A)
         if self.dead is not None:
-            dead = self.dead if self.dead.shape[2] == 1 else self.dead[:, :, i0:i1]
-            scores.masked_fill_(dead[..., None], 0.0)
+            scores.masked_fill_(self.of_queries(self.dead, i0, i1)[..., None], 0.0)
         return A
+
+    def of_queries(self, mask: torch.Tensor, i0: int, i1: int) -> torch.Tensor:
+        """View of a mask [heads, batch, 1 or N, ...] for queries [i0, i1)."""
+        if mask.shape[2] == 1:
+            return mask
+        return mask[:, :, i0:i1]
 
     def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
         """0 (dropped) or 1 for each probability P of the next block; None without dropout.
@@ -302,7 +333,7 @@ class _Chunk:
     def backward(self, d_out, d_q, d_k, d_v, d_K_x, d_Q_x, d_bias_x):
         """Add this chunk's gradients to those of the whole, each of the shape of its argument."""
         d_out, dq, dk, dv = (self.part(x).flatten(0, 1) for x in (d_out, d_q, d_k, d_v))
-        d_K_x, d_Q_x, d_bias_x = (None if x is None else x[self.place[0]] for x in (d_K_x, d_Q_x, d_bias_x))
+        d_K_x, d_Q_x, d_bias_x = map(self.of_heads, (d_K_x, d_Q_x, d_bias_x))
         for i0, i1 in _blocks(self.N, _rows(self.N)):
             P, d_o = self.probabilities(i0, i1), d_out[:, i0:i1]
             mask = self.dropout_mask(P)
@@ -313,6 +344,7 @@ class _Chunk:
                 d_o = d_o * (1 / (1 - self.dropout_p))
                 dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape)).mul_(mask)
                 dv.baddbmm_(mask.mul_(P).mT, d_o)
+            # In place and fused, which no public operation is.
             torch.ops.aten._softmax_backward_data(dA, P, -1, P.dtype, grad_input=dA)
             torch.bmm(dA, self.k, out=dq[:, i0:i1])
             dk.baddbmm_(dA.mT, self.q[:, i0:i1])

@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_deberta_ext import DebertaExtConfig
 from .embedding_sharing import GradientDisentangledEmbedding, share_embeddings
+from .heads import PARTS
 from .input_validation import check_labels, model_forward
 from .joint_checkpoints import JointCheckpointsMixin
 from .masked_language_model import DebertaExtForMaskedLM
@@ -17,9 +18,7 @@ from .pretrained_model import DebertaExtPreTrainedModel, attention_masks
 from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 from .replacement_sampling import sample_replacements
 
-__all__ = ["PARTS", "DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput"]
-
-PARTS = ("generator", "discriminator")
+__all__ = ["DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput"]
 
 
 @dataclass

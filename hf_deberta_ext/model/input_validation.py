@@ -25,11 +25,12 @@ def model_forward(forward: Callable) -> Callable:
     `document_ids` from the arguments of packed batches, where it takes them."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in OF_DECODERS if name not in parameters]
+    takes_documents = "document_ids" in parameters
 
     @can_return_tuple
     @functools.wraps(forward)
     def wrapped(self, *args, **kwargs):
-        if "document_ids" in parameters and kwargs.get("document_ids") is None:
+        if takes_documents and kwargs.get("document_ids") is None:
             packing = {name: kwargs.pop(name, None) for name in OF_PACKED_BATCHES}
             kwargs["document_ids"] = packed_document_ids(packing["cu_seq_lens_q"], packing["cu_seq_lens_k"], **kwargs)
         self.check_adapters()

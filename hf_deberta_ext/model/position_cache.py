@@ -41,6 +41,7 @@ def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a forward hook sees the calls of a module or of one inside it."""
+    # torch has no public way to ask.
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
@@ -55,7 +56,7 @@ def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int
         table (`torch.Tensor`): the input of the projection, [R, hidden].
     """
     weights = list(module.parameters())
-    # Weights of inference mode have no version.
+    # The one count of writes that torch keeps; weights of inference mode have none.
     versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
     plain = type(module) is nn.Linear and "forward" not in vars(module)
     if plain and all(type(weight) is nn.Parameter for weight in weights):

@@ -8,7 +8,6 @@ then runs in a process that has imported this package. A changed signature needs
 import ctypes
 from ctypes import c_float, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -64,31 +63,43 @@ class Arguments(ctypes.Structure):
         *fields(c_void_p, "d_K_r d_Q_r d_bias"),
     )
 
-    def point(self, name: str, x: torch.Tensor | None, axes: int = 0):
-        """Set the pointer of a tensor, and the strides of its first axes where the struct has them; null for None."""
-        if x is not None:
-            setattr(self, name, x.data_ptr())
-            if axes:
-                setattr(self, f"{name}_strides", x.stride()[:axes])
+    def __init__(self, **values):
+        super().__init__(size=ctypes.sizeof(Arguments), **values)
+        # Lives as long as the pointers to it.
+        self.tensors = []
 
+    def point(self, name: str, x: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], axes: int = 0):
+        """Set the pointer of a tensor and the strides of its first axes; without axes it is contiguous. None: null.
 
-class Inputs(NamedTuple):
-    """Inputs of the operator: `AttentionInputs`, the p2p scores by offset, [H, 2L - 1] float32, and the seed of dropout."""
+        Raises:
+            ValueError: another dtype or shape: the library would read beyond the end.
+        """
+        if x is None:
+            return
+        if x.dtype != dtype or x.shape != shape:
+            raise ValueError(f"native attention expected {name} {dtype} {[*shape]}, got {x.dtype} {[*x.shape]}")
+        if axes == 0 or (axes < x.dim() and x.stride(-1) != 1):
+            x = x.contiguous()
+        self.tensors.append(x)
+        setattr(self, name, x.data_ptr())
+        if axes > 0:
+            setattr(self, f"{name}_strides", x.stride()[:axes])
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    K_r: torch.Tensor | None
-    Q_r: torch.Tensor | None
-    bias: torch.Tensor | None
-    delta: torch.Tensor | None
-    mask: torch.Tensor | None
-    cu_seqlens: torch.Tensor | None
-    positions: torch.Tensor | None
-    seed: torch.Tensor | None
-    reach: int
-    scale: float
-    dropout: float
+    def run(self, function):
+        """Call a function of the library.
+
+        Raises:
+            ValueError: sizes that the kernel does not serve, or an index out of range.
+            MemoryError: no memory for its scratch.
+        """
+        result = function(ctypes.byref(self))
+        if result == NO_MEMORY:
+            raise MemoryError(f"native attention: not enough memory for {self.M} queries of {self.N} keys")
+        if result:
+            raise ValueError(
+                f"native attention cannot serve {self.M} queries of {self.N} keys, head size {self.d}: head sizes are 16 to "
+                "128, or an index is out of range in delta, positions or cu_seqlens"
+            )
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
@@ -103,8 +114,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     for function in ("version", "supports", "forward", "backward"):
         getattr(library, f"disentangled_{function}").restype = c_int64
     library.disentangled_supports.argtypes = [c_int64]
-    only_size = Arguments(size=ctypes.sizeof(Arguments))
-    if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(only_size)) == WRONG_SIZE:
+    if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(Arguments())) == WRONG_SIZE:
         raise OSError(f"{path} is of another version: install hf_deberta_ext again")
     return library
 
@@ -114,122 +124,71 @@ def kernel_status() -> str:
     return status
 
 
-def rows(x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the tensor with its last axis in one piece, as the kernel reads it."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
-
-
-def contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
-    return x if x is None else x.contiguous()
-
-
-def checked(inputs: Inputs) -> Inputs:
-    """Return the inputs as the kernel reads them.
+def arguments_of(
+    out, lse, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout
+) -> Arguments:
+    """Return the arguments of a forward pass, which are the operator's, `AttentionInputs` with p2p as a bias by offset.
 
     Raises:
-        ValueError: tensors that do not fit each other: the library would read beyond their ends.
+        ValueError: tensors that do not fit each other.
     """
-    q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, *numbers = inputs
     (B, H, M, d), N, R, length = q.shape, k.shape[2], 0, 0
-    if delta is not None:
-        length = len(delta)
     for table in (Q_r, K_r):
         if table is not None:
             R = table.shape[1]
-    expected = [
-        (k, q.dtype, (B, H, N, d)), (v, q.dtype, (B, H, N, d)), (K_r, q.dtype, (H, R, d)), (Q_r, q.dtype, (H, R, d)),
-        (bias, torch.float32, (H, length)), (delta, torch.int64, (length,)), (positions, torch.int64, (B, M)),
-        (seed, torch.int64, (1,)), (mask, torch.bool, None), (cu_seqlens, torch.int32, None),
-    ]  # fmt: skip
-    for x, dtype, shape in expected:
-        if x is not None and (x.dtype != dtype or (shape is not None and x.shape != shape)):
-            raise ValueError(f"native attention expected {dtype} {shape or ''}, got {x.dtype} {[*x.shape]}")
+    if delta is not None:
+        length = len(delta)
     queries_are_keys = positions is None or cu_seqlens is not None
     if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
             "native attention serves float32 and bfloat16, as many queries as keys unless they have positions, and tables "
             f"with delta; got {q.dtype}, {M} queries, {N} keys, {R} rows and {length} offsets"
         )
+    result = Arguments(dtype=DTYPES[q.dtype], isa=instruction_set, B=B, H=H, M=M, N=N, d=d, R=R, middle=length // 2)
+    result.reach, result.scale, result.dropout, result.threads = reach, scale, dropout, torch.get_num_threads()
+    result.point("q", q, q.dtype, (B, H, M, d), 3)
+    result.point("k", k, q.dtype, (B, H, N, d), 3)
+    result.point("v", v, q.dtype, (B, H, N, d), 3)
+    result.point("out", out, q.dtype, (B, H, M, d), 3)
+    result.point("lse", lse, torch.float32, (B, H, M))
+    result.point("K_r", K_r, q.dtype, (H, R, d), 2)
+    result.point("Q_r", Q_r, q.dtype, (H, R, d), 2)
+    result.point("bias", bias, torch.float32, (H, length))
+    result.point("delta", delta, torch.int64, (length,))
+    result.point("positions", positions, torch.int64, (B, M))
     if mask is not None:
-        mask = mask.expand(B, H, M, N)
-    tables = contiguous(bias), contiguous(delta), mask, contiguous(cu_seqlens), contiguous(positions)
-    return Inputs(rows(q), rows(k), rows(v), rows(K_r), rows(Q_r), *tables, seed, *numbers)
-
-
-def arguments_of(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> Arguments:
-    """Return the arguments of a forward pass, which point into the checked inputs."""
-    q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout = inputs
-    arguments = Arguments(ctypes.sizeof(Arguments), DTYPES[q.dtype], instruction_set)
-    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-        arguments.point(name, x, 3)
-    arguments.point("K_r", K_r, 2)
-    arguments.point("Q_r", Q_r, 2)
-    arguments.point("bias", bias)
-    arguments.point("mask", mask, 4)
-    arguments.point("starts", cu_seqlens)
-    arguments.point("positions", positions)
-    arguments.point("lse", lse)
-    arguments.B, arguments.H, arguments.M, arguments.d = q.shape
-    arguments.N = k.shape[2]
+        result.point("mask", mask.expand(B, H, M, N), torch.bool, (B, H, M, N), 4)
     if cu_seqlens is not None:
-        arguments.B = len(cu_seqlens) - 1
-    if delta is not None:
-        arguments.point("delta", delta)
-        arguments.middle = len(delta) // 2
-    for table in (Q_r, K_r):
-        if table is not None:
-            arguments.R = table.shape[1]
+        result.B = len(cu_seqlens) - 1
+        result.point("starts", cu_seqlens, torch.int32, cu_seqlens.shape)
     if seed is not None:
-        arguments.seed = seed.item()
-    arguments.reach, arguments.scale, arguments.dropout = reach, scale, dropout
-    arguments.threads = torch.get_num_threads()
-    return arguments
-
-
-def run(function, arguments: Arguments):
-    """Call a function of the library.
-
-    Raises:
-        ValueError: sizes that the kernel does not serve, or an index out of range.
-        MemoryError: no memory for its scratch.
-    """
-    result = function(ctypes.byref(arguments))
-    if result:
-        sizes = f"{arguments.M} queries of {arguments.N} keys"
-        if result == NO_MEMORY:
-            raise MemoryError(f"native attention: not enough memory for {sizes}")
-        raise ValueError(
-            f"native attention cannot serve {sizes}, head size {arguments.d}: head sizes are 16 to 128, or an index is "
-            "out of range in delta, positions or cu_seqlens"
-        )
+        result.seed = seed.item()
+    return result
 
 
 def forward(*operands):
     """Return out [B, H, M, d] and lse [B, H, M], the base-2 logarithm of the sums of exponentials."""
-    inputs = checked(Inputs(*operands))
     out, lse = fake_forward(*operands)
-    run(library.disentangled_forward, arguments_of(inputs, out, lse))
+    arguments_of(out, lse, *operands).run(library.disentangled_forward)
     return out, lse
 
 
 def backward(grad, out, lse, *operands):
     """Return the gradients of q, k, v, K_r, Q_r and bias; empty tensors for those of the last three that are not wanted."""
     *operands, wanted = operands
-    inputs, grad = checked(Inputs(*operands)), rows(grad)
-    if grad.shape != out.shape or grad.dtype != out.dtype:
-        raise ValueError(f"native attention expected {out.dtype} {[*out.shape]}, got {grad.dtype} {[*grad.shape]}")
-    arguments = arguments_of(inputs, out, lse)
-    arguments.point("d_out", grad, 3)
-    gradients = [empty_heads(inputs.q), empty_heads(inputs.k), empty_heads(inputs.v)]
-    for name, x in zip(("d_q", "d_k", "d_v"), gradients, strict=True):
-        arguments.point(name, x, 3)
-    for name, is_wanted in zip(("K_r", "Q_r", "bias"), wanted, strict=True):
-        sums = inputs.q.new_empty(0)
+    arguments = arguments_of(out, lse, *operands)
+    arguments.point("d_out", grad, out.dtype, out.shape, 3)
+    gradients = []
+    for name, x in zip(("q", "k", "v"), operands, strict=False):
+        gradients.append(empty_heads(x))
+        arguments.point(f"d_{name}", gradients[-1], x.dtype, x.shape, 3)
+    for name, x, is_wanted in zip(("K_r", "Q_r", "bias"), operands[3:6], wanted, strict=True):
         if is_wanted:
-            sums = torch.zeros(getattr(inputs, name).shape)
-            arguments.point(f"d_{name}", sums)
-        gradients.append(sums)
-    run(library.disentangled_backward, arguments)
+            gradients.append(torch.zeros(x.shape))
+            arguments.point(f"d_{name}", gradients[-1], torch.float32, x.shape)
+        else:
+            gradients.append(grad.new_empty(0))
+    arguments.run(library.disentangled_backward)
     *content, dK_r, dQ_r, dbias = gradients
     return *content, dK_r.to(grad.dtype), dQ_r.to(grad.dtype), dbias
 

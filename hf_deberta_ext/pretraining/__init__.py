@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer. Names are imported when asked for."""
+"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer; names are imported on first use."""
 
 import importlib
 from typing import Any
 
 _MODULES = {
     ".analysis.embedding_similarity": ("average_cosine_similarity",),
-    ".publishing.results": ("replaced_token_table",),
+    ".analysis.results": ("replaced_token_table",),
     "corpus": ("load_corpus", "texts"),
     "dynamic_masking": ("EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStream", "lower_rate"),
-    "masking": ("MaskingOptions", "MaskingVocabulary", "RowGenerator", "choose", "mask", "replace", "units"),
+    "masking": ("MaskingOptions", "MaskingVocabulary", "RowGenerator"),
     "objectives": ("OBJECTIVES", "MultiObjectiveMaskedLM", "Objective", "count_targets", "row_statistics"),
     "packing": ("PackingReport", "pack"),
     "recipes": ("FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"),

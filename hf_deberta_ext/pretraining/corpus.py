@@ -92,8 +92,8 @@ def load_corpus(
         if is_hub:
             loaded += [load_hub_corpus(source, text_column, **hub, **options) for source, _ in group]
         else:
-            files = [file for _, files in group for file in files]
-            loaded.append(load_files(files, reading, **options))
+            files = itertools.chain.from_iterable(files for _, files in group)
+            loaded.append(load_files(list(files), reading, **options))
     return concatenate_datasets(loaded)
 
 
@@ -172,8 +172,11 @@ def list_files(source: str) -> list[File] | None:
         raise FileNotFoundError(_no_file(source))
     else:
         return None
-    stats = [(os.path.abspath(path), os.stat(path)) for path in paths]
-    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    files = []
+    for path in paths:
+        stat = os.stat(path)
+        files.append((os.path.abspath(path), stat.st_size, stat.st_mtime_ns))
+    return files
 
 
 def folder_files(path: str) -> list[str]:

@@ -17,16 +17,15 @@ ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",
     "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
     "line_by_line": "--documents line",
-    "low_cpu_mem_usage": LEAVE_OUT,
+    "low_cpu_mem_usage": "leave it out",
     "model_type": "--preset",
-    "overwrite_output_dir": f"{LEAVE_OUT}: a new run has a new --output_dir",
-    "pad_to_max_length": f"{LEAVE_OUT}: a batch is padded to its longest row",
+    "overwrite_output_dir": "leave it out: a new run has a new --output_dir",
+    "pad_to_max_length": "leave it out: a batch is padded to its longest row",
     "torch_dtype": "--bf16 for computing in half precision; parameters are trained in float32",
-    "trust_remote_code": f"{LEAVE_OUT}: models are this package's",
+    "trust_remote_code": "leave it out: models are this package's",
     "validation_split_percentage": "--validation_documents",
     "whole_word_mask": "--masking word",
 }
-
 SMALLEST = dict(
     max_length=8,
     min_tokens=1,
@@ -43,7 +42,7 @@ class TokenizerArguments:
     """The tokenizer: a given one, or trained."""
 
     tokenizer: str | None = option(
-        None, "folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
+        None, "folder or Hub id; default: the tokenizer of --model, or of prepared data", aliases=["--tokenizer_name"]
     )
     train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
     vocab_size: int = option(32000, "of --train_tokenizer")

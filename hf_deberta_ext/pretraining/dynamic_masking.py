@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New masks for each pass over the data, or the same few in turn (RoBERTa section 4.1: dynamic and static masking).
+"""Draw new masks for each pass over the data, or the same few in turn (RoBERTa section 4.1: dynamic and static masking).
 
-A mask is drawn from (seed, epoch, number of the example) alone. Workers, the order of the examples, the other examples of
-the batch and resuming do not change it.
+A mask depends only on (seed, epoch, number of the example). Workers, the order of the examples, the other examples of the
+batch and resuming do not change it.
 
     train_dataset = NumberedExamples(examples)
     collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), MaskingOptions(unit="ngram"))
@@ -30,7 +30,7 @@ __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStre
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
-    """The batch as if it had been masked at this lower rate, without the column "masked_from"; draws stay as they are.
+    """Return the batch as if it had been masked at this lower rate, without the column "masked_from"; draws stay the same.
 
     Args:
         batch (`dict`): of a `MaskingCollator` whose options have a `final_rate`.
@@ -60,12 +60,14 @@ class SharedEpoch:
             self.epoch[0] = epoch
 
     def epoch_columns(self, epoch: int) -> dict[str, Any]:
-        """Columns of a row that name its epoch."""
-        return {"epoch": epoch, "fixed": True} if self.fixed else {"epoch": epoch}
+        """Return the columns of a row that name its epoch."""
+        if self.fixed:
+            return {"epoch": epoch, "fixed": True}
+        return {"epoch": epoch}
 
 
 class NumberedExamples(SharedEpoch, Dataset):
-    """A data set whose rows have their number ("example") and that of the pass over the data ("epoch").
+    """A data set whose rows have their number ("example") and the number of the pass over the data ("epoch").
 
     Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
     which a run is resumed; there `EpochCallback` does.
@@ -93,17 +95,17 @@ class NumberedStream(SharedEpoch, IterableDataset):
     Block i of `block` examples is of lane i % lanes. It goes to process i % processes, and there to worker
     i // processes % workers, which read no other lane where processes x workers divides the number of lanes; else a lane is
     read by several of them. So the numbers, the order and the examples depend on neither. A row that has an "example"
-    number within its lane keeps it: static masks of a stream that is shuffled anew need one, as an example has another
+    number within its lane keeps it: static masks of a shuffled stream need one, as an example has another
     place in each epoch.
 
     Args:
         lanes (iterables of `dict`, such as `datasets.IterableDataset`): one or several, which can be read again for each
-            epoch. Their own `set_epoch`, which may shuffle anew, is called, too.
+            epoch. Their own `set_epoch`, which may shuffle again, is called, too.
         endless (`bool`): when a lane is read, begin its next epoch. For Trainer, which does not know how long a stream is,
             and thus resumes a run in the right place only if it never ends.
         block (`int`): neighbouring examples of one lane, which go to one worker: the batch size of a process.
         process, processes (`int`): the examples of other processes are None, where accelerate's `IterableDatasetShard`
-            takes those of this one. Several need an endless stream.
+            takes the examples of this one. Several need an endless stream.
     Raises:
         TypeError: a lane is an iterator, which can be read only once.
         ValueError: the stream is `endless` and a lane has no row; comes while iterating.
@@ -114,8 +116,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
             if isinstance(lane, Iterator):
                 raise TypeError(
                     f"a stream is read once for each epoch and worker, got an iterator ({type(lane).__name__}), which can "
-                    "be read once; give an object whose __iter__ starts anew, such as "
-                    "datasets.IterableDataset.from_generator"
+                    "only be read once; give datasets.IterableDataset.from_generator(...) or the like"
                 )
         super().__init__()
         self.lanes, self.endless, self.block = lanes, endless, block
@@ -123,16 +124,18 @@ class NumberedStream(SharedEpoch, IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
         worker = get_worker_info()
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        number, workers = 0, 1
+        if worker is not None:
+            number, workers = worker.id, worker.num_workers
         readers, reader = self.processes * workers, self.process + self.processes * number
         shared = math.gcd(len(self.lanes), readers)
         rows = {lane: self.lane_rows(lane) for lane in range(reader % shared, len(self.lanes), shared)}
         for i in itertools.count():
             if not rows:
                 return
-            lane, is_own = i % len(self.lanes), i % readers == reader
-            block = [*itertools.islice(rows[lane], self.block)] if lane in rows else []
-            if is_own:
+            lane = i % len(self.lanes)
+            block = list(itertools.islice(rows.get(lane, ()), self.block))
+            if i % readers == reader:
                 yield from block
             elif i // self.processes % workers == number:
                 yield from [None] * self.block
@@ -140,7 +143,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
                 del rows[lane]
 
     def lane_rows(self, lane: int) -> Iterator[dict[str, Any]]:
-        """The rows of one pass over a lane, or of all."""
+        """Iterate over the rows of one pass over a lane, or of all."""
         # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
         dataset = copy.deepcopy(self.lanes[lane])
         for epoch in itertools.count(int(self.epoch)):
@@ -153,14 +156,11 @@ class NumberedStream(SharedEpoch, IterableDataset):
             if not self.endless:
                 return
             if number < 0:
-                raise ValueError(
-                    f"the stream has no example at all in lane {lane} of {len(self.lanes)}; check its sources, and "
-                    "min_tokens if it was packed"
-                )
+                raise ValueError(f"the stream has no example at all in lane {lane} of {len(self.lanes)}: check its sources")
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """All rows. A `datasets.IterableDataset` would give a DataLoader worker its own files only; its `iter` does not."""
+    """Iterate over all rows: iterating a `datasets.IterableDataset` would give a DataLoader worker only its own files."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return
@@ -171,7 +171,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 class EpochCallback(TrainerCallback):
     """Set the epoch of `NumberedExamples` where accelerate does not.
 
-    `DataLoaderShard.set_epoch` sets that of the sampler or the data set; with several processes, or when a resumed run
+    `DataLoaderShard.set_epoch` sets the epoch of the sampler or the data set; with several processes, or when a resumed run
     skips examples, it finds the sampler.
     """
 
@@ -182,14 +182,14 @@ class EpochCallback(TrainerCallback):
 
 
 class MaskingCollator:
-    """Masks each example of a batch and pads them.
+    """Mask each example of a batch and pad them.
 
     Args:
         vocabulary (`MaskingVocabulary`): of the tokenizer that encoded the examples.
         options (`MaskingOptions`): what is masked.
-        seed (`int`): of all masks, but for those of examples that are `fixed`.
-        duplicates (`int`, *optional*): None masks anew in each epoch (dynamic); 1 always alike (static); 10 is RoBERTa's
-            description of BERT's static masking, ten masks for each example, which recur every ten epochs.
+        seed (`int`): of all masks, except masks of examples that are `fixed`.
+        duplicates (`int`, *optional*): None draws new masks in each epoch (dynamic); 1 the same (static); 10 is static
+            masking of BERT as RoBERTa describes it: ten masks for each example, which recur every ten epochs.
         sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
             "sentence_labels" says which (1; ALBERT section 3.1).
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.
@@ -235,12 +235,13 @@ class MaskingCollator:
                 that are not consecutive; an entry that only some features have.
         """
         generator = RowGenerator([self.seed_of(feature) for feature in features])
-        columns = ("input_ids", "token_type_ids", "document_ids")
-        rows = [
-            {name: torch.as_tensor(feature[name], dtype=torch.long) for name in columns if name in feature}
-            | {name: feature[name] for name in ("sentence_labels",) if name in feature}
-            for feature in features
-        ]
+        tensors = ("input_ids", "token_type_ids", "document_ids")
+        rows = []
+        for feature in features:
+            row = {name: torch.as_tensor(feature[name], dtype=torch.long) for name in tensors if name in feature}
+            if "sentence_labels" in feature:
+                row["sentence_labels"] = feature["sentence_labels"]
+            rows.append(row)
         if self.sentence_order:
             swaps = (generator.uniform(1)[:, 0] < 0.5).tolist()
             rows = [swap_segments(row, self.vocabulary.special, swap) for row, swap in zip(rows, swaps, strict=True)]
@@ -250,8 +251,9 @@ class MaskingCollator:
         for name in {name for row in rows for name in row}:
             if not all(name in row for row in rows):
                 raise ValueError(f"either all examples of a batch or none must have {name!r}; some have it here")
-            values, padding = [row[name] for row in rows], self.vocabulary.pad_id if name == "input_ids" else 0
-            if name in columns:
+            values = [row[name] for row in rows]
+            if name in tensors:
+                padding = self.vocabulary.pad_id if name == "input_ids" else 0
                 batch[name] = pad(pad_sequence(values, batch_first=True, padding_value=padding), (0, more), value=padding)
             else:
                 batch[name] = torch.tensor(values, dtype=torch.long)
@@ -263,18 +265,22 @@ class MaskingCollator:
         return lower_rate(batch, self.options.final_rate or self.options.rate)
 
     def padded_length(self, longest: int) -> int:
-        """Tokens to which the batch is padded."""
+        """Return the tokens to which the batch is padded."""
         if self.max_length is not None and longest > self.max_length:
             raise ValueError(f"an example has {longest} tokens, max_length is {self.max_length}; cut the text when packing")
         multiple = self.pad_to_multiple_of or 1
         return min(-(-longest // multiple) * multiple, self.max_length or torch.iinfo(torch.long).max)
 
     def seed_of(self, feature: Mapping[str, Any]) -> int:
-        """The seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
+        """Return the seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
         if "example" not in feature or "epoch" not in feature:
             raise ValueError(
                 f'each feature must have its "example" and "epoch", got {sorted(feature)}; wrap the data set in '
                 "NumberedExamples or NumberedStream, and set remove_unused_columns=False in the TrainingArguments"
             )
-        epoch = feature["epoch"] % self.duplicates if self.duplicates else feature["epoch"]
-        return spread_seed(0 if feature.get("fixed") else self.seed, epoch, feature["example"])
+        epoch, seed = feature["epoch"], self.seed
+        if self.duplicates:
+            epoch %= self.duplicates
+        if feature.get("fixed"):
+            seed = 0
+        return spread_seed(seed, epoch, feature["example"])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masking of single tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
+"""Mask single tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
 
 Pure functions of tensors and a generator, on CPU. `units` finds the words, `choose` the masked units, `replace` puts [MASK]
 or a random token there, and `mask` is all three. B is the number of rows, N their length with padding, V the number of ids,
-U that of the units of a row. What a row gets depends on its own tokens and seed alone.
+U the number of units of a row. What a row gets depends only on its tokens and its seed.
 
 The default policy covers every position equally often. The official code masks 1/6 of the units and stops, from the left,
 when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same, with the
@@ -12,7 +12,6 @@ them, also across [UNK], [SEP] and line breaks. Its random tokens are drawn from
 included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are masked as words are.
 """
 
-import json
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -53,15 +52,17 @@ class MaskingVocabulary:
     official: "MaskingVocabulary | None" = None
 
     def of(self, policy: str) -> "MaskingVocabulary":
-        """The properties that a policy reads."""
-        return self.official if policy == "official" and self.official is not None else self
+        """Return the properties that a policy reads."""
+        if policy == "official" and self.official is not None:
+            return self.official
+        return self
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> "MaskingVocabulary":
         """Read the vocabulary of a byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##) tokenizer.
 
         Raises:
-            ValueError: it has no mask or pad token, no ordinary token, or marks words in none of these ways.
+            ValueError: it has no mask or pad token, or marks words in none of these ways.
         """
         for name in ("mask", "pad"):
             if getattr(tokenizer, f"{name}_token_id") is None:
@@ -71,37 +72,29 @@ class MaskingVocabulary:
         added = tokenizer.added_tokens_decoder
         specials = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         V = max(vocab.values()) + 1
-        starts, ends, special = [False] * V, [True] * V, [True] * V
-        official_starts = [True] * V
+        starts = torch.zeros(V, dtype=torch.bool)
+        ends, special, official_starts, official_special = torch.ones(4, V, dtype=torch.bool)
         for token, i in vocab.items():
+            official_special[i] = False
             if i not in added:
                 official_starts[i] = starts_official_unit(token, marker)
             if i not in specials:
                 special[i] = False
-                starts[i], ends[i] = (True, False) if i in added else token_borders(token, marker)
-        special = torch.tensor(special)
+                starts[i], ends[i] = True, False
+                if i not in added:
+                    starts[i], ends[i] = token_borders(token, marker)
         ordinary = (~special).nonzero()[:, 0]
-        if len(ordinary) == 0:
-            raise ValueError(f"the tokenizer has special tokens only ({len(vocab)} of them): nothing can be masked")
-        ids, every_id = (tokenizer.mask_token_id, tokenizer.pad_token_id), sorted(vocab.values())
-        maskable = {*every_id} - {*ids, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id}
-        never_masked = torch.tensor([i not in maskable for i in range(V)])
-        never_ends = torch.zeros(V, dtype=torch.bool)
-        official = cls(torch.tensor(official_starts), never_ends, never_masked, torch.tensor(every_id), *ids)
-        return cls(torch.tensor(starts), torch.tensor(ends), special, ordinary, *ids, official)
+        ids = (tokenizer.mask_token_id, tokenizer.pad_token_id)
+        every_id = torch.tensor(sorted(vocab.values()))
+        for i in (*ids, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id):
+            if i is not None:
+                official_special[i] = True
+        official = cls(official_starts, torch.zeros(V, dtype=torch.bool), official_special, every_id, *ids)
+        return cls(starts, ends, special, ordinary, *ids, official)
 
 
 def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
-    """ "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece), from the tokenizer's parts or its vocabulary."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        if state["model"]["type"] == "WordPiece":
-            return state["model"]["continuing_subword_prefix"]
-        components = json.dumps([state["pre_tokenizer"], state["decoder"]])
-        for component, marker in (("ByteLevel", "Ġ"), ("Metaspace", "▁")):
-            if f'"{component}"' in components:
-                return marker
+    """Return the most frequent mark of words: "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece)."""
     counts = {marker: sum(token.startswith(marker) for token in vocab) for marker in ("Ġ", "▁", "##")}
     marker = max(counts, key=counts.get)
     if not counts[marker]:
@@ -114,33 +107,37 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """(the token starts a unit, whatever follows it starts one)"""
+    """Return whether the token starts a unit, and whether whatever follows it starts one."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
     text = _text(token, marker)
-    # Byte-level BPE splits before a word and its space, and after line breaks, which stay alone.
+    # Byte-level BPE splits before a word and its space, and after line breaks.
     line_break = text.isspace() and text[-1] != " "
     return text[:1].isspace() or _is_punctuation(text.strip()), line_break
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """The token is no part of a whole word in the official code, which has no WordPiece tokenizer: there, it lacks ##."""
+    """Return whether the official code starts a word at the token; of WordPiece, which it lacks, at those without ##."""
     text = _text(token, marker)
-    if len(text) == 1 and (
-        unicodedata.category(text) == "Zs" or unicodedata.category(text)[0] == "C" or _is_punctuation(text)
-    ):
-        return True
-    return text.startswith(" ") if marker in ("Ġ", "▁") else not token.startswith(marker)
+    if len(text) == 1:
+        category = unicodedata.category(text)
+        if category == "Zs" or category[0] == "C" or _is_punctuation(text):
+            return True
+    if marker in ("Ġ", "▁"):
+        return text.startswith(" ")
+    return not token.startswith(marker)
 
 
 def _text(token: str, marker: str) -> str:
-    """The characters of a token of byte-level BPE or SentencePiece, with the space before it."""
-    return decoders.ByteLevel().decode([token]) if marker == "Ġ" else token.replace("▁", " ")
+    """Return the characters of a token of byte-level BPE or SentencePiece, with the space before it."""
+    if marker == "Ġ":
+        return decoders.ByteLevel().decode([token])
+    return token.replace("▁", " ")
 
 
 def _is_punctuation(text: str) -> bool:
-    """BERT's punctuation: Unicode's, and all of ASCII that is neither letter, digit nor space."""
+    """Return whether all characters are BERT's punctuation: Unicode's, and ASCII but for letters, digits and space."""
     return text != "" and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in text)
 
 
@@ -211,7 +208,7 @@ class RowGenerator:
     """Uniform random numbers for each row of a batch, from its own seed: SplitMix64 (Steele, Lea and Flood 2014).
 
     A number depends on the seed of its row, its column and the number of calls before, not on other rows or the width.
-    The seeds must be unrelated, such as those of `spread_seed`.
+    The seeds must be unrelated, such as `spread_seed` gives.
     """
 
     def __init__(self, seeds: Sequence[int]):
@@ -246,12 +243,13 @@ def mask(
     """
     if input_ids.ndim != 2:
         raise ValueError(f"input_ids must be a batch of examples, [B, N], got shape {[*input_ids.shape]}")
-    lowest, highest = map(int, input_ids.aminmax()) if input_ids.numel() else (0, 0)
-    if lowest < 0 or highest >= len(vocabulary.special):
-        raise ValueError(
-            f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the text "
-            "encoded with another tokenizer?"
-        )
+    if input_ids.numel():
+        lowest, highest = map(int, input_ids.aminmax())
+        if lowest < 0 or highest >= len(vocabulary.special):
+            raise ValueError(
+                f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the "
+                "text encoded with another tokenizer?"
+            )
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
     span_ids, rates = choose(unit_ids, options, generator, lengths)
@@ -286,7 +284,7 @@ def choose(
     """Choose what is masked: whole units until the share `options.rate` of a row's tokens is reached.
 
     The last unit is taken or not, whichever comes nearer to the rate; at least one is taken. So the last n-gram or span
-    is cut short, and the mean length of the others is a little above that of all.
+    is cut short, and the mean length of the others is a little above the mean of all.
 
     Args:
         unit_ids (`torch.LongTensor`): [B, N], from `units`.
@@ -294,7 +292,7 @@ def choose(
             counts; None = N.
     Returns:
         `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the row's k-th masked unit, n-gram or span from the left. One
-        that meets a special token, or the end of the text, goes on behind it (or at the start) under a number of its own.
+        that meets a special token, or the end of the text, continues after it (or at the start) under another number.
         `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. Lower rates mask fewer of the same.
     """
     B, N = unit_ids.shape
@@ -306,7 +304,8 @@ def choose(
     if U == 0:
         return torch.zeros_like(unit_ids), torch.full((B, N), torch.inf)
     if options.policy == "official":
-        lengths = torch.full((B,), N) if lengths is None else lengths
+        if lengths is None:
+            lengths = torch.full((B,), N)
         order, owners, needed = official_order(sizes, lengths, options, generator)
     else:
         order, owners = random_order(sizes, options, generator)
@@ -324,7 +323,7 @@ def choose(
 
 
 def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGenerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Units in the order in which they are to be taken, and the number of the unit, n-gram or span that each is in.
+    """Return units in the order in which they are to be taken, and the number of the unit, n-gram or span of each.
 
     N-grams and spans are laid out on a circle, so that no position differs from another. More of them are laid out than
     are taken, as their numbers of tokens are not known before; a circle full of them where even these are too few.
@@ -340,15 +339,16 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     if options.unit in ("token", "word"):
         order = generator.uniform(width).masked_fill(sizes == 0, 2.0).argsort(1)
         return order, (order + 1) * (places < U)
-    gap = (U > 1).long() if options.unit == "span" else torch.zeros_like(U)
+    gap, longest = torch.zeros_like(U), options.max_ngram
+    if options.unit == "span":
+        gap, longest = (U > 1).long(), options.max_span
     lengths = _draw_lengths(U, gap, options, generator.uniform(width))
-    longest = options.max_span if options.unit == "span" else options.max_ngram
     draws, turn = generator.uniform(width), (generator.uniform(1) * U).long()
     is_laid = lengths.cumsum(1) - lengths < 1.5 * options.rate * U + 2 * longest
     for _ in range(2):
         laid = lengths * is_laid
         starts, ends = _lay_out(laid, gap, U, draws) + turn, laid.cumsum(1)
-        # The n-th unit that the spans cover is in span k, the first that ends behind it.
+        # The n-th unit that the spans cover is in span k, the first that ends after it.
         k = torch.searchsorted(ends, places.expand_as(ends).contiguous(), right=True).clamp(max=width - 1)
         order = (starts.gather(1, k) + places - (ends - laid).gather(1, k)) % U.clamp(min=1)
         owners = (k + 1) * (places < ends[:, -1:])
@@ -360,16 +360,17 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
 
 
 def _cumulative(options: MaskingOptions) -> torch.Tensor:
-    """P(length <= n), n = 1, 2, ...: P(n) is proportional to 1/n for n-grams, to (1 - p)^n for spans (SpanBERT 3.1)."""
+    """Return P(length <= n): P(n) is proportional to 1/n for n-grams, to (1 - p)^n for spans (SpanBERT 3.1)."""
     if options.unit == "span":
         p = (1 - options.span_p) ** torch.arange(1, options.max_span + 1, dtype=torch.float64)
     else:
-        p = 1 / torch.arange(1, 1 + (options.max_ngram if options.unit == "ngram" else 1), dtype=torch.float64)
+        longest = options.max_ngram if options.unit == "ngram" else 1
+        p = 1 / torch.arange(1, 1 + longest, dtype=torch.float64)
     return p.cumsum(0) / p.sum()
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Independent lengths until a circle of U units is full, then 0; the last is cut to fit. U, gap [B, 1], draws [B, W]."""
+    """Draw lengths until a circle of U units is full, then 0; the last is cut to fit. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -378,7 +379,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Starts [B, W] of spans, each with its gap behind it, among the free units in random order; arguments as above."""
+    """Return the starts [B, W] of spans, each followed by its gap, among the free units in random order; see above."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -391,7 +392,7 @@ def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: t
 def official_order(
     sizes: torch.Tensor, lengths: torch.Tensor, options: MaskingOptions, generator: RowGenerator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): as `random_order`, and the rates.
+    """Order units as DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): as `random_order`, and rates.
 
     One n-gram is placed in each context of n * int(1 / rate) units; they are taken from the left until the budget is met.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objectives of masked-language pre-training: one table, and the model that is trained on any sum of them.
+"""Define the objectives of masked-language pre-training in one table, and the model that is trained on any sum of them.
 
-A new objective is a line of `OBJECTIVES` with its functions in a file of its own. The flag of its weight, evaluations,
+A new objective is a line of `OBJECTIVES` with its functions in another file. The flag of its weight, evaluations,
 curves, cards and what a resumed run must repeat are read from the table.
 """
 
@@ -18,9 +18,14 @@ from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 from . import sentence_pairs, span_boundary
 
 __all__ = [
-    "OBJECTIVES", "MultiObjectiveMaskedLM", "MultiObjectiveOutput", "Objective", "count_targets", "pair_objectives",
+    "OBJECTIVES",
+    "MultiObjectiveMaskedLM",
+    "MultiObjectiveOutput",
+    "Objective",
+    "count_targets",
+    "pair_objectives",
     "row_statistics",
-]  # fmt: skip
+]
 
 Batch = Mapping[str, torch.Tensor | None]
 
@@ -86,10 +91,10 @@ class MultiObjectiveOutput(ModelOutput):
 
 
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
-    """`DebertaExtForMaskedLM` with the heads of other objectives beside it.
+    """`DebertaExtForMaskedLM` with the heads of other objectives.
 
     Saved folders are masked language models: every Auto class reads them, and leaves out the heads that it does not know.
-    Boundary states and the pooled state of [CLS] are those of the last layer, which fine-tuning reads too, not of the
+    Boundary states and the pooled state of [CLS] come from the last layer, which fine-tuning reads too, not from the
     Enhanced Mask Decoder. The pooler (`pooler.dense`) has the name and form of sequence classification's, which thus
     starts from it.
 
@@ -147,9 +152,9 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             labels=labels, sentence_labels=sentence_labels, attention_mask=attention_mask, document_ids=document_ids
         )
         reads_pairs = pair_objectives(self.objectives)
-        columns = ("labels", "sentence_labels") if reads_pairs else ("labels",)
-        if missing := [name for name in columns if batch[name] is None]:
-            raise ValueError(f"the objectives {', '.join(self.objectives)} need {' and '.join(missing)} in each batch")
+        if labels is None or (reads_pairs and sentence_labels is None):
+            columns = "labels and sentence_labels" if reads_pairs else "labels"
+            raise ValueError(f"the objectives {', '.join(self.objectives)} need {columns} in each batch")
         if document_ids is not None and reads_pairs:
             raise ValueError(f"{reads_pairs[0]} reads one [CLS] a row: pack sentence pairs, not several documents")
         needs_last_layer = len(self.objectives) > 1
@@ -179,27 +184,30 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
 
 
 def pair_objectives(objectives: Sequence[str]) -> list[str]:
-    """Those of `objectives` that need pairs of segments."""
+    """Return the objectives that need pairs of segments."""
     return [name for name in objectives if OBJECTIVES[name].reads_pairs]
 
 
 def check_objectives(objectives: Sequence[str]):
-    """
+    """Check the names of objectives that are to be summed.
+
     Raises:
         ValueError: an unknown objective, "mlm" missing, or two that need different labels of pairs.
     """
-    if unknown := sorted({*objectives} - {*OBJECTIVES}):
+    unknown = sorted({*objectives} - {*OBJECTIVES})
+    if unknown:
         raise ValueError(f"unknown objectives {', '.join(unknown)}; there are {', '.join(OBJECTIVES)}")
     if "mlm" not in objectives:
         raise ValueError(f"masked-language modelling is part of every sum of objectives: add mlm to {list(objectives)}")
-    if len(names := pair_objectives(objectives)) > 1:
+    names = pair_objectives(objectives)
+    if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} label the same pairs differently: choose one of them")
 
 
 def row_statistics(
     logits: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor, B: int, *, count_right: bool = True
 ) -> torch.Tensor:
-    """Cross-entropy in float32, summed for each row of the batch, with what is needed to average it over anything.
+    """Sum the cross-entropy in float32 for each row of the batch, with what is needed to average it over anything.
 
     Args:
         logits (`torch.Tensor`): [n, C].
@@ -214,11 +222,13 @@ def row_statistics(
     targets = targets.to(logits.device)
     losses = functional.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="none")
     counted = targets != -100
-    is_right = (logits.argmax(-1) == targets) if count_right else torch.zeros_like(counted)
+    is_right = torch.zeros_like(counted)
+    if count_right:
+        is_right = logits.argmax(-1) == targets
     columns = torch.stack([losses, is_right.to(losses.dtype), counted.to(losses.dtype)], 1)
     return columns.new_zeros(B, 3).index_add(0, rows, columns)
 
 
 def count_targets(batch: Mapping[str, torch.Tensor], objectives: Sequence[str]) -> torch.Tensor:
-    """[number of objectives] float32: the targets of each objective in a batch, without running the model."""
+    """Count the targets of each objective in a batch, [number of objectives] float32, without running the model."""
     return torch.stack([OBJECTIVES[name].count_targets(batch) for name in objectives]).float()

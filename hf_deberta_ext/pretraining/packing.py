@@ -31,7 +31,7 @@ MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
 # Characters that are tokenised at once: their encodings take 50 times the memory of the text, and groups of 100,000 are
 # packed about 15 % slower.
 TOKENIZED_TOGETHER = 1_000_000
-# Tokens of a document from the first of which on a character is looked for; offsets of all as Python objects cost more up to
+# Tokens of a document in which a character is looked for from the start; offsets of all as Python objects cost more up to
 # about so many.
 SEARCHED = 10_000
 # Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
@@ -115,7 +115,7 @@ def pack(
         batch_size (`int`): documents packed together.
         cache (`bool`): take the result of an earlier call with the same corpus and arguments from the disk.
     Returns:
-        (data set with the column input_ids and those of the table, `PackingReport`). An `IterableDataset` is packed while
+        (data set with input_ids and the columns of the table, `PackingReport`). An `IterableDataset` is packed while
         iterating; its report is None.
     Raises:
         ValueError: unknown `mode` or `sentence_pairs`; max_length below 8; no column "text"; a tokenizer without [CLS],
@@ -215,9 +215,8 @@ def _pack_counted_batch(
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
     rows = len(columns["input_ids"])
     if rows == 0:
-        columns = {name: [[]] for name in columns}
-        if "sentence_labels" in columns:
-            columns["sentence_labels"] = [0]
+        for name in columns:
+            columns[name] = [0] if name == "sentence_labels" else [[]]
     columns["counts"] = [list(counts.values())] + [[]] * (rows - 1)
     return columns
 
@@ -242,7 +241,8 @@ def pack_documents(
     counts = dict.fromkeys(COUNTS, 0)
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
     documents = list(tokenize_documents(texts, tokenizer, language, least, counts))
-    cls, sep = (np.array([i], dtype=np.int32) for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    cls = np.array([tokenizer.cls_token_id], dtype=np.int32)
+    sep = np.array([tokenizer.sep_token_id], dtype=np.int32)
     if mode in PAIR_MODES:
         pairs = segment_pairs(documents, mode, max_length - 3)
         labels = cut_pairs(pairs, max_length - 3, random.Random(draws), exchange=sentence_pairs == "nsp")
@@ -321,7 +321,7 @@ def sentence_starts(text: str, language: str) -> list[int]:
 
     starts: list[int] = []
     begin = 0
-    # Of en-US the language alone: sentencex has no rules for the rest.
+    # Of en-US only the language: sentencex has no rules for the rest.
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])

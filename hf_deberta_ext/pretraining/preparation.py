@@ -8,8 +8,8 @@
     rows          parts without duplicates -> shards of rows        a task for each part
     manifest      counts and digests of all                         one task
 
-Groups and parts follow from the files alone. So the result depends neither on how many tasks run at once, nor on their
-order, nor on the executor, and a task that died is run again alone.
+Groups and parts only depend on the files. So the result depends neither on how many tasks run at once, nor on their
+order, nor on the executor, and only the tasks that failed run again.
 """
 
 import os
@@ -48,8 +48,6 @@ from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpu
 from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
 
 __all__ = [
-    "EXECUTORS",
-    "QUALITY",
     "document_filters",
     "evaluation_files",
     "grouped_sources",
@@ -57,7 +55,6 @@ __all__ = [
     "ngram_hashes",
     "prepare",
     "run_stages",
-    "text_hashes",
 ]
 
 EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
@@ -99,10 +96,10 @@ class LanguageModel(FastTextLID):
     def __init__(self, path: str, languages: Sequence[str]):
         super().__init__([*languages])
         self.path, self.loaded = path, None
-        known = [label.removeprefix("__label__") for label in self.model.get_labels()]
+        known = self.model.get_labels()
         for language in languages:
-            if language not in known:
-                raise ValueError(f"{path} knows no language {language!r} of --languages, but {', '.join(sorted(known))}")
+            if f"__label__{language}" not in known:
+                raise ValueError(f"{path} has no language {language!r} of --languages, but {', '.join(sorted(known))}")
         # Loaded again in the task: it cannot be pickled.
         self.loaded = None
 
@@ -119,7 +116,7 @@ def document_text(document: Document) -> str:
     return document.text
 
 
-# datatrove's xxhash is not that of xxhash 4, which takes bytes alone.
+# datatrove's hash function xxhash does not work with xxhash 4, which only takes bytes.
 HASH = HashConfig(hash_fc="sha1")
 hash_words = create_hash_func(HASH)
 EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
@@ -179,7 +176,7 @@ def language_filters(languages: Sequence[str], threshold: float, model: str | No
         threshold (`float`): probability from which on a document is of a language.
         model (`str`, *optional*): fastText's .bin file; None: lid.176, which the first task downloads.
     Raises:
-        ValueError: there is no such file, it is no model of fastText, or it lacks a language.
+        ValueError: no such file, not a model of fastText, or it lacks a language.
         ImportError: fastText is not installed.
     """
     if not languages:
@@ -290,8 +287,10 @@ def prepare(
         schema=schema,
         use_content_defined_chunking=False,
     )
-    counted = [Counted(output, label, block) for label, block in filters.items()]
-    stages = [("documents", len(groups), [ReadDocuments(output, groups, reading), *counted, write_parts])]
+    blocks: list[PipelineStep] = [ReadDocuments(output, groups, reading)]
+    for label, block in filters.items():
+        blocks.append(Counted(output, label, block))
+    stages = [("documents", len(groups), [*blocks, write_parts])]
     kept: list[PipelineStep] = [ReadPart(f"{work}/parts")]
     if "exact" in deduplicate:
         signatures, duplicates = f"{work}/exact/signatures", f"{work}/exact/duplicates"
@@ -299,7 +298,7 @@ def prepare(
         stages.append(("exact_duplicates", 1, [ExactFindDedups(signatures, duplicates, EXACT)]))
         kept.append(Counted(output, "exact duplicates", ExactDedupFilter(duplicates, EXACT)))
     if "minhash" in deduplicate:
-        signatures, buckets, remove = [f"{work}/minhash/{name}" for name in ("signatures", "buckets", "remove")]
+        signatures, buckets, remove = f"{work}/minhash/signatures", f"{work}/minhash/buckets", f"{work}/minhash/remove"
         stages.append(("minhash_signatures", parts, [*kept, MinhashDedupSignature(signatures, MINHASH, language=WORDS)]))
         stages.append(("minhash_buckets", MINHASH.num_buckets, [MinhashDedupBuckets(signatures, buckets, config=MINHASH)]))
         stages.append(("minhash_clusters", 1, [MinhashDedupCluster(buckets, remove, config=MINHASH)]))
@@ -325,7 +324,7 @@ def run_stages(
         ValueError: an option that the executor does not have; an error of the user in a task.
         OSError: tasks that are not finished.
     """
-    # Processes start with these modules, and have no threads of tokenizers beside them.
+    # Processes start with these modules, and their tokenizers use no threads.
     multiprocess.set_forkserver_preload([__name__])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     previous = None

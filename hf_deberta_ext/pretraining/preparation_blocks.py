@@ -28,7 +28,6 @@ from .prepared_corpus import SHARDS, TOKENIZER, tokenizer_folder, write_manifest
 from .tokenizer_training import train_tokenizer
 
 __all__ = [
-    "WORK",
     "Counted",
     "ReadDocuments",
     "ReadPart",
@@ -76,7 +75,8 @@ class ReadDocuments(PipelineStep):
         if group["hub"]:
             piece, _, pieces = group["files"][0][0].split()
             corpus = load_hub_corpus(**group["hub"], streaming=True).shard(int(pieces), int(piece))
-            yield from (row["text"] for row in corpus)
+            for row in corpus:
+                yield row["text"]
             return
         with tempfile.TemporaryDirectory() as folder:
             for path, size, changed in group["files"]:
@@ -85,7 +85,8 @@ class ReadDocuments(PipelineStep):
                     files, remote = url_to_fs(path)
                     file = os.path.join(folder, os.path.basename(remote))
                     files.get_file(remote, file)
-                yield from (row["text"] for row in file_documents([(file, size, changed)], **self.reading))
+                for row in file_documents([(file, size, changed)], **self.reading):
+                    yield row["text"]
 
 
 class Counted(PipelineStep):
@@ -207,7 +208,7 @@ class WriteRows(PipelineStep):
 
 
 class ShardWriter:
-    """Make the content of an Arrow file, as `datasets.Dataset.from_file` reads it, of columns of rows."""
+    """Make the content of an Arrow stream of columns of rows."""
 
     def __init__(self, largest_id: int):
         ids = pa.uint16() if largest_id < 2**16 else pa.int32()
@@ -264,12 +265,15 @@ class WriteManifest(PipelineStep):
         for file in files.list_files(f"{WORK}/counts"):
             dropped.update(json.loads(files.cat_file(file)))
         documents = dropped.pop("documents")
-        reports = [json.loads(files.cat_file(f"{WORK}/rows/{part:05d}.json")) for part in range(self.parts)]
-        shards = {name: [report[name]["shard"] for report in reports if report[name]["shard"]["rows"]] for name in SHARDS}
+        shards = {name: [] for name in SHARDS}
         counts, tokens = Counter(), 0
-        for report in reports:
+        for part in range(self.parts):
+            report = json.loads(files.cat_file(f"{WORK}/rows/{part:05d}.json"))
             counts.update(report["train"]["counts"])
             tokens += report["train"]["tokens"]
+            for name in SHARDS:
+                if report[name]["shard"]["rows"]:
+                    shards[name].append(report[name]["shard"])
         dropped["too short"] = counts["short_documents"]
         rows = sum(shard["rows"] for shard in shards["train"])
         if not rows:
@@ -296,7 +300,7 @@ class WriteManifest(PipelineStep):
             dropped=dict(dropped),
             report=vars(report),
             tokenizer=facts,
-            digest=json_digest({name: [shard["digest"] for shard in shards[name]] for name in SHARDS}),
+            digest=json_digest(shards),
             **shards,
         )
         write_manifest(self.folder, manifest)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read prepared corpora: folders of shards of packed rows with a manifest, in the order of a training.
 
-A shard is an Arrow file of `datasets`, memory-mapped; its digest is compared when it is opened. The order of an epoch
+A shard is an Arrow file, memory-mapped; its digest is compared when it is opened. The order of an epoch
 permutes the shards, deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of
-lane i % lanes. A process, and each of its workers, takes batches at regular distances: it reads lanes of its own.
+lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
 """
 
 import json
@@ -21,18 +21,7 @@ from xxhash import xxh3_64_hexdigest
 from ..training.digests import json_digest
 from .packing import PackingReport
 
-__all__ = [
-    "PreparedRows",
-    "ShardOrder",
-    "halved",
-    "is_prepared",
-    "load_manifest",
-    "manifest_text",
-    "most_lanes",
-    "read_manifest",
-    "tokenizer_folder",
-    "write_manifest",
-]
+__all__ = ["PreparedRows", "ShardOrder", "is_prepared", "load_manifest", "manifest_text", "read_manifest", "write_manifest"]
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER = "tokenizer"
@@ -79,7 +68,7 @@ def is_prepared(*folders: str | os.PathLike) -> bool:
         if any(Path(folder, SHARDS[0]).glob("*.arrow")):
             return True
         content = manifest_content(folder)
-        # Text may lie beside a manifest of another program.
+        # Text may come with a manifest of another program.
         if content is not None and ("://" in folder or b'"finished"' in content[:1000]):
             return True
     return False
@@ -207,8 +196,12 @@ class PreparedRows(Dataset):
             self.ends = self.ends.clip(max=limit)
         self.report = PackingReport(**manifest["report"])
         self.digest = f"{len(self)} rows, {manifest['digest']}"
-        # Number of a shard -> its data set.
+        # Number of a shard -> its table.
         self.opened: dict[int, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker has other memory maps.
+        return self.__dict__ | {"opened": {}}
 
     def __len__(self) -> int:
         return int(self.ends.max(initial=0))
@@ -219,11 +212,13 @@ class PreparedRows(Dataset):
         shard = int(np.searchsorted(self.ends, i, side="right"))
         if shard not in self.opened:
             self.opened[shard] = self.open_shard(shard)
-        return self.opened[shard][i - int(self.starts[shard])]
+        table = self.opened[shard]
+        row = {name: table[name][i - int(self.starts[shard])] for name in table.column_names}
+        return {name: cell(value) for name, value in row.items()}
 
     def open_shard(self, shard: int) -> Any:
-        """Return the data set of a shard; a remote one is copied to the cache before."""
-        from datasets import Dataset
+        """Return the table of a shard, memory-mapped; a remote one is copied to the cache before."""
+        import pyarrow as pa
 
         url = file = f"{self.root}/{self.shards[shard]['file']}"
         if "://" in url:
@@ -232,7 +227,14 @@ class PreparedRows(Dataset):
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
             raise ValueError(f"the shard {file} is not the one that was prepared: remove it, and copy {url} again")
-        return Dataset.from_file(str(file)).with_format("numpy")
+        return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+
+
+def cell(value: Any) -> Any:
+    """Return a number, or a list of them as an array."""
+    if hasattr(value, "values"):
+        return value.values.to_numpy().astype(np.int64)
+    return value.as_py()
 
 
 def most_lanes(args: Any) -> int:
@@ -248,13 +250,13 @@ def halved(lanes: int) -> int:
 
 
 class ShardOrder(Sampler):
-    """The rows of each epoch in random order, in batches of which each is of one lane.
+    """The rows of each epoch in random order; each batch is of one lane.
 
-    The order depends on these arguments and the epoch alone. Where processes x workers divide `lanes`, each lane, and
+    The order only depends on these arguments and the epoch. Where processes x workers divide `lanes`, each lane, and
     nearly each record batch, is read by one worker of one process.
 
     Args:
-        examples (`NumberedExamples`): of `PreparedRows`; of their order, that of `ORDERED_ROWS` rows is in memory at most.
+        examples (`NumberedExamples`): of `PreparedRows`; the order of at most `ORDERED_ROWS` rows is in memory.
         batch (`int`): rows of a batch.
         lanes (`int`): halved while there are not `rows.buffer` rows for each.
     """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of pre-trainings by name, published or of this project, fitted to the hardware at hand; and those without a name.
+"""Choose the settings of a pre-training: by the name of a recipe, or for a new model without one.
 
-A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the
-micro-batch and the precision of the arithmetic, and flags of the user win over both:
+A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the micro-batch and the
+precision of the arithmetic, and flags of the user win over both:
 
     arguments = recipe_arguments(RECIPES["v3-study"], {"per_device_train_batch_size": 32}, processes=8)
     arguments["gradient_accumulation_steps"]  # 8: 32 x 8 x 8 = 2,048
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,20 +85,34 @@ class Recipe:
 
 
 def _official(preset: str, batch: int, learning_rate: float, max_steps: int = 1_000_000, model: str | None = None) -> Recipe:
-    size = preset.removeprefix("v3-")
-    description = f"the official script's {size} model" if model is None else f"{model} further, as the official script"
+    description = f"the official script's {preset.removeprefix('v3-')} model"
+    if model is not None:
+        description = f"{model} further, as the official script"
     return Recipe(
-        description, source="microsoft/DeBERTa, experiments/language_model/rtd.sh", preset=preset, batch=batch,
-        max_steps=max_steps, learning_rate=learning_rate, warmup_steps=10_000, rtd_lambda=10.0, stepping="decoupled",
+        description,
+        source="microsoft/DeBERTa, experiments/language_model/rtd.sh",
+        preset=preset,
+        batch=batch,
+        max_steps=max_steps,
+        learning_rate=learning_rate,
+        warmup_steps=10_000,
+        rtd_lambda=10.0,
+        stepping="decoupled",
         model=model,
-    )  # fmt: skip
+    )
 
 
 RECIPES: dict[str, Recipe] = {
     "v3-study": Recipe(
         "the base model on Wikipedia and books with which the paper compares NES, ES and GDES",
-        source="DeBERTaV3 (He et al. 2021), section 3", preset="v3-base", batch=2048, max_steps=125_000,
-        learning_rate=5e-4, warmup_steps=10_000, rtd_lambda=50.0, stepping="joint",
+        source="DeBERTaV3 (He et al. 2021), section 3",
+        preset="v3-base",
+        batch=2048,
+        max_steps=125_000,
+        learning_rate=5e-4,
+        warmup_steps=10_000,
+        rtd_lambda=50.0,
+        stepping="joint",
     ),
     "official-xsmall": _official("v3-xsmall", 64, 3e-4),
     "official-base": _official("v3-base", 256, 1e-4),
@@ -107,30 +121,42 @@ RECIPES: dict[str, Recipe] = {
     "official-small-continue": _official("v3-small", 256, 5e-5, 100_000, "microsoft/deberta-v3-small"),
     "small-cpu": Recipe(
         "a model of 4 layers x 256 on some ten million words, on a CPU or any accelerator",
-        source="this project, after LTG-BERT", preset="electra-small",
-        config_overrides="num_hidden_layers=4,embedding_size=256", batch=64, max_steps=None, num_train_epochs=10.0,
-        learning_rate=1e-3, warmup_steps=0.02, lr_scheduler_type="cosine", rtd_lambda=50.0, stepping="joint", max_length=128,
-        weight_decay=0.1, adam_beta2=0.98, masking="word", masking_rate=0.3, final_masking_rate=0.15,
-        published_optimizer=False, trains_mlm=True,
+        source="this project, after LTG-BERT",
+        preset="electra-small",
+        config_overrides="num_hidden_layers=4,embedding_size=256",
+        batch=64,
+        max_steps=None,
+        num_train_epochs=10.0,
+        learning_rate=1e-3,
+        warmup_steps=0.02,
+        lr_scheduler_type="cosine",
+        rtd_lambda=50.0,
+        stepping="joint",
+        max_length=128,
+        weight_decay=0.1,
+        adam_beta2=0.98,
+        masking="word",
+        masking_rate=0.3,
+        final_masking_rate=0.15,
+        published_optimizer=False,
+        trains_mlm=True,
     ),
-}  # fmt: skip
+}
 
-# Fields of a recipe that are flags of the same name; the first are of replaced token detection alone.
+# Fields of a recipe that are flags of the same name, and the ones that only replaced token detection has.
+ABOUT = ("description", "source", "batch", "half_precision", "trains_mlm")
+FLAGS = tuple(field.name for field in fields(Recipe) if field.name not in ABOUT)
 RTD_FLAGS = ("embedding_sharing", "stepping", "rtd_lambda")
-FLAGS = (
-    "model", "preset", "config_overrides", *RTD_FLAGS, "masking", "masking_rate", "final_masking_rate", "max_length",
-    "max_steps", "num_train_epochs", "learning_rate", "warmup_steps", "lr_scheduler_type", "weight_decay", "adam_beta1",
-    "adam_beta2", "adam_epsilon", "max_grad_norm", "published_optimizer",
-)  # fmt: skip
 
-# Of a new model without a recipe. Those of Trainer are for fine-tuning: 5e-5, no warm-up, no weight decay, batches of 8.
-FROM_SCRATCH, BATCH = dict(learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6), 64
+# Settings of a new model without a recipe; Trainer's are for fine-tuning: 5e-5, no warm-up, no weight decay, batches of 8.
+FROM_SCRATCH = dict(learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6)
+BATCH = 64
 
 
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """What flags that were not given are set to, by name, and a text that says so: by --recipe, or from scratch without one.
+    """Return the values of flags that were not given, by --recipe or for a new model, and a text that says so.
 
     The further training of a checkpoint without a recipe keeps Trainer's own, and a resumed run what it began with.
 
@@ -140,33 +166,38 @@ def chosen_settings(
     Raises:
         ValueError: the recipe is not for this objective, and as `recipe_arguments`.
     """
-    name, flags = given_flags.get("recipe"), dict(given_flags)
+    name = given_flags.get("recipe")
     if name is not None:
         if not (rtd or RECIPES[name].trains_mlm):
             others = ", ".join(other for other, recipe in RECIPES.items() if recipe.trains_mlm)
             raise ValueError(f"--recipe {name} is one of replaced token detection, run_rtd.py's; here there is {others}")
-        settings = recipe_arguments(RECIPES[name], flags, processes=processes, device=device)
-        settings = {flag: value for flag, value in settings.items() if rtd or flag not in RTD_FLAGS}
-        return settings, recipe_table(name, settings, flags, processes)
-    if flags.get("model") is not None:
+        settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
+        if not rtd:
+            for flag in RTD_FLAGS:
+                settings.pop(flag, None)
+        return settings, recipe_table(name, settings, given_flags, processes)
+    if given_flags.get("model") is not None:
         return {}, None
-    # Of a resumed run, perhaps begun by a version with other settings.
-    resumes = flags.get("resume_from_checkpoint") is not None and "output_dir" in flags
-    begun = read_json(Path(flags["output_dir"], ARGUMENTS_FILE)) if resumes else {}
+    begun = {}
+    if given_flags.get("resume_from_checkpoint") is not None and "output_dir" in given_flags:
+        begun = read_json(Path(given_flags["output_dir"], ARGUMENTS_FILE))
     settings = dict(FROM_SCRATCH)
-    if not {*HARDWARE_FLAGS[:2]} & {*flags} and begun.get("batch_size", BATCH) == BATCH:
+    sizes = HARDWARE_FLAGS[:2]
+    if not {*sizes} & {*given_flags} and begun.get("batch_size", BATCH) == BATCH:
         # As many tokens at a time as 8 examples of 512.
-        size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, flags.get("max_length", 512))))
-        settings |= dict(zip(HARDWARE_FLAGS[:2], (size, max(1, BATCH // size // processes)), strict=True))
-    settings = {flag: begun.get(flag, value) for flag, value in settings.items() if flag not in flags}
+        size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, given_flags.get("max_length", 512))))
+        settings |= zip(sizes, (size, max(1, BATCH // size // processes)), strict=True)
+    settings = {flag: begun.get(flag, value) for flag, value in settings.items() if flag not in given_flags}
+    if not settings:
+        return {}, None
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
-    return settings, f"from scratch: {text} (flags and --recipe set others)" if settings else None
+    return settings, f"from scratch: {text} (flags and --recipe set others)"
 
 
 def recipe_arguments(
     recipe: Recipe, given_flags: Mapping[str, Any] | None = None, *, processes: int = 1, device: torch.device | None = None
 ) -> dict[str, Any]:
-    """Arguments that the recipe and the hardware set, by name; those that the user gave are left out.
+    """Return the arguments that the recipe and the hardware set, by name, without those that the user gave.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Without
     a per-device size it is as many tokens as 8 examples of 512 on CPU, and on an accelerator what its memory should hold (an
@@ -193,32 +224,34 @@ def recipe_arguments(
     if {"model", "preset"} & {*given_flags}:
         arguments.pop("config_overrides", None)
     if "num_train_epochs" in given_flags:
-        # Trainer would count steps all the same.
+        # Trainer would still count steps.
         arguments.pop("max_steps", None)
     if "max_steps" in given_flags:
         arguments.pop("num_train_epochs", None)
     if {"max_steps", "num_train_epochs"} & {*given_flags} and recipe.max_steps is not None:
-        # Of so many steps as the recipe's share of them, or a short run would end before it is warm.
+        # The recipe's share of the steps, or a short run would end before it is warm.
         arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
     if recipe.half_precision:
         arguments |= half_precision(device, given_flags)
-    on_cpu = CPU_MICRO_BATCH * 512 // recipe.max_length
-    fitting = on_cpu if device.type == "cpu" else fitting_examples(recipe, device_memory(device))
+    fitting = CPU_MICRO_BATCH * 512 // recipe.max_length
+    if device.type != "cpu":
+        fitting = fitting_examples(recipe, device_memory(device))
     arguments |= micro_batches(recipe.batch, given_flags, processes, fitting)
     return {name: value for name, value in arguments.items() if name not in given_flags}
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of the accelerator; 0 where torch does not say."""
+    """Return the bytes of memory of the accelerator; 0 where torch does not say."""
     module = getattr(torch, device.type)
     if device.type == "mps":
         return module.recommended_max_memory()
-    properties = getattr(module, "get_device_properties", None)
-    return properties(device).total_memory if properties else 0
+    if not hasattr(module, "get_device_properties"):
+        return 0
+    return module.get_device_properties(device).total_memory
 
 
 def fitting_examples(recipe: Recipe, memory: int) -> int:
-    """Number of examples of a micro-batch that the memory should hold, as attention without a fused kernel needs it.
+    """Estimate the examples of a micro-batch that the memory holds, as attention without a fused kernel needs it.
 
     16 bytes a parameter (weights, gradients and Adam's moments in float32). An example keeps for the backward pass about
     34 numbers of 2 bytes for each state of each layer, four [N, N] tables for each head, and of the generator
@@ -232,7 +265,7 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
 
 
 def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[str, Any], processes: int = 1) -> str:
-    """Settings of the recipe, of the hardware and of the flags that replace them, a line each, and the resulting batch.
+    """Return a line for each setting of the recipe, of the hardware and of the flags that replace them, and the batch.
 
     Args:
         name (`str`): of the recipe.
@@ -244,11 +277,12 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[s
     used = dict(arguments) | dict(given_flags)
     size, accumulation = used["per_device_train_batch_size"], used["gradient_accumulation_steps"]
     batch = size * accumulation * processes
-    changed = "" if batch == recipe.batch else f", recipe: {recipe.batch:,}"
-    return "\n".join(
-        [
-            f"recipe {name}: {recipe.description} ({recipe.source})",
-            *settings_table(published, arguments, given_flags),
-            f"  batch: {size} per device x {accumulation} accumulation steps x {processes} processes = {batch:,}{changed}",
-        ]
-    )
+    total = f"{batch:,}"
+    if batch != recipe.batch:
+        total += f", recipe: {recipe.batch:,}"
+    lines = [
+        f"recipe {name}: {recipe.description} ({recipe.source})",
+        *settings_table(published, arguments, given_flags),
+        f"  batch: {size} per device x {accumulation} accumulation steps x {processes} processes = {total}",
+    ]
+    return "\n".join(lines)

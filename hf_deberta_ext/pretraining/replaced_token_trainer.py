@@ -11,8 +11,9 @@ from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
-from ..analysis.embedding_similarity import average_cosine_similarity
-from ..model.generator_and_discriminator import PARTS, DebertaExtForPreTraining
+from ..analysis.embedding_similarity import average_cosine_similarity, word_tables
+from ..model.generator_and_discriminator import DebertaExtForPreTraining
+from ..model.heads import PARTS
 from ..training.arguments import RunArguments, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
@@ -72,20 +73,20 @@ class ReplacedTokenTrainer(TargetTrainer):
     """Train `DebertaExtForPreTraining`.
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
-    gradient over all micro-batches and its step; then, on what the generator had made of them, that of the discriminator
-    (weighted by rtd_lambda too, as in the official code; with Adam that matters to clipping alone). The halves have moments,
-    clipping, learning rates and schedules of their own, and one optimizer object, which one checkpoint holds.
+    gradient over all micro-batches and its step; then the discriminator's gradient and step, on what the generator had made
+    of them before (weighted by rtd_lambda too, as in the official code; with Adam that only matters to clipping). Each half
+    has separate moments, clipping, learning rates and schedules; one optimizer object, in one checkpoint, holds them.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
     also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
-    similarity of the words' embeddings of both, and discriminator_guess_loss, that of one who knows only replaced_share: a
-    discriminator whose loss stays there has collapsed. Its replacements are the same each time.
+    similarity of the words' embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
+    replaced_share: a discriminator whose loss stays there has collapsed. Its replacements are the same each time.
 
     Raises:
         ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
-            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller's together with rates or schedules of
-            the discriminator's own.
+            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller together with rates or schedules for
+            the discriminator.
     """
 
     args: ReplacedTokenArguments
@@ -102,9 +103,9 @@ class ReplacedTokenTrainer(TargetTrainer):
                 "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
                 "tokenizer.all_special_ids and those that the tokenizer has no token for"
             )
-        names = [f"discriminator_{name}" for name in ("learning_rate", "warmup_steps", "lr_scheduler_type")]
-        self._own_settings, self._rate = [name for name in names if getattr(args, name) is not None], None
-        if self._own_settings and any(part is not None for part in kwargs.get("optimizers", ())):
+        own = ("discriminator_learning_rate", "discriminator_warmup_steps", "discriminator_lr_scheduler_type")
+        self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
+        if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
             raise ValueError(
                 f"{', '.join(self._own_settings)} would not reach the optimizer and schedule that you give: set them there"
             )
@@ -132,8 +133,9 @@ class ReplacedTokenTrainer(TargetTrainer):
             )
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        names = ("input_ids", "labels", "attention_mask", "document_ids")
-        counted = self.model.counted_tokens(*(batch.get(name) for name in names))
+        counted = self.model.counted_tokens(
+            batch["input_ids"], batch["labels"], batch.get("attention_mask"), batch.get("document_ids")
+        )
         return torch.stack([(batch["labels"] != -100).sum(), counted.sum()]).float()
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
@@ -193,7 +195,8 @@ class ReplacedTokenTrainer(TargetTrainer):
         sums = statistics.double().sum(0).tolist()
         metrics |= detection_metrics(*sums[2], sums[1][2])
         metrics["discriminator_guess_loss"] = guess_loss(metrics["replaced_share"])
-        for name, table in word_tables(self.model, self.model.config.special_token_ids).items():
+        special = self.model.config.special_token_ids or []
+        for name, table in word_tables(self.model.generator, self.model.discriminator, special).items():
             metrics[f"{name}_similarity"] = average_cosine_similarity(table)
         return metrics
 
@@ -203,7 +206,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = self.args.discriminator_learning_rate
         # A shared table is the generator's.
-        generators = {id(parameter) for parameter in self.model.generator.parameters()}
+        generators = set(map(id, self.model.generator.parameters()))
         groups = []
         for group in optimizer.param_groups:
             for half in PARTS:
@@ -234,7 +237,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         else:
             steps = math.ceil(warmup * num_training_steps) if warmup < 1 else int(warmup)
             discriminators = get_scheduler(kind, optimizer, steps, num_training_steps, scheduler_specific_kwargs=options)
-        if not all(isinstance(scheduler, LambdaLR) for scheduler in (generators, discriminators)):
+        if not (isinstance(generators, LambdaLR) and isinstance(discriminators, LambdaLR)):
             raise ValueError(
                 f"a schedule of the discriminator's own cannot be combined with {first} and {kind}: choose "
                 "those that are functions of the step, such as linear, cosine, constant_with_warmup"
@@ -315,7 +318,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return self._norms["discriminator"]
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # Without clipping, Trainer would ask for the norm anew, and gradients of a loss scaler are unscaled once.
+        # Without clipping, Trainer would ask for the norm again, and gradients of a loss scaler are unscaled once.
         if grad_norm is None:
             grad_norm = self._norms.get("discriminator")
         return super()._get_grad_norm(model, grad_norm)
@@ -358,16 +361,3 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
 def guess_loss(share: float) -> float:
     """Return the loss of a discriminator that knows only the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
-
-
-def word_tables(model: DebertaExtForPreTraining, special: list[int] | None) -> dict[str, torch.Tensor]:
-    """Return the words' embeddings [V', E] of generator and discriminator, special tokens left out."""
-    table = model.discriminator.get_input_embeddings()
-    if hasattr(table, "table"):
-        # GDES: the generator's table plus a difference.
-        weight = table.table()
-    else:
-        weight = table.weight.detach()
-    words = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
-    words[special or []] = False
-    return {"generator": model.get_input_embeddings().weight.detach()[words], "discriminator": weight[words]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a pre-training: the table of its objectives, and curves as PNG."""
+"""Show the results of a pre-training: the table of its objectives, and curves as PNG."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.plots import plot_curves
-from ..publishing.results import objectives_table
+from ..analysis.results import objectives_table
 from .objectives import OBJECTIVES
 
 __all__ = ["CURVES_FILE", "evaluation_table", "plot_objectives", "plot_replaced_tokens"]
@@ -16,18 +16,18 @@ CURVES_FILE = "curves.png"
 
 
 def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) -> str:
-    """The result of `PretrainingTrainer.evaluate`, a row for each objective, as Markdown."""
+    """Return the result of `PretrainingTrainer.evaluate`, a row for each objective, as Markdown."""
     return objectives_table(metrics, {name: OBJECTIVES[name].title for name in objectives})
 
 
 def plot_objectives(history: Sequence[Mapping[str, Any]], path: str | os.PathLike, objectives: Sequence[str]) -> Path:
-    """A panel with the training and the held-out loss of each objective."""
+    """Draw a panel with the training and the held-out loss of each objective."""
     panels = [(OBJECTIVES[name].title, ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
     return plot_curves({"run": history}, Path(path), panels=panels)
 
 
 def plot_replaced_tokens(history: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Path:
-    """Panels with the losses of generator and discriminator, and the discriminator's precision and recall."""
+    """Draw panels with the losses of generator and discriminator, and the discriminator's precision and recall."""
     panels = [(half, ["run"], [f"{half}_loss", f"eval_{half}_loss"]) for half in ("generator", "discriminator")]
     names = [f"{prefix}discriminator_{name}" for name in ("precision", "recall") for prefix in ("", "eval_")]
     panels.append(("replaced tokens found", ["run"], names))

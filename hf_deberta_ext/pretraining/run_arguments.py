@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from transformers import TrainingArguments
 
 from ..data.languages import check_languages
+from ..files import as_list
 from ..model.attention_backends import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..publishing.facts import as_list
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.model_sources import announce_official, check_source
@@ -21,17 +21,7 @@ from .packing import PAIR_MODES
 from .prepared_corpus import read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
-__all__ = [
-    "ELSEWHERE",
-    "DataArguments",
-    "MaskingArguments",
-    "ModelArguments",
-    "check_arguments",
-    "check_length",
-    "config_overrides",
-    "masking_options",
-    "model_config",
-]
+__all__ = ["ELSEWHERE", "DataArguments", "MaskingArguments", "ModelArguments", "check_arguments", "model_config"]
 
 
 @dataclass
@@ -104,7 +94,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     """Check flags that are wrong by themselves, or together.
 
     Raises:
-        ValueError: names them, and a way out.
+        ValueError: names them, and what to give.
     """
     check_corpus(data_args)
     if data_args.is_prepared:
@@ -112,7 +102,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
             f"--train_sampling_strategy {args.train_sampling_strategy} is for text that is packed before the training: "
-            "--streaming and prepared data have an order of their own, leave it out"
+            "--streaming and prepared data define the order, leave it out"
         )
     if data_args.streaming:
         if args.max_steps < 1:
@@ -131,10 +121,10 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check that flags fit a prepared folder; its tokenizer is that of a new model.
+    """Check that flags fit a prepared folder, and set its tokenizer for a new model.
 
     Raises:
-        ValueError: names them, and a way out; and as `read_manifest`.
+        ValueError: names them, and what to give; and as `read_manifest`.
     """
     if len(data_args.train_data) > 1:
         raise ValueError(
@@ -195,9 +185,10 @@ def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict
     """
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
-    unknown = {name: value for name, value in values.items() if name not in fields}
-    # It suggests the name that is meant; loading a checkpoint would ignore them.
-    DebertaExtConfig(**unknown)
+    # Loading a checkpoint would ignore them.
+    for name in values:
+        if name not in fields:
+            raise ValueError(f"{flag}: no field {name!r} in the configuration, there are {', '.join(sorted(fields))}")
     return values
 
 
@@ -205,7 +196,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     """Return the configuration without regard to the vocabulary of a tokenizer that does not exist yet.
 
     Args:
-        fields: of the configuration, set by flags of their own; `--config_overrides` wins over them.
+        fields: of the configuration, set by other flags; `--config_overrides` wins over them.
     Raises:
         ValueError: no tokenizer for a new model, a new tokenizer for a checkpoint, or fields that do not fit.
     """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 
 from ..data.columns import first
-from ..files import replace_text
+from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
-from ..publishing.facts import REPORT_FILE, RunFacts, as_list, is_hub_id, shown_source
+from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts, versions
 from ..training.checkpoints import replaced_folder
@@ -37,15 +37,7 @@ from .tokenizer_training import tokenizer_report, train_tokenizer
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = [
-    "begin",
-    "fit_to_tokenizer",
-    "numbered_examples",
-    "report_run",
-    "run_facts",
-    "set_attention",
-    "train_and_evaluate",
-]
+__all__ = ["begin", "fit_to_tokenizer", "numbered_examples", "report_run", "set_attention", "train_and_evaluate"]
 
 
 def corpora(
@@ -123,7 +115,7 @@ def begin(
 
     Args:
         arguments (`dict`): that a resumed run must repeat. The digest of a stream is added; `RunTrainer` has others.
-        checkpoint (`str`, *optional*): from which the run goes on.
+        checkpoint (`str`, *optional*): from which the run is resumed.
     Returns:
         documents to train on, held-out documents, the tokenizer and facts about it.
     Raises:
@@ -264,7 +256,7 @@ def packed_stream(
     """Pack the documents of a stream while it is read."""
     most = data_args.max_train_samples
     if most is not None:
-        # The first rows of a stream are those of its first files.
+        # The first rows of a stream come from its first files.
         lanes = corpus.lanes(1)
     else:
         lanes = corpus.lanes(most_lanes(args))
@@ -273,7 +265,7 @@ def packed_stream(
             # To read it once, a text is parted into files of about the same size, as many as readers or a multiple.
             times = readers // math.gcd(len(lanes), readers)
             print(
-                f"stream: {corpus.files} files for {readers} processes and workers, {times} of which read each", flush=True
+                f"stream: {corpus.files} files for {readers} processes and workers, each file is read by {times}", flush=True
             )
     # All lanes together hold as many documents and rows in memory as one.
     count = max(100, 1000 // len(lanes))

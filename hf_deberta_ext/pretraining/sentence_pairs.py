@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of segments: next sentence prediction (BERT) and sentence order prediction (ALBERT), their data and their head.
+"""Make pairs of segments for next sentence prediction (BERT) and sentence order prediction (ALBERT), and their head.
 
 Next sentence prediction (Devlin et al. 2019, section 3.1) exchanges segments of different documents when text is packed,
 sentence order prediction (Lan et al. 2020, section 3.1) swaps the two segments when a batch is made.
@@ -37,7 +37,7 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [B, 2] of the state of [CLS] in states [B, N, d]; the sentence labels [B], and the rows 0 to B - 1."""
+    """Return the logits [B, 2] of the state of [CLS] in states [B, N, d], the sentence labels [B], and all rows."""
     from ..model.pretrained_model import cls_states
 
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
@@ -79,13 +79,16 @@ def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exc
 def find_partners(
     pairs: list[SegmentPair], drawn: list[int], room: int, generator: random.Random
 ) -> Iterator[tuple[int, int]]:
-    """The drawn pairs two by two that can exchange their B's, cut so that both results fit in `room`."""
+    """Find the drawn pairs two by two that can exchange their B's, cut so that both results fit in `room`."""
     generator.shuffle(drawn)
     half = len(drawn) // 2
     candidates = drawn[half:]
     for i in drawn[:half]:
         for place, j in enumerate(candidates):
-            if pairs[i].document != pairs[j].document and (cuts := _fitting_cuts(pairs[i], pairs[j], room, generator)):
+            if pairs[i].document == pairs[j].document:
+                continue
+            cuts = _fitting_cuts(pairs[i], pairs[j], room, generator)
+            if cuts is not None:
                 pairs[i].cut(cuts[0])
                 pairs[j].cut(cuts[1])
                 del candidates[place]
@@ -94,7 +97,7 @@ def find_partners(
 
 
 def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
-    """Random places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
+    """Draw places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
     n, m = len(first.tokens), len(second.tokens)
     for a in generator.sample(first.cuts, len(first.cuts)):
         # a + m - b <= room and b + n - a <= room
@@ -105,7 +108,7 @@ def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator:
 
 
 def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dict[str, Any]:
-    """[CLS] A [SEP] B [SEP], or [CLS] B [SEP] A [SEP] if it is to `swap`, and its sentence label.
+    """Return [CLS] A [SEP] B [SEP], or [CLS] B [SEP] A [SEP] if it is to `swap`, with its sentence label.
 
     Args:
         row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns of N.

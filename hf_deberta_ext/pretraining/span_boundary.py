@@ -21,7 +21,7 @@ def span_boundaries(
     document_ids: torch.Tensor | None = None,
     max_span_tokens: int = MAX_SPAN_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The places of x_{s-1} and x_{e+1} for every token i of a masked span (s, e), and its position i - s + 1 in the span.
+    """Find x_{s-1} and x_{e+1} for every token i of a masked span (s, e), and its position i - s + 1 in the span.
 
     A span is a run of labels that are not -100. Its tokens are targets where both boundaries are tokens of the same
     document; tokens beyond `max_span_tokens` in their span are not.
@@ -58,7 +58,7 @@ class SpanBoundaryHead(nn.Module):
 
     Args:
         hidden_size (`int`): width of the states x.
-        embedding_size (`int`): E, width of y, that of the word embeddings.
+        embedding_size (`int`): E, width of y and of the word embeddings.
         max_span_tokens (`int`): rows of the position table p.
         position_size (`int`): its width.
         layer_norm_eps (`float`): of both LayerNorms.
@@ -99,10 +99,10 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_spans(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [n, V] of the tokens of all masked spans, from states [B, N, d]; their labels [n] and rows [n]."""
+    """Return the logits [n, V] of the tokens of all masked spans, from states [B, N, d]; their labels [n] and rows [n]."""
     labels = batch["labels"]
     is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
     rows = is_target.nonzero()[:, 0]
     y = model.span_boundary(states[rows, before], states[rows, after], position)
-    # By the module's own call: ZeRO gathers its bias for that alone.
+    # By calling the module: ZeRO only gathers its bias for that.
     return model.lm_predictions.lm_head(y, transformed=True), labels[is_target], rows

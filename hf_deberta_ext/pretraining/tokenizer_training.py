@@ -167,7 +167,10 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
     """
     count = Counter(characters=0, words=0, tokens=0, unknown_tokens=0)
     texts = _strings(texts)
-    while batch := list(itertools.islice(texts, 100)):
+    while True:
+        batch = list(itertools.islice(texts, 100))
+        if not batch:
+            break
         count["characters"] += sum(map(len, batch))
         count["words"] += sum(len(text.split()) for text in batch)
         for ids in tokenizer(batch, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]:

@@ -51,7 +51,7 @@ class TargetArguments(RunArguments):
 
     needs: ClassVar = {
         "data_seed": (
-            "without --train_sampling_strategy random (--seed is that of group_by_length), or pairs that are drawn",
+            "without --train_sampling_strategy random (group_by_length uses --seed), or pairs that are drawn",
             lambda args: args.train_sampling_strategy == "random" or args.packing in PAIR_MODES,
         )
     }
@@ -92,8 +92,12 @@ class PretrainingArguments(WeightArguments):
     @property
     def objectives(self) -> dict[str, float]:
         """Return the objectives that are trained, with their weights."""
-        weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
-        return {name: weight for name, weight in weights.items() if weight > 0}
+        weights = {}
+        for name in OBJECTIVES:
+            weight = getattr(self, f"{name}_weight")
+            if weight > 0:
+                weights[name] = weight
+        return weights
 
 
 class TargetTrainer(RunTrainer):
@@ -211,7 +215,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the whole step."""
+        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the step."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
@@ -233,7 +237,7 @@ class TargetTrainer(RunTrainer):
 
     def evaluate(self, eval_dataset=None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"):
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        # Trainer evaluates each of several sets by a call of its own.
+        # Trainer evaluates several sets by one call each.
         if metric_key_prefix == "eval":
             self.check_best_metric(metrics)
         return metrics
@@ -252,11 +256,11 @@ class TargetTrainer(RunTrainer):
 class PretrainingTrainer(TargetTrainer):
     """Train `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
 
-    Logs "mlm_loss", "sop_loss", ... beside "loss"; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
-    of each objective. With `z_loss`, "z_loss" is logged, too, and part of the training's loss alone.
+    Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
+    of each objective. With `z_loss`, "z_loss" is logged, too, and only part of the training loss.
 
     Raises:
-        ValueError: the model's objectives are not those of the arguments, and as `TargetTrainer`.
+        ValueError: the model and the arguments have other objectives, and as `TargetTrainer`.
     """
 
     args: PretrainingArguments

@@ -9,11 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..files import free_name, replace_text
+from huggingface_hub import EvalResult, ModelCardData
+
+from ..analysis import results
+from ..files import as_list, free_name, replace_text, shown_source
 from ..model.checkpoint_files import read_json
-from ..model.heads import HEADS
-from . import results
-from .facts import AUTO_MODELS, HALVES, REPORT_FILE, ModelFolder, RunFacts, as_list, read_folder, shown_source
+from ..model.heads import HEADS, PARTS
+from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, read_folder
 
 __all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]
 
@@ -95,7 +97,7 @@ def write_model_card(
 
 def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
     """Write the card of a folder, and of a joint model the cards of its halves."""
-    for half in HALVES:
+    for half in PARTS:
         if model.is_joint and (model.folder / half / "config.json").is_file():
             replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
     return replace_text(model.folder / CARD, card_text(model, metadata))
@@ -117,7 +119,6 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
     Args:
         metadata (`dict`): language, license, base_model, datasets and tags, in place of those of the run.
     """
-    from huggingface_hub import ModelCardData
     from jinja2 import Template
 
     run, kind, config = model.run, model.kind, model.config
@@ -158,7 +159,9 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
         measured=measured,
         base=base,
         languages=languages,
-        opening=opening_of(model, base),
+        noun=NOUNS[kind],
+        family=FAMILIES.get(str(config.get("model_type")), config.get("model_type") or "transformers"),
+        parameters=(run.parameters if not model.half else None) or model.parameters,
         auto_class=auto_classes[kind],
         adapter_base=shown_source(model.adapter.get("base_model_name_or_path") or ""),
         examples=", ".join(f"{count:,} ({name})".removesuffix(" ()") for name, count in counts.items()),
@@ -166,8 +169,11 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
         has_best_thresholds=any(not name.endswith("loss") and not results.is_score(name) for name in measured),
         positions=config.get("max_position_embeddings") if has_positions else None,
         cell=table_cell,
+        number=lambda value: f"{value or 0:,}",
+        millions=lambda count: f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}",
     )
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    text, heading, limits = text.partition("## Limits\n")
+    return re.sub(r"\n{3,}", "\n\n", text) + f"{heading}\n" + re.sub(r"\n{2,}", "\n", limits).strip("\n") + "\n"
 
 
 def table_cell(value: Any) -> str:
@@ -180,74 +186,63 @@ def table_cell(value: Any) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[Any]:
-    """Return the results as `EvalResult`s of the Hub."""
-    run, kind = model.run, model.kind
-    if kind == "joint":
+def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalResult]:
+    """Return the results of a model for the Hub: of a pre-training on held-out text, or on the data sets of a task."""
+    run = model.run
+    if model.kind == "joint" or not (model.is_pretraining or (run.measured_on and model.kind in AUTO_MODELS)):
         return []
     if model.is_pretraining:
-        prefix, names = model.half or "mlm", ("perplexity", "accuracy")
-        task_type, task_name = "fill-mask", "masked-language modelling"
-        if model.half == "discriminator":
-            task_type, task_name, names = "other", "replaced token detection", ("accuracy", "precision", "recall")
+        prefix, names = model.half or "mlm", ("perplexity", "accuracy", "precision", "recall")
         scores = {name: measured[f"{prefix}_{name}"] for name in names if f"{prefix}_{name}" in measured}
-        text = {"dataset": None, "dataset_name": "held-out text", "sets": {"": (None, None)}}
-        return results.eval_results(scores, task_type=task_type, task_name=task_name, **text)
-    if run.measured_on is None or kind not in AUTO_MODELS:
-        return []
-    seeds = model.summary.get("seeds", ())
-    return results.eval_results(
+        if model.half == "discriminator":
+            return eval_results(scores, task_type="other", task_name="replaced token detection")
+        return eval_results(scores, task_type="fill-mask", task_name="masked-language modelling")
+    index = eval_results(
         measured,
-        task_type=kind,
-        dataset=run.datasets[0] if run.datasets else None,
+        task_type=model.kind,
+        dataset_type=run.datasets[0] if run.datasets else "text",
         dataset_name=run.task or run.measured_on,
-        sets=run.sets,
-        note=f"mean of {len(seeds)} seeds" if len(seeds) > 1 else None,
+        sets=run.sets or {"": (None, "validation")},
     )
-
-
-def opening_of(model: ModelFolder, base: str | None) -> str:
-    """Describe the model in one or two sentences."""
-    run, kind = model.run, model.kind
-    family = FAMILIES.get(str(model.config.get("model_type")), str(model.config.get("model_type") or "transformers"))
-    article = "An" if family[0] in "aeiou" else "A"
-    text = f"{article} {family} {NOUNS[kind]}"
-    if kind == "joint":
-        text = NOUNS[kind]
-    if model.half == "generator":
-        text += " (the generator of replaced token detection)"
-    if model.adapter:
-        method = str(model.adapter.get("peft_type") or "LORA").replace("LORA", "LoRA")
-        text = f"An adapter ({method}) for {kind.replace('-', ' ')}"
-    if model.architecture:
-        text += f" ({model.architecture})"
-    task = ""
-    if run.task not in (None, kind):
-        task = f" on {run.task}"
-    if base is not None:
-        verb = "trained further" if model.is_pretraining else f"fine-tuned{task}"
-        text += f", {verb} from {base}"
-    elif run.from_scratch:
-        text += f", trained{task} from random weights"
-    if "hf_deberta_ext" in run.hardware.get("versions", {}):
-        text += ", with hf_deberta_ext"
     seeds = model.summary.get("seeds", ())
-    if seeds:
-        times = f"{len(seeds)} times with the seeds" if len(seeds) > 1 else "once, with the seed"
-        text += f", {times} {', '.join(map(str, seeds))}:\nthe folder of each seed holds a model and its card"
-    count = model.parameters
-    if run.parameters and not model.half:
-        count = run.parameters
-    if count and not seeds:
-        subject = "The adapter" if model.adapter and not run.parameters else "It"
-        text += f". {subject} has {shown_number(count)} parameters"
-        if model.adapter and run.trained_parameters:
-            text += f". {shown_number(run.trained_parameters)} of them were trained (low-rank adapters and the head)"
-    if model.labels and kind in ("text-classification", "token-classification"):
-        text += f".\nIts labels are {', '.join(model.labels)}"
-    return f"{text}."
+    for result in index if len(seeds) > 1 else ():
+        result.metric_name = f"{result.metric_name or result.metric_type} (mean of {len(seeds)} seeds)"
+    return index
 
 
-def shown_number(count: int) -> str:
-    """Format a number of parameters: "12.3 million"; a small one in full."""
-    return f"{count / 1e6:.1f} million" if count >= 100_000 else f"{count:,}"
+def eval_results(
+    measured: Mapping[str, float],
+    *,
+    task_type: str,
+    task_name: str | None = None,
+    dataset_type: str = "text",
+    dataset_name: str = "held-out text",
+    sets: Mapping[str, Sequence[str | None]] | None = None,
+) -> list[EvalResult]:
+    """Return the scores among the metrics as entries of a card's model index.
+
+    Args:
+        measured (`dict`): by name, with the name of the evaluation set in front: "accuracy", "mm_accuracy".
+        sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
+    """
+    entries, sets = [], sets or {"": (None, None)}
+    for name, value in measured.items():
+        if not results.is_score(name) or results.shown_metric(name, value).startswith(">"):
+            continue
+        own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
+        # Metrics of the Hub, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
+        metric = re.sub(r".*_(?=(accuracy|f1|precision|recall)$)", "", name.removeprefix(f"{own_set}_"))
+        config, split = sets.get(own_set, (None, "validation"))
+        entry = EvalResult(
+            task_type=task_type,
+            task_name=task_name,
+            dataset_type=dataset_type,
+            dataset_name=dataset_name,
+            dataset_config=config,
+            dataset_split=split,
+            metric_type=metric,
+            metric_value=round(value, 4),
+            metric_name=name if name != metric else None,
+        )
+        entries.append(entry)
+    return entries

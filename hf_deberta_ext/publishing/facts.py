@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..analysis.results import measured_metrics
 from ..model.checkpoint_files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
@@ -17,24 +18,17 @@ from ..model.checkpoint_files import (
     tokenizer_files,
     weight_files,
 )
-from ..model.heads import HEADS
-from .results import measured_metrics
+from ..model.heads import HEADS, PARTS, PEFT_TASKS
 
 __all__ = [
     "AUTO_MODELS",
-    "HALVES",
     "REPORT_FILE",
     "ModelFolder",
     "RunFacts",
-    "as_list",
-    "is_hub_id",
     "read_folder",
-    "shown_source",
 ]
 
 REPORT_FILE = "run_report.json"
-# Folders of a joint model that are models by themselves.
-HALVES = ("discriminator", "generator")
 # The Hub's name of a task -> the Auto class that loads its model; "encoder" is a model without a head.
 AUTO_MODELS = {"encoder": "AutoModel"}
 # End of the class's name -> the Hub's name of the task, "fine-tune" for a discriminator.
@@ -45,11 +39,7 @@ for _head in HEADS.values():
     KINDS[_head.model_class.removeprefix("DebertaExt")] = _head.pipeline_tag or "fine-tune"
     if _head.pipeline_tag is not None:
         AUTO_MODELS[_head.pipeline_tag] = _head.auto_class
-PEFT_KINDS = {
-    "SEQ_CLS": "text-classification",
-    "TOKEN_CLS": "token-classification",
-    "QUESTION_ANS": "question-answering",
-}
+PEFT_KINDS = {task: kind for kind, task in PEFT_TASKS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +206,7 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
     """
     folder = Path(folder)
     place, half = folder.resolve(), ""
-    if place.name in HALVES and (place.parent / "config.json").is_file():
+    if place.name in PARTS and (place.parent / "config.json").is_file():
         half, place = place.name, place.parent
     results = read_json(place / "all_results.json")
     summary, model_folder = {}, folder
@@ -234,30 +224,3 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
         if file.suffix == ".safetensors":
             tensors |= read_tensors(file)
     return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
-
-
-def shown_source(source: str | os.PathLike) -> str:
-    """Return a Hub id as it is, and a file or folder without its place on the machine: its name only, of a half of a joint
-    model with the joint model's. "NAME=FILE" is shown as the file."""
-    text = str(source)
-    if Path(text).exists():
-        names = [*Path(text).resolve().parts]
-    else:
-        text = text.partition("=")[2] or text
-        names = [name for name in re.split(r"[/\\]", text) if name not in ("", ".", "..", "~")]
-        is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(names) > 2 or Path(text).exists()
-        if not is_local or not names:
-            return text
-    return "/".join(names[-2:] if names[-1] in HALVES else names[-1:])
-
-
-def is_hub_id(name: str | None) -> bool:
-    """True for the form of the id of a repository, "name" or "owner/name"."""
-    return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return None, one value or several as a list."""
-    if value is None:
-        return []
-    return [*value] if isinstance(value, (list, tuple)) else [value]

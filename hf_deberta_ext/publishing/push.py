@@ -15,11 +15,11 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, get_token
 
-from ..files import format_size, replace_text
+from ..files import format_size, is_hub_id, replace_text
 from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_weight_file
 from ..model.remote_code import is_model_code
 from .card import CARD, write_cards
-from .facts import is_hub_id, read_folder
+from .facts import read_folder
 
 __all__ = ["PushReport", "published_files", "push"]
 

@@ -14,13 +14,9 @@ import torch
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
-from transformers.utils import logging
 
-from .batch_size import computes_bfloat16
 from .flags import option
 from .published_optimizer import OWN_OPTIMIZER
-
-logger = logging.get_logger(__name__)
 
 __all__ = ["RunArguments", "has_warmup"]
 
@@ -72,6 +68,7 @@ class RunArguments(TrainingArguments):
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
+        "seed": ("with --seeds", lambda args: not getattr(args, "seeds", None)),
         "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
         "load_best_model_at_end": (
             "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
@@ -123,10 +120,6 @@ class RunArguments(TrainingArguments):
             raise ValueError(
                 f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none"
             )
-        if self.bf16 and self.use_cpu and self.process_index == 0 and not computes_bfloat16():
-            logger.warning(
-                "--bf16 on a CPU without bfloat16 arithmetic (AMX, AVX512-BF16) is some 15 times slower: leave it out"
-            )
 
     def check_optimizer(self):
         """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed.
@@ -149,7 +142,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among those that are `certain`."""
+        """Enable `eval_on_start`, which names all metrics, unless `metric_for_best_model` is among the `certain` ones."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

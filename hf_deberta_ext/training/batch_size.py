@@ -16,7 +16,6 @@ from .._version import __version__
 __all__ = [
     "CPU_MICRO_BATCH",
     "HARDWARE_FLAGS",
-    "computes_bfloat16",
     "half_precision",
     "hardware_facts",
     "is_split_free",
@@ -37,14 +36,6 @@ def training_device(device: torch.device | None = None) -> torch.device:
     return device or torch.device("cpu")
 
 
-def computes_bfloat16() -> bool:
-    """Return False for an x86 processor without products of bfloat16 (AMX, AVX512-BF16), as far as torch can tell."""
-    # Private: torch has no public question for it.
-    checks = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("amx_tile", "avx512_bf16")]
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return not is_x86 or None in checks or any(check() for check in checks)
-
-
 def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:
     """Return bf16 where the accelerator has it, else fp16 on CUDA; nothing on CPU, or where a flag of the user sets it."""
     if device.type == "cpu" or "bf16" in flags or "fp16" in flags:
@@ -57,7 +48,7 @@ def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
-    """Return per_device_train_batch_size and gradient_accumulation_steps, whose product is each process's share of the batch.
+    """Return per_device_train_batch_size and gradient_accumulation_steps, whose product is a process's share of the batch.
 
     Args:
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
@@ -72,17 +63,15 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
     if len(given) == 2:
         return {}
     if batch % processes:
-        raise ValueError(
-            f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: give both --{both}"
-        )
+        raise ValueError(f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: give --{both}")
     share = batch // processes
     for name, value in given.items():
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
         if share % value:
             raise ValueError(
-                f"the recipe's batch of {batch} is no multiple of --{name} {value} x {processes} processes: take a divisor of "
-                f"{share}, or give both --{both}"
+                f"the recipe's batch of {batch} is no multiple of --{name} {value} x {processes} processes: take a divisor "
+                f"of {share}, or give --{both}"
             )
     if "gradient_accumulation_steps" in given:
         size = share // given["gradient_accumulation_steps"]
@@ -153,14 +142,16 @@ def settings_table(
     """
     table = [("setting", "value", "set by")]
     for name in dict.fromkeys([*published, *HARDWARE_FLAGS]):
+        value, origin = settings.get(name), "recipe"
+        if name in HARDWARE_FLAGS:
+            origin = "hardware"
         if name in flags:
-            origin = "your flag"
+            value, origin = flags[name], "your flag"
             if published.get(name) is not None:
                 origin = f"your flag, recipe: {published[name]}"
-            table.append((name, str(flags[name]), origin))
-        elif name in HARDWARE_FLAGS and name in settings:
-            table.append((name, str(settings[name]), "hardware"))
-        elif name in settings:
-            table.append((name, str(settings[name]), "recipe"))
+        if isinstance(value, int) and value >= 1000:
+            value = f"{value:,}"
+        if name in flags or name in settings:
+            table.append((name, str(value), origin))
     table += rows
     return [f"  {setting:<28}  {value:<10}  {origin}" for setting, value, origin in table]

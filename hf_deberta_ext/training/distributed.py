@@ -15,7 +15,7 @@ __all__ = ["check_sharding", "leave_together", "spread_seed"]
 
 
 def spread_seed(*numbers: int) -> int:
-    """63 bits that neighbouring numbers do not share: torch's generators give related streams for neighbouring seeds."""
+    """Return 63 bits that neighbouring numbers do not share: torch draws related streams for neighbouring seeds."""
     digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -33,17 +33,17 @@ def check_sharding(trainer: Trainer):
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is None:
         return
-    modules = [*trainer.model.modules()]
-    drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in modules)
-    if plugin.activation_checkpointing and drops:
+    has_dropout = is_borrowing = False
+    for module in trainer.model.modules():
+        has_dropout |= isinstance(module, torch.nn.Dropout) and module.p > 0
+        # By what they have and not by class: remote code may bring a second copy of the class.
+        is_borrowing |= hasattr(module, "owns_attention") and not (module.owns_attention and module.owns_feed_forward)
+    if plugin.activation_checkpointing and has_dropout:
         raise ValueError(
             "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws anew on "
             "the way back: leave it out and set gradient_checkpointing, which draws the same"
         )
-    # By what they have and not by class: remote code may bring a second copy of the class.
-    layers = [module for module in modules if hasattr(module, "owns_attention")]
-    borrowing = any(not (layer.owns_attention and layer.owns_feed_forward) for layer in layers)
-    if borrowing and plugin.auto_wrap_policy is not None:
+    if plugin.auto_wrap_policy is not None and is_borrowing:
         raise ValueError(
             f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group for each layer: they "
             'borrow weights from the first. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'

@@ -56,9 +56,10 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
         return None
     level = uniform_loss or max(losses[0], 1.0)
     loss = statistics.median(losses[-3:])
-    held_out = [entry["eval_loss"] for entry in history if "eval_loss" in entry][-1:]
-    has_diverged = loss > 5 * level or (loss > 1.25 * level and max(held_out, default=0.0) > 1.25 * level)
-    if not has_diverged:
+    held_out = 0.0
+    for entry in history:
+        held_out = entry.get("eval_loss", held_out)
+    if loss <= 5 * level and min(loss, held_out) <= 1.25 * level:
         return None
     text = f"The training diverged: its loss is {loss:.4g}, that of a uniform guess {level:.4g}"
     if uniform_loss is None:

@@ -2,13 +2,12 @@
 """Flags of a script: their declaration, and parsing by `HfArgumentParser`."""
 
 import argparse
-import dataclasses
 import difflib
 import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +31,7 @@ def option(default: Any, text: str, **options) -> Any:
 
 
 class FlagParser(HfArgumentParser):
-    """`HfArgumentParser` whose --help leaves flags out, and shows one spelling of the others.
-
-    Args:
-        groups: dataclasses of flags.
-        hidden: names of flags that --help leaves out.
-    """
+    """`HfArgumentParser` whose --help leaves the flags `hidden` out, and shows one spelling of the others."""
 
     def __init__(self, groups: Sequence[type], hidden: Collection[str] = (), **options):
         self.hidden = hidden
@@ -65,8 +59,7 @@ def parse_flags(
     """Parse a command line. Flags win over those of a .json or .yaml file, which its first word may name.
 
     Args:
-        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names, and `needs`
-            says which flags have an effect only with others, as `refuse_idle` reads it.
+        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names.
         argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
         description (`str`): of which `--help` shows the first paragraph.
         usage (`str`, *optional*): in place of argparse's.
@@ -80,18 +73,26 @@ def parse_flags(
         ValueError: a flag is unknown, its value is wrong, or it has no effect without another. Errors that argparse finds
             end the program.
     """
-    argv = [*(sys.argv[1:] if argv is None else argv)]
+    if argv is None:
+        argv = sys.argv[1:]
     if argv and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
         argv = [*flags_of_file(Path(argv[0])), *argv[1:]]
-    hidden = hidden_flags(groups, with_trainer="--help_all" in argv)
+    hidden = set()
+    for group in groups:
+        hidden |= {*getattr(group, "refused", ())}
+        if "--help_all" not in argv:
+            # TrainingArguments' own; a preparation does not import it.
+            inherited = [field for base in group.__mro__ if base.__name__ == "TrainingArguments" for field in fields(base)]
+            hidden |= {field.name for field in fields(group) if field in inherited}
     parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)
-    text = "these flags, and those of transformers' Trainer: --do_train, --learning_rate, --num_train_epochs, ..."
-    parser.add_argument("--help_all", action="help", help=text)
+    parser.add_argument("--help_all", action="help", help="these flags, and those of Trainer: --learning_rate, ...")
     parser.set_defaults(**(defaults or {}))
     refuse_unknown(parser, argv, elsewhere or {})
     flags = given_flags(parser, argv)
     if recipe is not None:
-        device = torch.device("cpu") if flags.get("use_cpu") else None
+        device = None
+        if flags.get("use_cpu"):
+            device = torch.device("cpu")
         settings, table = recipe(flags, int(os.environ.get("WORLD_SIZE", 1)), device)
         parser.set_defaults(**settings)
         if table is not None and int(os.environ.get("RANK", 0)) == 0:
@@ -99,19 +100,6 @@ def parse_flags(
     parsed = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     refuse_idle(parsed, flags)
     return parsed, flags
-
-
-def hidden_flags(groups: Sequence[type], *, with_trainer: bool) -> set[str]:
-    """Return the names of flags that a script refuses, and unless `with_trainer` those that are TrainingArguments' own."""
-    hidden = set()
-    for group in groups:
-        hidden |= {*getattr(group, "refused", ())}
-        for base in group.__mro__:
-            # By name: a preparation does not import it.
-            if base.__name__ == "TrainingArguments" and not with_trainer:
-                inherited = {*dataclasses.fields(base)} & {*dataclasses.fields(group)}
-                hidden |= {field.name for field in inherited}
-    return hidden
 
 
 def flags_of_file(file: Path) -> list[str]:
@@ -124,27 +112,28 @@ def flags_of_file(file: Path) -> list[str]:
         raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
     argv = []
     for name, value in values.items():
-        items = value if isinstance(value, list) else [value]
-        items = [item if isinstance(item, str) else json.dumps(item) for item in items if item is not None]
-        if items:
-            argv += [f"--{name}", *items]
+        if not isinstance(value, list):
+            value = [value]
+        if value in ([], [None]):
+            continue
+        argv.append(f"--{name}")
+        for item in value:
+            if not isinstance(item, str):
+                item = json.dumps(item)
+            argv.append(item)
     return argv
 
 
 def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the flags of a command line by name, without defaults."""
-    names = [field.name for kind in parser.dataclass_types for field in dataclasses.fields(kind) if field.init]
+    names = [field.name for kind in parser.dataclass_types for field in fields(kind) if field.init]
     absent = object()
     parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
     return {name: value for name, value in vars(parsed).items() if value is not absent}
 
 
 def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """Return "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text.
-
-    Raises:
-        ValueError: a part without "=".
-    """
+    """Return "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text."""
     values = {}
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part.partition("=")
@@ -158,12 +147,8 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
 
 
 def refuse_unknown(parser: HfArgumentParser, argv: Sequence[str], elsewhere: Mapping[str, str]):
-    """Refuse flags that the parser does not know.
-
-    Raises:
-        ValueError: names them, and for each what to give in its place, or the flag that is spelt most like it.
-    """
-    names = [f"--{field.name}" for kind in parser.dataclass_types for field in dataclasses.fields(kind)]
+    """Refuse flags that the parser does not know: say what to give in their place, or which flag is spelt most like them."""
+    names = [f"--{field.name}" for kind in parser.dataclass_types for field in fields(kind)]
     _, unknown = parser.parse_known_args(argv)
     problems = []
     for text in unknown:
@@ -180,14 +165,10 @@ def refuse_unknown(parser: HfArgumentParser, argv: Sequence[str], elsewhere: Map
 
 
 def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
-    """Refuse flags that would have no effect. Those at their default pass, and so does what a recipe sets.
+    """Refuse flags of the command line that would have no effect, unless they are at their default.
 
-    Args:
-        groups: instances of dataclasses of flags. `needs` of a class, or of one that it extends, has for the name of a flag
-            (where it has no effect: "without --lora", a function of the values of all groups: whether it has one).
-        flags (`dict`): of the command line, by name.
-    Raises:
-        ValueError: names the first of them, and the reason.
+    `needs` of a dataclass of flags, or of one that it extends, has for the name of a flag (where it has no effect: "without
+    --lora", a function of the values of all groups: whether it has one).
     """
     values = SimpleNamespace()
     for group in groups:
@@ -196,7 +177,7 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
         needs = {}
         for kind in reversed(type(group).__mro__):
             needs |= vars(kind).get("needs", {})
-        defaults = {field.name: field.default for field in dataclasses.fields(group)}
+        defaults = {field.name: field.default for field in fields(group)}
         for name, (case, acts) in needs.items():
             if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
                 raise ValueError(f"--{name} {flags[name]} has no effect {case}: change that, or leave --{name} out")

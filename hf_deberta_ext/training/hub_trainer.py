@@ -15,13 +15,13 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..publishing.push import published_files, push
+from .checkpoints import STATE_FILE
 from .manifest import write_manifest
 
 logger = logging.get_logger(__name__)
 
 __all__ = ["HubTrainer"]
 
-STATE_FILE = "trainer_state.json"
 # Files of a checkpoint that a resumed run needs beside the model, without Trainer's arguments, which name local folders.
 RESUMED = (STATE_FILE, "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
@@ -68,10 +68,8 @@ class HubTrainer(Trainer):
         folder = self._linked(Path(checkpoint_folder), place)
         include = [f"{place}/*"] if place else []
         job = self._start_push(folder, f"Training in progress, {done}", include=include)
-        if is_busy:
-            self.push_in_progress.jobs.append(job)
-        else:
-            self.push_in_progress = PushInProgress([job])
+        jobs = self.push_in_progress.jobs if is_busy else []
+        self.push_in_progress = PushInProgress([*jobs, job])
 
     def _linked(self, checkpoint: Path, place: str) -> Path:
         """Link the model in a checkpoint into a new folder, since the checkpoint may be deleted before it is sent; with
@@ -80,8 +78,9 @@ class HubTrainer(Trainer):
         # peft's template.
         files.pop("README.md", None)
         if place:
+            model = [file for path, file in files.items() if "/" not in path]
             resumed = [file for pattern in RESUMED for file in checkpoint.glob(pattern)]
-            files |= {f"{place}/{file.name}": file for file in [*files.values(), *resumed]}
+            files |= {f"{place}/{file.name}": file for file in [*model, *resumed]}
         folder = Path(tempfile.mkdtemp(prefix=".pushed-", dir=self.args.output_dir), self.hub_model_id.rpartition("/")[2])
         for path, file in files.items():
             (folder / path).parent.mkdir(exist_ok=True, parents=True)

@@ -17,13 +17,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_source(source: str, flag: str):
-    """Refuse a path that is no folder, which transformers would take for a name on the Hub.
-
-    Args:
-        flag (`str`): that gave it, for the message.
-    Raises:
-        OSError: it is written as a path, and there is no such folder.
-    """
+    """Refuse a path that is no folder, which transformers would take for a name on the Hub; the message names the flag."""
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).is_file()
     if is_path and not Path(source).expanduser().is_dir():
         raise OSError(f"{flag} {source}: there is no such folder")
@@ -31,11 +25,7 @@ def check_source(source: str, flag: str):
 
 @contextlib.contextmanager
 def named_tokenizer(source: str, flag: str) -> Iterator[None]:
-    """Context in which the tokenizer that a flag gives is loaded.
-
-    Raises:
-        OSError: there is none; names the flag and its value.
-    """
+    """Context in which the tokenizer that a flag gives is loaded; an OSError names the flag and its value."""
     check_source(source, flag)
     try:
         yield

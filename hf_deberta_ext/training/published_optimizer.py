@@ -48,29 +48,23 @@ class PublishedAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            for p in params:
+            beta1, beta2 = group["betas"]
+            lr = float(group["lr"])
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
                 if not self.state[p]:
                     self.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-            grads = [p.grad for p in params]
-            m = [self.state[p]["exp_avg"] for p in params]
-            v = [self.state[p]["exp_avg_sq"] for p in params]
-            (beta1, beta2), lr = group["betas"], float(group["lr"])
-            torch._foreach_lerp_(m, grads, 1 - beta1)
-            torch._foreach_mul_(v, beta2)
-            torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
-            denominators = torch._foreach_sqrt(v)
-            torch._foreach_add_(denominators, group["eps"])
-            if group["weight_decay"]:
-                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-            torch._foreach_addcdiv_(params, m, denominators, -lr)
+                m = self.state[p]["exp_avg"].lerp_(p.grad, 1 - beta1)
+                v = self.state[p]["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                if group["weight_decay"]:
+                    p.mul_(1 - lr * group["weight_decay"])
+                p.addcdiv_(m, v.sqrt().add_(group["eps"]), value=-lr)
         return loss
 
 
 def published_rate(step: int, *, steps: int, warmup: float) -> float:
-    """The factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
+    """Return the factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
 
     x / w for x = step / steps below w, the share of the warm-up; then 1 - x, where Trainer's linear schedule has
     (1 - x) / (1 - w).
@@ -79,17 +73,21 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
         steps (`int`): of the whole training.
         warmup (`float`): steps of the warm-up; below 1 a share of all steps.
     """
-    x, share = step / steps, warmup if warmup < 1 else warmup / steps
-    return x / share if x < share else max(0.0, 1 - x)
+    x, share = step / steps, warmup
+    if warmup >= 1:
+        share = warmup / steps
+    if x < share:
+        return x / share
+    return max(0.0, 1 - x)
 
 
 def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:
-    """The schedule of `published_rate` for all groups of an optimizer."""
+    """Return the schedule of `published_rate` for all groups of an optimizer."""
     return LambdaLR(optimizer, partial(published_rate, steps=steps, warmup=warmup))
 
 
 def optimizer_name(args: TrainingArguments) -> str:
-    """Name of the optimizer and of the schedule, for reports."""
+    """Return the names of the optimizer and of the schedule, for reports."""
     if getattr(args, "published_optimizer", False):
         return "as published: Adam without bias correction, linear decay as 1 - step / steps"
     return f"{getattr(args.optim, 'value', args.optim)}, {args.lr_scheduler_type.value} schedule"

@@ -36,24 +36,23 @@ __all__ = [
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
 
 # Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
-# and published, how the data is read, and the machine.
-FREE_PREFIXES = ("ddp_", "eval_", "hub_", "include_", "log_", "logging_", "resume_", "save_", "trackio_")
-FREE = {
-    "batch_eval_metrics", "bf16_full_eval", "cache_dir", "card_language", "dataloader_multiprocessing_context",
-    "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor",
-    "debug", "disable_tqdm", "do_eval", "do_predict", "do_train", "enable_jit_checkpoint", "fp16_full_eval",
-    "greater_is_better", "license", "local_rank", "max_predict_samples", "metric_for_best_model",
-    "num_proc", "output_dir", "overwrite_output_dir", "per_device_eval_batch_size", "prediction_loss_only",
-    "preprocessing_num_workers", "project", "push_to_hub", "report_to", "run_name", "seeds", "skip_memory_metrics",
-    "test_file", "token", "torch_empty_cache_steps", "use_cpu",
-    # The trainer has the backend that it stands for.
-    "attn_implementation",
-}  # fmt: skip
+# and published, how the data is read, and the machine. The trainer has the backend that attn_implementation stands for.
+FREE_PREFIXES = (
+    "ddp_", "dataloader_mult", "dataloader_num", "dataloader_p", "eval_", "hub_", "include_", "log_", "logging_", "resume_",
+    "save_", "trackio_",
+)  # fmt: skip
+FREE = set(
+    """attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug disable_tqdm do_eval do_predict
+    do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank max_file_bytes max_predict_samples
+    metric_for_best_model num_proc output_dir overwrite_output_dir per_device_eval_batch_size prediction_loss_only
+    preprocessing_num_workers project push_to_hub report_to run_name seeds skip_memory_metrics test_file token
+    torch_empty_cache_steps use_cpu""".split()
+)
 # These count where an evaluation decides which model is kept, or the learning rate.
-EVALUATION = {
-    "eval_delay", "eval_on_start", "eval_steps", "eval_strategy", "greater_is_better", "metric_for_best_model", "save_steps",
-    "save_strategy",
-}  # fmt: skip
+EVALUATION = set(
+    """eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps
+    save_strategy""".split()
+)
 # The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
 
@@ -93,11 +92,7 @@ def contents_line(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """`resume_checkpoint` of a script's arguments; sets what "auto" stands for in them, and `follow_processes`.
-
-    Raises:
-        ValueError: as `resume_checkpoint` and `follow_processes`.
-    """
+    """`resume_checkpoint` of a script's arguments; sets what "auto" stands for in them, and `follow_processes`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint
@@ -150,32 +145,34 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         if problem is not None:
             raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
         return str(resume)
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     problems = ""
-    for checkpoint in checkpoints:
-        if asked in ("none", "false"):
-            break
-        problem = checkpoint_problem(checkpoint)
-        if problem is None:
-            if problems:
-                logger.warning(f"in {folder}{problems}: the run is resumed from {checkpoint.name}")
-            return str(checkpoint)
-        problems += f", {checkpoint.name} is not a complete checkpoint: {problem}"
-    if asked in ("true", "last"):
+    if asked in ("true", "last", "auto"):
+        for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True):
+            problem = checkpoint_problem(checkpoint)
+            if problem is None:
+                if problems:
+                    logger.warning(f"in {folder}{problems}: the run is resumed from {checkpoint.name}")
+                return str(checkpoint)
+            problems += f", {checkpoint.name} is not a complete checkpoint: {problem}"
+    if asked in ("true", "last") or problems:
         raise ValueError(
             f"there is no checkpoint-* in {folder} to resume from{problems}; leave --resume_from_checkpoint out, and choose "
             "another --output_dir if there are results in it"
         )
-    if folder.is_file() or (folder.exists() and not all(map(_precedes_checkpoints, folder.iterdir()))):
-        advice = ""
-        if checkpoints and not problems:
-            advice = f"resume from {checkpoints[0]} with --resume_from_checkpoint last, or "
-        raise ValueError(f"{folder} is not empty: {advice}choose another --output_dir")
+    refuse_results(folder)
     return None
 
 
-def _precedes_checkpoints(file: Path) -> bool:
-    return file.name in (ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE) or is_partial(file.name)
+def refuse_results(folder: Path):
+    """Refuse a folder for a new run that holds more than a run leaves which was stopped before its first checkpoint."""
+    if not folder.exists():
+        return
+    names = {file.name for file in folder.iterdir() if not is_partial(file.name)}
+    if names - {ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE}:
+        advice = "choose another --output_dir"
+        if [*folder.glob("checkpoint-*")]:
+            advice = f"go on from its last checkpoint with --resume_from_checkpoint last, or {advice}"
+        raise ValueError(f"{folder} is not empty: {advice}")
 
 
 def begin_run(
@@ -191,7 +188,7 @@ def begin_run(
         resumed (`str`, path or `bool`, *optional*): the checkpoint that the run is resumed from, or True without one.
         anyway (`list[str]`): arguments that may differ all the same; `accepted_changes` tells of them.
     Raises:
-        ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`; a damaged record.
+        ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`.
     """
     record = json.loads(json.dumps(arguments, default=str))
     if anyway and not resumed:
@@ -212,9 +209,8 @@ def begin_run(
         if refused:
             values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
             advice = f"to resume it otherwise give --resume_anyway {' '.join(changed)}"
-            stored = [name for name in refused if name in STORED]
-            if stored:
-                advice = f"its checkpoint holds {', '.join(stored)}"
+            if STORED & {*refused}:
+                advice = f"its checkpoint holds {', '.join(sorted(STORED & {*refused}))}"
             raise ValueError(
                 f"a resumed run must have the arguments that it began with: {values}. Begin a new run from its model in "
                 f"another --output_dir; {advice}"

@@ -49,20 +49,16 @@ RESULTS_FILE = "all_results.json"
 class RunTrainer(HubTrainer):
     """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
 
-    - Dropout and all other draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two
-      processes and one process with twice the accumulation draw the same, and so does a resumed run.
-    - A loss that is not finite stops the training, in every process, before a step is made of it.
+    - The draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two processes and one
+      process with twice the accumulation draw the same, and so does a resumed run.
+    - A loss that is not finite stops the training in every process; one that diverges is warned of and marked in the log.
     - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint.
     - No other process trains in the output folder meanwhile.
-    - A checkpoint is written aside, flushed to the disk and renamed. Its manifest has the digests of its files; no run is
-      resumed from a checkpoint that is not as it was saved.
-    - Of checkpoints beyond `save_total_limit`, those of later steps than the present one go first, which a resumed run
-      replaces, then the oldest.
-    - A saved model replaces the one before in one go, as `replaced_model` says.
+    - A checkpoint is written aside, flushed to the disk and renamed. No run is resumed from one that is not as it was saved,
+      or that lacks weights; a finished run is loaded as it ended. Models, results and states are replaced, not written over.
+    - Of checkpoints beyond `save_total_limit`, those of later steps than the present one, which a resumed run replaces, go
+      first, then the oldest.
     - The arguments that are saved with a model are without `hub_token`.
-    - A checkpoint that lacks weights of the model is not trained on; a run that had ended is loaded as it ended.
-    - A training that diverges is warned of and marked in the log.
-    - Results and state are replaced, not written over. Metrics after the training stand once in the log.
     """
 
     # Loss of a uniform guess, where a subclass knows it.
@@ -123,15 +119,18 @@ class RunTrainer(HubTrainer):
                 self._termination = stack.enter_context(Termination())
                 return super().train(checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
-        is_saved = (folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)
+        if not ((folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)):
+            self.restore(checkpoint)
+            return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
         # Trainer loads under FSDP only from its checkpoints.
-        if is_saved and not self.is_fsdp_enabled:
+        if not self.is_fsdp_enabled:
             checkpoint = folder
         self.restore(checkpoint)
-        metrics = {}
-        if not is_saved:
-            metrics["epoch"] = self.state.epoch
-        return TrainOutput(self.state.global_step, 0.0, metrics)
+        # What was measured after the training is measured again.
+        history = self.state.log_history
+        ends = [number for number, entry in enumerate(history, 1) if "train_runtime" in entry or "loss" in entry]
+        self.state.log_history = history[: max(ends, default=0)]
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
         """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
@@ -337,13 +336,6 @@ class RunTrainer(HubTrainer):
         if self.args.should_save:
             self._remove_checkpoints(folder, checkpoint)
             remove_partial(folder)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(checkpoint))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str):
-        """Push a checkpoint, once it has its name (private: Trainer asks for it while the folder is written)."""
-        if self._aside is None:
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _remove_checkpoints(self, folder: Path, newest: Path):
         limit, present = self.args.save_total_limit, self.state.global_step
@@ -382,16 +374,14 @@ class RunTrainer(HubTrainer):
             together = {}
             if file.is_file():
                 together = json.loads(file.read_text(encoding="utf-8"))
-            replace_text(file, as_json(together | metrics))
-        replace_text(folder / f"{split}_results.json", as_json(metrics))
+            replace_text(file, json.dumps(together | metrics, indent=4, sort_keys=True))
+        replace_text(folder / f"{split}_results.json", json.dumps(metrics, indent=4, sort_keys=True))
 
     def save_state(self):
         """Write the state of the trainer, as in transformers but atomically."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        self.state.log_history = without_repeated_metrics(self.state.log_history, checkpoint / STATE_FILE)
         part = folder / f".{STATE_FILE}.part"
         self.state.save_to_json(str(part))
         os.replace(part, folder / STATE_FILE)
@@ -408,26 +398,7 @@ def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
         width = int(mask.flatten(0, -2).any(0).nonzero().max()) + 1
         # Labels of several classes for each row may have its shape.
         padded = {name for name, values in batch.items() if values.shape == mask.shape and not values.is_floating_point()}
-        batch = {name: values[..., :width] if name in padded else values for name, values in batch.items()}
+        batch |= {name: batch[name][..., :width] for name in padded}
     if count <= 0:
         batch["repeated"] = torch.tensor(True)
     return batch
-
-
-def without_repeated_metrics(history: list[dict[str, Any]], checkpoint_state: Path) -> list[dict[str, Any]]:
-    """The log, with only the last of each kind of evaluation behind the end of the training.
-
-    Args:
-        checkpoint_state (`Path`): of the last checkpoint, if it is there: a run that was killed right behind it, and
-            resumed, has no other sign in its log of where the training ends.
-    """
-    ends = [number + 1 for number, entry in enumerate(history) if "train_runtime" in entry]
-    if not ends and checkpoint_state.is_file():
-        ends = [len(json.loads(checkpoint_state.read_text(encoding="utf-8"))["log_history"])]
-    end = max(ends, default=len(history))
-    last = {tuple(sorted(entry)): number for number, entry in enumerate(history) if number >= end}
-    return [entry for number, entry in enumerate(history) if number < end or number in last.values()]
-
-
-def as_json(metrics: dict[str, Any]) -> str:
-    return json.dumps(metrics, indent=4, sort_keys=True)

@@ -9,6 +9,8 @@ __all__ = ["ExitOnUserError"]
 
 # A value, a file or an answer of the Hub, an optional package that is not installed.
 EXPECTED = (ValueError, OSError, ImportError)
+# The Hub's client lets errors of the connection through, of a package that changes with its version.
+HTTP_PACKAGES = ("httpx", "requests")
 
 
 class ExitOnUserError:
@@ -40,7 +42,7 @@ class ExitOnUserError:
         if isinstance(error, KeyboardInterrupt):
             ended.args = (f"{self.program}: stopped{self.resume_advice}",)
             ended.code = 130
-        elif isinstance(error, self.expected):
+        elif isinstance(error, self.expected) or type(error).__module__.startswith(HTTP_PACKAGES):
             if self.show_traceback:
                 traceback.print_exception(error)
             text = str(error)

@@ -137,18 +137,6 @@ def test_scores_of_a_text_do_not_depend_on_the_batch(score, kind, tokenizer, req
     assert len({str(each) for each in alone}) == len(TEXTS)
 
 
-def test_the_side_on_which_a_tokenizer_pads_does_not_matter(tokenizer, discriminator, tiny_config, shake):
-    absolute = shake(DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=len(tokenizer), position_biased_input=True)))
-    for model in (discriminator, absolute):
-        right = token_replacement_probabilities(model, tokenizer, TEXTS)
-        tokenizer.padding_side = "left"
-        try:
-            left = token_replacement_probabilities(model, tokenizer, TEXTS)
-        finally:
-            tokenizer.padding_side = "right"
-        assert left == right
-
-
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
 def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, discriminator, tokenizer, monkeypatch):
     discriminator.train()

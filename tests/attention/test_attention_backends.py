@@ -130,17 +130,6 @@ def test_p2p_beside_other_terms_and_a_longer_delta_equal_eager(terms, table, N, 
     assert torch.allclose(call(backend, leaves, options), call(backend, leaves, exact), atol=1e-6)
 
 
-@pytest.mark.parametrize("N", [50, 127, 290, 600])
-def test_blocked_gives_the_same_whatever_it_knows_of_reach(N, relative_error):
-    leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask="right")
-    out, gradients = run("blocked", leaves, options)
-    for reach in (None, 41, 100, N, 2 * N):
-        other, others = run("blocked", leaves, options | dict(reach=reach))
-        assert relative_error("blocked, reach", other, out) < 1e-5
-        for gradient, wanted in zip(others, gradients, strict=True):
-            assert relative_error("blocked, reach", whole(gradient), whole(wanted)) < 1e-5
-
-
 @backends
 @pytest.mark.parametrize("N", [20, 140])
 @pytest.mark.parametrize("shape", ["B11N", "11NN", "1HNN", "BHNN", "B1N1", "NN"])

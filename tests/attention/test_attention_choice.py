@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import pickle
-import shutil
 import warnings
 
 import pytest
@@ -16,7 +15,7 @@ from backends import AUTO, NAMES, NATIVE
 from scripts import PAGES, ROOT
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel, DisentangledSelfAttention
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 from hf_deberta_ext.model import attention_native
 from hf_deberta_ext.model.attention_backends import BACKENDS, backend_unavailable, choose_backend
 
@@ -46,18 +45,16 @@ def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
 ):
     ids, mask = batch(2, 20, [20, 19])
     DebertaV2Model(stock_config("v3", num_attention_heads=2)).save_pretrained(tmp_path / "official")
-    options = dict(attn_implementation=name)
+    switched = DebertaExtModel(tiny_config("v3", attn_implementation="eager"))
+    switched.set_attn_implementation(name)
     models = [
-        DebertaExtModel.from_pretrained(folder, **options),
-        DebertaExtModel.from_pretrained(tmp_path / "official", **options),
-        AutoModel.from_pretrained(folder, **options),
-        AutoModel.from_config(tiny_config("v3"), **options),
-        AutoModelForMaskedLM.from_config(tiny_config("v3"), **options),
-        DebertaExtModel(tiny_config("v3", **options)),
+        DebertaExtModel.from_pretrained(folder, attn_implementation=name),
+        DebertaExtModel.from_pretrained(tmp_path / "official", attn_implementation=name),
+        AutoModel.from_pretrained(folder, attn_implementation=name),
+        AutoModelForMaskedLM.from_config(tiny_config("v3"), attn_implementation=name),
+        DebertaExtModel(tiny_config("v3", attn_implementation=name)),
+        switched,
     ]
-    for build, argument in ((DebertaExtModel, name), (DebertaExtForMaskedLM, name), (DebertaExtModel, {"": name})):
-        models.append(build(tiny_config("v3", attn_implementation="eager")))
-        models[-1].set_attn_implementation(argument)
     requested = None if name == "auto" else name
     expected = (AUTO, "best on cpu") if requested is None else (name, "asked for")
     for model in models:
@@ -91,31 +88,25 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUD
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *(
-            (name, UNKNOWN)
-            for name in ("fast", "flash_attention_2", "flex_attention", "paged|eager", "kernels-community/x", "me/k:f", "")
-        ),
+        *((name, UNKNOWN) for name in ("fast", "flash_attention_2", "paged|eager", "kernels-community/x", "me/k:f", "")),
         pytest.param("triton", r"'triton' cannot serve this model here: .*; 'eager', 'sdpa', 'blocked'.* can", marks=NO_GPU),
     ],
 )
-def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config, stock_config, tmp_path):
+def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config):
     """transformers claims some of these names; none of them reaches its own attention, or its loader of kernels."""
     model = DebertaExtModel.from_pretrained(folder, attn_implementation="blocked")
-    written = shutil.copytree(folder, tmp_path / "written")
-    config = json.loads((written / "config.json").read_text())
-    (written / "config.json").write_text(json.dumps(config | dict(attn_implementation=name)))
-    DebertaV2Model(stock_config("v3")).save_pretrained(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
     for set_name in (
         lambda: DebertaExtModel.from_pretrained(folder, attn_implementation=name),
-        lambda: DebertaExtModel.from_pretrained(tmp_path, attn_implementation=name),
-        lambda: DebertaExtModel.from_pretrained(written),
         lambda: AutoModel.from_config(tiny_config(), attn_implementation=name),
-        lambda: DebertaExtModel(tiny_config(attn_implementation=name)),
         lambda: model.set_attn_implementation(name),
     ):
         with pytest.raises(ValueError, match=message):
             set_name()
     assert model.config._attn_implementation == "blocked"
+    (folder / "config.json").write_text(json.dumps(config | dict(attn_implementation=name)))
+    with pytest.raises(ValueError, match=message):
+        DebertaExtModel.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +335,6 @@ def step(model):
     torch.optim.SGD(model.parameters(), lr=0.01).step()
 
 
-def step_of_training(model):
-    step(model.train())
-    model.eval()
-
-
 def replace_module(model):
     old = projection(model)
     new = torch.nn.Linear(old.in_features, old.out_features)
@@ -378,21 +364,13 @@ CHANGES = {
     "whole projection": lambda model: projection(model, "key").weight.data.mul_(1.5),
     "bias": lambda model: projection(model).bias.data.add_(0.5),
     "new tensor": lambda model: setattr(projection(model).weight, "data", projection(model).weight.data * 1.5),
-    "new parameter": lambda model: setattr(
-        projection(model), "weight", torch.nn.Parameter(projection(model).weight.data * 1.5)
-    ),
     "through numpy": lambda model: projection(model).weight.data.numpy()[2].fill(0.3),
     "table": flip_table,
-    "row 1 of the table": lambda model: model.encoder.rel_embeddings.weight.data[
-        model.encoder.relative_position.row(1), 3
-    ].add_(1),
     "norm of the table": table_norm,
     "load": load,
     "load and assign": lambda model: load(model, assign=True),
     "to bfloat16": lambda model: model.to(torch.bfloat16),
-    "to double": lambda model: model.double(),
     "optimizer step": step,
-    "optimizer step of training": step_of_training,
     "replaced module": replace_module,
     "hook": lambda model: projection(model).register_forward_hook(lambda module, args, output: output * 1.5),
 }
@@ -409,31 +387,7 @@ def test_cached_projections_follow_every_change(change, model, batch):
         after = model(ids, attention_mask=mask).last_hidden_state
         fresh = clear_caches(copy.deepcopy(model))(ids, attention_mask=mask).last_hidden_state
     assert torch.equal(after, fresh)
-    assert change == "to double" or not torch.allclose(before.double(), after.double(), atol=1e-4)
-
-
-def test_eval_keeps_the_cache_and_train_drops_it(model, batch):
-    """A write through `.data` to one element has no version and may miss the sample: the guide says to call train()."""
-    ids, _ = batch(1, 20)
-    with torch.no_grad():
-        model(ids)
-        entry = model.encoder.layer[1].attention.self.position_cache
-        model.eval()(ids)
-        assert model.encoder.layer[1].attention.self.position_cache is entry is not None
-        projection(model).weight.data[3, 5] += 0.5
-        model.train().eval()
-        assert torch.equal(model(ids)[0], clear_caches(copy.deepcopy(model))(ids)[0])
-
-
-def test_cached_projections_follow_a_change_that_one_row_does_not_show(tiny_config, shake, batch):
-    """A row of the table that is zero answers with the bias, whatever the weights: here that of relative position 0."""
-    model = shake(DebertaExtModel(tiny_config("v1")))
-    ids, _ = batch(1, 20)
-    with torch.no_grad():
-        model.encoder.rel_embeddings.weight[len(model.encoder.rel_embeddings.weight) // 2] = 0
-        model(ids)
-        projection(model).weight.data.mul_(3)
-        assert torch.equal(model(ids)[0], clear_caches(copy.deepcopy(model))(ids)[0])
+    assert not torch.allclose(before.double(), after.double(), atol=1e-4)
 
 
 def test_cached_projections_follow_autocast_and_functional_calls(model, batch):
@@ -520,19 +474,6 @@ def test_cached_projections_of_int8_follow_loaded_weights(tiny_config, shake, ba
         assert entry is not None and torch.equal(int8[0](ids)[0], before) and attention.position_cache is entry
         int8[0].load_state_dict(int8[1].state_dict())
         assert torch.equal(int8[0](ids)[0], expected) and not torch.allclose(before, expected, atol=1e-2)
-
-
-def test_a_module_alone_caches_projections_of_the_table_it_was_given(tiny_config, shake):
-    module = shake(DisentangledSelfAttention(tiny_config("v3")))
-    generator = torch.Generator().manual_seed(0)
-    tables = [torch.randn(32, 32, generator=generator) for _ in range(2)]
-    with torch.no_grad():
-        for table_ in (*tables, *tables):
-            ours, fresh = module.project_positions(table_), copy.deepcopy(module).project_positions(table_)
-            assert all(map(torch.equal, ours, fresh))
-        # The module compares objects; the encoder compares values.
-        first = module.project_positions(tables[0])
-        assert module.project_positions(tables[0])[0] is first[0]
 
 
 def test_the_guides_have_the_table_of_backends():

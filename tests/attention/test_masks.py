@@ -5,7 +5,7 @@ import pytest
 import torch
 from rounding import equal_outputs
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
+from hf_deberta_ext import DebertaExtModel
 
 KINDS = ["v1", "v2", "v3"]
 
@@ -79,8 +79,6 @@ def test_relative_positions_alone_take_inputs_beyond_the_table(tiny_config, shak
         assert torch.isfinite(model(ids).last_hidden_state).all()
 
 
-# Wrong inputs that torch would take without a word.
-
 IDS = torch.ones(2, 4).long()
 WIDE = torch.zeros(2, 4, 32)
 
@@ -89,46 +87,32 @@ WIDE = torch.zeros(2, 4, 32)
     ("arguments", "message"),
     [
         (dict(input_ids=None), "either input_ids or inputs_embeds"),
-        (dict(input_ids=IDS, inputs_embeds=WIDE), "either input_ids or inputs_embeds"),
-        (dict(inputs_embeds=WIDE[..., :1]), r"inputs_embeds must have embedding_size = 32 columns, got \[2, 4, 1\]"),
-        (dict(token_type_ids=IDS[:, :1]), r"token_type_ids must have shape \[1 or B, 4\], got \[2, 1\]"),
-        (dict(position_ids=IDS[:, :1]), r"position_ids must have shape \[1 or B, 4\], got \[2, 1\]"),
+        (dict(inputs_embeds=WIDE), "either input_ids or inputs_embeds"),
         (dict(attention_mask=torch.ones(2, 5)), r"\[2, 4\], .* got \[2, 5\]"),
-        (dict(attention_mask=torch.ones(1, 4)), r"got \[1, 4\]"),
         (dict(attention_mask=torch.ones(2, 4, 5)), r"got \[2, 4, 5\]"),
-        (dict(attention_mask=torch.ones(2, 3, 4, 4)), r"got \[2, 3, 4, 4\]"),
-        (dict(attention_mask=torch.full((2, 1, 4, 4), -1e9)), "attention_mask has the value -1000000000.0; give 1"),
-        (dict(attention_mask=IDS * 2), "attention_mask has the value 2; give 1 where attention is allowed"),
+        (dict(attention_mask=torch.ones(4)), r"got \[4\]"),
+        (dict(attention_mask=torch.full((2, 1, 4, 4), -1e9)), "give 1 where attention is allowed"),
+        (dict(attention_mask=IDS * 2), "attention_mask has the value 2"),
         (dict(attention_mask=IDS / 2), "attention_mask has the value 0.5"),
         (dict(attention_mask=IDS * float("nan")), "attention_mask has the value nan"),
         (dict(document_ids=IDS, attention_mask=torch.ones(2, 5)), r"attention_mask must have shape .* got \[2, 5\]"),
-        (dict(document_ids=IDS[:, :3]), r"document_ids must have shape \[2, 4\], got \[2, 3\]"),
+        (dict(document_ids=IDS, attention_mask=-IDS), "attention_mask has (negative values|the value -1)"),
+        (dict(document_ids=IDS.to(torch.complex64)), "document_ids must be integers, got torch.complex64"),
     ],
     ids=lambda x: x[:60] if isinstance(x, str) else "",
 )
 @pytest.mark.parametrize("unpadding", [True, False])
-def test_wrong_tensors_are_refused_by_name_and_value(unpadding, arguments, message, tiny_config):
-    """A mask of -1 was read as a mask of 1, one of 3 heads was taken for 4, and embeddings of width 1 and token types of one
-    column were repeated."""
+def test_wrong_masks_are_refused(unpadding, arguments, message, tiny_config):
+    """An additive mask, or numbers of documents as a mask, would be read as another mask in silence."""
     model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
     model.set_unpadding(unpadding)
-    if not {"input_ids", "inputs_embeds"} & {*arguments}:
-        arguments = dict(input_ids=IDS) | arguments
     with pytest.raises(ValueError, match=message):
-        model(**arguments)
+        model(**(dict(input_ids=IDS) | arguments))
 
 
-def test_a_larger_table_of_the_users_counts_and_unpadding_is_switched_off_by_0(tiny_config):
+def test_a_larger_table_of_the_users_counts_and_unpadding_is_switched_off(tiny_config):
     model = DebertaExtModel(tiny_config("v3")).eval()
-    model.set_unpadding(0)
+    model.set_unpadding(False)
     assert model(IDS, attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])).last_hidden_state[1, 3].any()
     model.set_input_embeddings(torch.nn.Embedding(100, 32))
     assert model(IDS * 99).last_hidden_state.isfinite().all()
-
-
-def test_the_decoder_alone_reads_positions_where_the_input_does_not(tiny_config):
-    model = DebertaExtForMaskedLM(tiny_config("v3"))
-    with pytest.raises(IndexError):
-        model(IDS, position_ids=IDS * 64)
-    with pytest.raises(ValueError, match=r"position_ids must have shape \[1 or B, 4\], got \[2, 9\]"):
-        model(IDS, position_ids=torch.zeros(2, 9).long(), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]))

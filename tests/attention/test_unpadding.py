@@ -491,18 +491,6 @@ def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, bac
             assert torch.equal(out[kept], expected[kept]) and not torch.equal(out, expected)
 
 
-def test_no_gradient_crosses_from_one_document_into_another(tiny_config, shake):
-    model = shake(DebertaExtModel(tiny_config("v2")))
-    ids, document_ids, where = packed_batch()
-    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
-    states = model(inputs_embeds=embeds, document_ids=document_ids).last_hidden_state
-    for row, part in where:
-        (gradient,) = torch.autograd.grad(states[row, part].square().sum(), embeds, retain_graph=True)
-        inside = torch.zeros_like(gradient, dtype=torch.bool)
-        inside[row, part] = True
-        assert gradient[inside].any() and not gradient[~inside].any()
-
-
 def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_config, shake, batch):
     model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
     ids, mask = batch(B, N, LENGTHS)
@@ -530,14 +518,3 @@ def test_what_documents_cannot_have_is_refused(arguments, message, tiny_config):
     for build in (DebertaExtModel, DebertaExtForMaskedLM):
         with pytest.raises(ValueError, match=message):
             build(tiny_config())(torch.full((2, 6), 7), **(dict(document_ids=torch.ones(2, 6).long()) | arguments))
-
-
-def test_flat_labels_are_taken_with_and_without_padding(tiny_config, shake, batch):
-    model = shake(DebertaExtForTokenClassification(tiny_config(num_labels=3)))
-    ids, mask = batch(2, 20, [20, 8])
-    labels = (ids % 3).masked_fill(mask == 0, -100)
-    losses = []
-    for unpadding in (True, False):
-        model.set_unpadding(unpadding)
-        losses += [model(ids, attention_mask=mask, labels=x).loss for x in (labels, labels.flatten())]
-    assert all(torch.allclose(loss, losses[0], rtol=1e-6) for loss in losses)

@@ -123,7 +123,7 @@ def test_sources_stay_in_the_order_given_also_with_several_processes(write, load
     paths.insert(1, write("empty.txt", ""))
     for options in (dict(streaming=True), dict(num_proc=8)):
         assert rows(load(paths[::-1], **options)) == list("4312")
-    with pytest.raises(ValueError, match="empty corpus: .* in 1 files: .*empty.txt"):
+    with pytest.raises(ValueError, match=r"empty corpus: .* in 1 files: .*empty.txt"):
         load(paths[1])
 
 

@@ -2,9 +2,9 @@
 """The study of a GPU without one: every stage by --dry_run; crashes, time limits and resuming; tables from made-up times."""
 
 import argparse
+import copy
 import csv
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -15,7 +15,7 @@ import pytest
 import torch
 from scripts import EXAMPLES, start
 
-from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch
+from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch, find_launches
 
 for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
     pytest.importorskip(package)
@@ -26,17 +26,16 @@ stages = importlib.import_module("gpu_stages")
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
     """A dry run: its folder, and what a second one printed."""
-    folder, printed = tmp_path_factory.mktemp("study"), []
+    folder = tmp_path_factory.mktemp("study")
     for _ in range(2):
         process = start(sys.executable, EXAMPLES["gpu_study"], "--dry_run", "--minutes", "30", "--output_dir", folder)
-        printed.append(process.communicate(timeout=900)[0])
-        assert process.returncode == 0, printed[-1]
-    return folder, *printed
+        printed = process.communicate(timeout=900)[0]
+        assert process.returncode == 0, printed
+    return folder, printed
 
 
 def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
-    folder, printed, _ = tried
-    assert f"torch {torch.__version__}" in printed and "flashdeberta" in printed
+    folder, _ = tried
     report = (folder / "report.md").read_text(encoding="utf-8")
     for name in study.STAGES:
         with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
@@ -44,17 +43,17 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
     for name in ("time", "share", "memory", "training"):
         assert (folder / f"{name}.png").stat().st_size > 5000 and f"({name}.png)" in report
     for text in (
-        "## Where we lose", "| bfloat16 packed dropout 0.1 d 16 near | 7 | triton |", "## 1-layer model, training, float32",
+        "| bfloat16 packed dropout 0.1 d 16 near | 7 | triton |", "## 1-layer model, training, float32",
         "## 1-layer model, inference, float32, torch.compile", "## texts of real lengths, inference, float32",
         "| auto, packed (",
-        "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_rtd in transformers |", " skipped",
+        "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_mlm in transformers |", " skipped",
     ):  # fmt: skip
         assert text in report, text
     assert "What failed" not in report
 
 
 def test_a_second_run_finds_nothing_to_do(tried):
-    _, _, again = tried
+    _, again = tried
     assert all(f"{name}: 0 to do" in again for name in study.STAGES)
 
 
@@ -94,7 +93,7 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(ru
 
     cases = dict(first=lambda: [dict(x=1)], slow=slow, last=lambda: [dict(x=3)])
     problems, results = run(cases, limit=2)
-    assert "cut at its limit of 2 s, 1 cases are missing" in problems[0]
+    assert "cut at the limit of 2 s, 1 cases are missing" in problems[0]
     assert results["slow"]["state"] == "failed" and "last" not in results and "slow: cut at the limit" in problems[1]
     # What is done is not run again; what was cut comes last.
     cases = {name: lambda name=name: [dict(x=name)] for name in cases}
@@ -122,77 +121,28 @@ def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, 
     assert problems == ["times: its process ended with status 3, 1 cases are missing; the same command goes on with them"]
 
 
-def test_a_line_that_was_cut_is_left_out(tmp_path):
-    results = tmp_path / "results.jsonl"
-    results.write_text('{"stage": "times", "ca\n')
-    study.note(results, stage="times", case="a", state="done")
-    assert [*study.latest(results)] == [("times", "a")]
-
-
-def test_missing_packages_are_named_before_anything_begins(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(study, "PACKAGES", {"torch": (*study.STAGES,), "no-such-package": (*study.STAGES,)})
-    with pytest.raises(SystemExit) as stopped:
-        study.main(["--output_dir", str(tmp_path / "study")])
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2 and "no-such-package: not installed, needed by machine, " in printed.out
-    assert printed.err.endswith("error: install no-such-package\n") and not (tmp_path / "study").exists()
-
-
-def test_a_stage_without_its_package_is_left_out_and_the_others_run(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(study, "PACKAGES", study.PACKAGES | {"no-such-package": ("training",)})
-    for name in ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK"):
-        # Set by the program, and put back by the fixture.
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setattr(signal, "signal", lambda *args: None)
-    row = dict(dtype="float16", tflops=1.5, device="a GPU", versions="")
-    monkeypatch.setitem(stages.STAGES, "machine", stages.Stage(lambda args: ["one"], lambda case, args: [row]))
-    status = study.main(["--dry_run", "--stages", "training", "machine", "--output_dir", str(tmp_path)])
-    printed = capsys.readouterr()
-    assert status == 1 and "training: left out, install no-such-package" in printed.err
-    report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "1.5 TFLOP/s (float16)" in report and "- training: left out" in report
-
-
 def timed(N, launch, seconds, **more):
     row = dict(kernel="forward", d=64, N=N, launch=launch, usual=[64, 4, 2, 1], capability=90, case="")
     return row | dict(seconds=seconds, seconds_of_table=1.0) | more
 
 
-def test_the_fastest_launches_are_written_as_the_file_that_the_package_reads(tmp_path):
+def test_the_fastest_launches_are_written_as_a_file_that_sets_them(tmp_path, monkeypatch):
     rows = [timed(N, [32, 4, 2, 1], seconds) for N, seconds in ((128, 0.5), (512, 0.8), (1024, 0.99), (2048, 1.5))]
     rows += [timed(N, [64, 8, 2, 1], 0.9) for N in (128, 512, 1024, 2048)]
     table = study.write_launches(rows, tmp_path)
-    assert "| forward | 64 | 512 | [64, 4, 2, 1] | (32, 4, 2, 1) | 0.80 |" in table
-    spec = importlib.util.spec_from_file_location("measured_launches", tmp_path / "triton_launches.py")
-    measured = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measured)
+    assert "| forward | 64 | 512 | [64, 4, 2, 1] | [32, 4, 2, 1] | 0.80 |" in table
+    before = copy.deepcopy(LAUNCHES)
+    # Put back by the fixture.
+    monkeypatch.setitem(LAUNCHES, ("forward", "half", 64), before["forward", "half", 64])
+    exec((tmp_path / "triton_launches.py").read_text(encoding="utf-8"), {})
 
-    def chosen(N, capability=(9, 0), d=64):
-        return measured.find_launches("forward", torch.float16, d, N, capability)[0]
+    def chosen(N, capability=(9, 0)):
+        return find_launches("forward", torch.float16, 64, N, capability)[0]
 
     assert [chosen(N) for N in (100, 512, 513, 9000)] == [(32, 4, 2, 1)] * 2 + [(64, 8, 2, 1)] * 2
     # Other GPUs and kernels keep theirs.
-    usual = Launch(*LAUNCHES["forward", "half", 64][-1][-1])
-    assert chosen(512, (8, 0)) == usual and measured.LAUNCHES.keys() == LAUNCHES.keys()
-    assert measured.LAUNCHES["dq", "half", 64] == LAUNCHES["dq", "half", 64]
-
-
-def test_what_is_slower_or_larger_than_a_peer_is_said():
-    shared = dict(case="flags", shape="2x8", mode="training", skipped="")
-    sides = dict(auto=(2.0, 10), transformers=(4.0, 30), flashdeberta=(1.0, 20), eager=(3.0, 5))
-    sides["SDPA without positions"] = (0.1, 1)
-    times = [shared | dict(side="auto, packed", skipped="no kernel")]
-    times += [shared | dict(side=side, seconds=s, extra_bytes=size) for side, (s, size) in sides.items()]
-    training = [dict(run="run_mlm", tokens_per_second=50), dict(run="run_mlm in transformers", tokens_per_second=75)]
-    wrong = [dict(case="bfloat16", backend="eager", N=63, ok=False), dict(case="bfloat16", backend="sdpa", N=63, ok=True)]
-    rows = dict(times=times, lengths=[], training=training, correctness=wrong)
-    assert study.losses(rows) == [
-        "training, `flags`: auto, packed failed, no kernel",
-        "training, `flags`: 2.00 times the time of flashdeberta",
-        "training, `flags`: 2.00 times the memory of eager",
-        "run_mlm: 1.50 times the time of transformers",
-        "bfloat16, eager, 63 tokens: inexact",
-    ]
+    assert chosen(512, (8, 0)) == before["forward", "half", 64][-1][-1]
+    assert all(LAUNCHES[key] == before[key] for key in before if key != ("forward", "half", 64))
 
 
 def test_the_cases_for_a_gpu_are_flags_that_the_benchmark_takes(tmp_path, monkeypatch):
@@ -203,21 +153,10 @@ def test_the_cases_for_a_gpu_are_flags_that_the_benchmark_takes(tmp_path, monkey
     for case in [*stages.cases_of_times(args), *stages.cases_of_lengths(args)]:
         assert stages.run_benchmark(case, args) == []
     assert len({*stages.cases_of_times(args)}) == len(stages.cases_of_times(args)) == 25
-    assert all(B * N == stages.TOKENS for asked in parsed[:25] for B, N in asked.shapes)
+    assert all(B * N == stages.FULL.tokens for asked in parsed[:25] for B, N in asked.shapes)
     assert [asked.config.num_hidden_layers for asked in parsed] == [12] * 24 + [2] + [12] * 3
     lengths = [sorted(asked.lengths) for asked in parsed[25:]]
     assert [values[len(values) // 2] for values in lengths] == pytest.approx([27, 36, 161], abs=2)
     for case in stages.cases_of_tuning(args):
         kernel, d, *launch = case.split()
         assert (kernel, "half", int(d)) in LAUNCHES and len(Launch(*map(int, launch))) == 4
-
-
-def test_the_stock_pair_learns_from_both_losses():
-    sizes = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
-    config = stages.to_deberta_v2_config(stages.DebertaExtConfig.from_preset("v3-xsmall", **sizes))
-    model, ids = stages.StockPair(config), torch.arange(5, 25)[None]
-    labels = torch.where(ids % 3 == 0, ids, -100)
-    model(torch.where(labels > 0, 4, ids), torch.ones_like(ids), labels)["loss"].backward()
-    assert len(model.generator.deberta.encoder.layer) == 1
-    for half in (model.generator, model.discriminator):
-        assert half.deberta.embeddings.word_embeddings.weight.grad.any()

@@ -46,7 +46,6 @@ def test_absolute_positions_that_end_before_the_input_are_filled_and_extended(te
     "flags, message",
     [
         (["--models", MODEL, "--texts", "a.txt"], "give --models NAME=FOLDER"),
-        (["--models", f"a={MODEL}", "--texts", "TEXTS", "--lengths", "40"], "--window at most the shortest length - 2"),
         (["--models", f"a={MODEL}", "--texts", "TEXTS", "--lengths", "9000"], "0 parts of 8,998 tokens are in the texts"),
     ],
 )

@@ -99,7 +99,7 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
         (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "error: --metric_for_best_model acu"),
         (dict(optim="adamw_torch"), "error: this task needs a package"),
         # With the place in the training.
-        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "gradients are not clipped (--max_grad_norm 0)"),
+        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "the learning rate of 1e+30 is too high"),
     ],
     ids=["data", "package", "metric", "optimizer", "training"],
 )
@@ -110,7 +110,7 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
         main(folder_of("bert"), tmp_path / "run", "--do_train", **given)
     text = capsys.readouterr().err
     assert ended.value.code == 2 and message in text.splitlines()[-1]
-    assert ("Traceback" in text) == ("in training_step" in text) == ("max_grad_norm" in given)
+    assert ("Traceback" in text and "in training_step" in text) == ("max_grad_norm" in given)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: go on from .*--overwrite_output_dir moves it aside"):
+    with pytest.raises(ValueError, match=r"is not empty: resume from .*--overwrite_output_dir moves it aside"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()

@@ -55,7 +55,7 @@ def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
-def test_a_file_of_flags_says_the_same_as_a_command_line(kind, tmp_path):
+def test_a_file_of_flags_says_the_same_as_a_command_line_whose_flags_win(kind, tmp_path):
     """YAML reads 1e-5 as text and transformers' reader would leave it so."""
     values = dict(
         model_name_or_path="some-model", output_dir=str(tmp_path / "run"), do_train=True, do_eval=False, seeds=[1, 2],
@@ -65,8 +65,8 @@ def test_a_file_of_flags_says_the_same_as_a_command_line(kind, tmp_path):
     file = tmp_path / f"flags.{kind}"
     lines = [f"{name}: {'1e-5' if name == 'learning_rate' else json.dumps(value)}" for name, value in values.items()]
     file.write_text(json.dumps(values) if kind == "json" else "\n".join(lines), encoding="utf-8")
-    data_args, _, args, given = parsed([str(file)])
-    assert args.learning_rate == 1e-5 and args.seeds == [1, 2] and args.do_train and not args.do_eval
+    data_args, _, args, given = parsed([str(file), "--seeds", "3", "4"])
+    assert args.learning_rate == 1e-5 and args.seeds == [3, 4] and args.do_train and not args.do_eval
     assert args.lr_scheduler_kwargs == {"num_cycles": 2} and data_args.train_file == ["a.csv"]
     assert "learning_rate" in given and "max_seq_length" not in given
 
@@ -92,26 +92,14 @@ def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--help", "--help_all"])
-def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
+def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag, capsys):
     with pytest.raises(SystemExit) as ended:
         parsed([flag])
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "A test." in shown and "Not shown" not in shown
-    subjects = {
-        "recipe": ["--recipe"],
-        "model": ["--model_name_or_path", "--model_type"],
-        "data": ["--train_file", "--toy_column", "--label_names"],
-        "run": ["--output_dir", "--overwrite_output_dir"],
-        "SiFT": ["--sift_weight"],
-        "LoRA": ["--lora_r"],
-    }
-    if flag == "--help_all":
-        subjects["Trainer"] = ["--weight_decay", "--lr_scheduler_type"]
-    else:
-        assert "--weight_decay" not in shown and "\nTrainer:" not in shown
-    for subject, names in subjects.items():
-        section = shown.split(f"\n{subject}:\n")[1].split("\n\n")[0]
-        assert all(f"  {name}" in section for name in names), subject
+    names = {*re.findall(r"--\w+", shown)}
+    assert {"--recipe", "--model_name_or_path", "--train_file", "--toy_column", "--output_dir", "--lora_r"} <= names
+    assert ("--weight_decay" in names) == (flag == "--help_all")
     # Spellings with hyphens are taken, and not shown.
     assert not re.search(r"--\w+-", shown)
 
@@ -122,7 +110,7 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         (["--max_seq_length", 0], "--max_seq_length must be at least 1, got 0"),
         (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
         (["--seeds", 1, 1], "--seeds names one twice: 1 1"),
-        (["--seeds", 1, 2, "--seed", 3], "--seed and --seeds are both given"),
+        (["--seeds", 1, 2, "--seed", 3], "--seed 3 has no effect with --seeds"),
         (["--seeds", 1, "--push_to_hub"], "--push_to_hub is for one model"),
         (["--lora", "--from_scratch"], "random weights that --from_scratch makes would be lost"),
         (["--lora", "--lora_r", 0], "--lora_r must be at least 1, got 0"),
@@ -130,7 +118,6 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         (["--recipe", "v3-huge", "--task_name", "sst2"], "--recipe 'v3-huge' is unknown; there are base"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
-        (["--license", "MIT"], r"--license: the Hub knows no license 'MIT': is it mit\?"),
         (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be 0 or a positive number, got -1"),
@@ -143,7 +130,7 @@ def test_help_shows_the_first_paragraph_and_the_flags_by_subject(flag, capsys):
         (["--label_smoothing_factor", 3], r"--label_smoothing_factor must be in \[0, 1\), got 3"),
         (["--report_to", "clearml"], "--report_to clearml: no such tracker is installed"),
         (["--qqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqq"),
-        (["--evaluation_strategy", "epoch", "--no-cuda"], r"--eval_strategy; .*--use_cpu"),
+        (["--evaluation_strategy", "epoch"], r"unknown flag --evaluation_strategy: is it --eval_strategy\?"),
     ],
 )
 def test_wrong_values_and_flags_are_refused_by_name(more, message, tmp_path):
@@ -176,13 +163,11 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
         ("a.json", "{", "is no json"),
         ("a.yaml", "a: [", "is no yaml"),
         ("a.json", "[1]", "must hold flags by name, got list"),
-        ("a.json", '{"no_cuda": true}', "--no_cuda is gone"),
-        (None, "", "cannot be read"),
+        ("a.json", '{"no_cuda": true}', "unknown flag --no_cuda"),
     ],
 )
 def test_damaged_files_of_flags_are_refused(name, text, message, tmp_path):
-    file = tmp_path / (name or "missing.json")
-    if name:
-        file.write_text(text, encoding="utf-8")
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parsed([str(file)])

@@ -138,8 +138,8 @@ def test_names_of_a_data_set_are_those_of_its_features():
     feature = ClassLabel(names=["bad", "good"])
     rows = Dataset.from_dict({"one": [1, 0], "all": [[1], [0, 1]], "plain": ["x", "y"]})
     rows = rows.cast_column("one", feature).cast_column("all", List(feature))
-    assert label_cells(rows, "one") == ([1, 0], ("bad", "good"))
-    assert label_cells(rows, "all") == ([[1], [0, 1]], ("bad", "good"))
+    assert label_cells(rows, "one") == ([1, 0], ["bad", "good"])
+    assert label_cells(rows, "all") == ([[1], [0, 1]], ["bad", "good"])
     assert label_cells(rows, "plain") == (["x", "y"], None)
     spaces = Dataset.from_dict({"one": ["very good", "very good ", " bad\r"], "all": [["a "], [" b", "a"], []]})
     assert label_cells(spaces, "one")[0] == ["very good", "very good", "bad"]

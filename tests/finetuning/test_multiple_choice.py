@@ -3,7 +3,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 pytest.importorskip("datasets")
 
 from datasets import Dataset
-from task_files import DATA, needs_data, small_config, write_lines
+from task_files import small_config, write_lines
 from transformers import AutoModelForMultipleChoice, BertConfig, PreTrainedTokenizerBase
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments
@@ -24,10 +23,9 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     masked_answers,
     read_multiple_choice,
 )
-from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows, known_columns
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.training.hub_arguments import HubArguments
 
 WORDS = "the cat sat on a mat while some dog ran far away from it and barked"
 MODELS = ["ours", "stock_v2", "bert", "roberta", "electra", "albert"]
@@ -119,7 +117,8 @@ COPA_ROW = {"premise": "It is wet.", "choice1": "It rained.", "choice2": "It sho
     ids=["swag", "swag_order", "c3", "clue", "codah", "copa"],
 )
 def test_rows_of_known_data_by_hand(rows, expected):
-    read = choice_rows(Dataset.from_list(rows), source="here")
+    rows = Dataset.from_list(rows)
+    read = choice_rows(rows, known_columns(rows, source="here"), source="here")
     assert [tuple(row[name] for name in ("id", "context", "choices", "label")) for row in read] == expected
     assert {row["group"] for row in read} == {None}
 
@@ -132,14 +131,14 @@ def test_column_rows_by_hand():
         ]
     )
     columns = ChoiceColumns(["a", "b"], "story", "ask", "key", answers="number or letter")
-    assert choice_rows(rows, source="here", columns=columns) == [
+    assert choice_rows(rows, columns, source="here") == [
         {"id": "3", "context": "It is\nwet.", "choices": ["Why? Rain.", "Why? Sun."], "label": 0, "group": None},
         {"id": "4", "context": "So.", "choices": ["x", "y"], "label": None, "group": None},
     ]
     rows = Dataset.from_list([{"ask": "Why?", "ways": '["so", "or so", "no"]', "n": n} for n in ("2", "-1")])
     assert [
         (row["context"], row["choices"], row["label"])
-        for row in choice_rows(rows, source="here", columns=ChoiceColumns(["ways"], None, "ask", "n"))
+        for row in choice_rows(rows, ChoiceColumns(["ways"], None, "ask", "n"), source="here")
     ] == [("", ["Why? so", "Why? or so", "Why? no"], label) for label in (2, None)]
 
 
@@ -213,13 +212,6 @@ def test_the_commonest_answer_is_the_baseline():
     assert task_of(validation).baselines == task_of(validation).label_counts == {}
 
 
-def test_a_test_set_without_labels_has_answers_but_no_metrics(tokenizer):
-    test = task_of([question(label=None), question(3)], split="test").encode(tokenizer, None).test[""]
-    assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
-    labelled = task_of([question()], split="test").encode(tokenizer, None).test[""]
-    assert labelled.metrics(np.array([[1.0, 0.0]]), None) == {"accuracy": 1.0}
-
-
 def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
     task = encoded([question(2, 1), question(4, 2), question(3, 0)], tokenizer, pad_to_multiple_of=8)
     rows = [task.evaluation[""].rows[number] for number in range(3)]
@@ -234,13 +226,6 @@ def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
     )
     task = encoded([question()], tokenizer, pad_to_max_length=True, max_seq_length=40)
     assert task.collator([task.evaluation[""].rows[0]])["input_ids"].shape == (1, 2, 40)
-
-
-def test_several_processes_tokenise_alike(tokenizer):
-    questions = [question(2 + number % 3) for number in range(6)]
-    one = encoded(questions, tokenizer).evaluation[""].rows
-    two = encoded(questions, tokenizer, preprocessing_num_workers=2).evaluation[""].rows
-    assert one[:] == two[:]
 
 
 def losses_and_gradients(model, loss):
@@ -318,30 +303,6 @@ CODAH = {"question_propmt": "a", "candidate_answers": ["b", "c"], "correct_answe
 RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "example_id": "high1.txt"}
 
 
-OWN = {"ctx": "a", "ask": "b", "ways": ["c", "d"], "gold": "B"}
-OWN_COLUMNS = dict(context_column="ctx", question_column="ask", choice_columns=["ways"], label_column="gold")
-APART = {"ask": "x", "a": "y", "b": "z", "label": 0}
-APART_COLUMNS = dict(question_column="ask", choice_columns=["a", "b"])
-
-
-@pytest.mark.parametrize("source", ["file", "hub"])
-def test_columns_can_be_named(source, tmp_path):
-    rows = [OWN, OWN | {"gold": " A "}]
-    write_lines(tmp_path / "hub" / "train.jsonl", *rows)
-    place = (
-        dict(train_file=[str(tmp_path / "hub" / "train.jsonl")])
-        if source == "file"
-        else dict(dataset_name=str(tmp_path / "hub"))
-    )
-    data = read_multiple_choice(
-        MultipleChoiceArguments(**place, **OWN_COLUMNS), HubArguments(cache_dir=str(tmp_path / "cache"))
-    )
-    assert [(one["context"], one["choices"], one["label"]) for one in data.questions["train"]] == [
-        ("a", ["b c", "b d"], 1),
-        ("a", ["b c", "b d"], 0),
-    ]
-
-
 @pytest.mark.parametrize(
     "row, own, label",
     [
@@ -410,78 +371,6 @@ def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
     assert asked[1:] == [("someone/something", "some")]
 
 
-@pytest.mark.parametrize(
-    "row, message",
-    [
-        (SWAG | {"label": 2}, r"row 1 of the data of --train_file \(0\) has the label 2, its choices are 0 to 1"),
-        (SWAG | {"label": -2}, "has the label -2"),
-        (SWAG | {"label": None}, "row 1 .* has no label; rows without are for --test_file"),
-        (SWAG | {"label": -1}, "no label"),
-        (SWAG | {"label": 0.5}, "0.5 in the column 'label', expected the number of a choice"),
-        (SWAG | {"label": "yes"}, "'yes' in the column 'label'"),
-        (SWAG | {"label": True}, "True in the column 'label'"),
-        (SWAG | {"ending1": ""}, "row 1 of --train_file rows.jsonl has nothing in the column 'ending1'"),
-        (SWAG | {"ending1": None}, "row 1 of --train_file rows.jsonl has None in the column 'ending1'"),
-        ({"sent1": "a", "sent2": "b", "ending0": "c"}, "has no column 'ending1'; it has 'sent1', 'sent2', 'ending0'"),
-        (C3 | {"choices": ["c"]}, "has 1 choices, it must have two or more"),
-        (C3 | {"choices": ["c", None]}, "None as choice 2 in the column 'choices'"),
-        (C3 | {"choices": "c, d"}, "'c, d' in the column 'choices', expected a list of texts"),
-        (C3 | {"context": None}, "None in the column 'context'"),
-        (C3 | {"context": ["a", None]}, "expected text or a list of texts"),
-        ({"context": "a", "question": "b", "choice": ["c", "d"], "answer": "e"}, "the answer 'e', which must be one of"),
-        ({"context": "a", "question": "b", "choice": ["c", "c"], "answer": "c"}, "the answer 'c', which must be one of"),
-        (COPA | {"question": "why"}, "row 1 .* has the question 'why', expected cause or effect"),
-        (COPA | {"premise": " "}, "nothing in the column 'premise'"),
-        (CODAH | {"candidate_answers": ["b", ""]}, "'' as choice 2 in the column 'candidate_answers'"),
-        ({"text": "a", "label": 0}, "has the columns 'text', 'label'; known are article, question, options, answer"),
-        (OWN | {"gold": "C"}, "row 1 of --train_file rows.jsonl has 'C' in the column 'gold', expected .* number .* letter"),
-        (OWN | {"gold": "AB"}, "'AB' in the column 'gold'"),
-        (OWN | {"gold": 1.5}, "1.5 in the column 'gold'"),
-        (OWN | {"gold": 2}, "has the label 2, its choices are 0 to 1"),
-        (OWN | {"gold": None}, "row 1 .* has no label"),
-        (OWN | {"ways": ["c", ""]}, "'' as choice 2 in the column 'ways'"),
-        (OWN | {"ways": "c or d"}, "'c or d' in the column 'ways', expected a list"),
-        (OWN | {"ctx": 3}, "row 1 of --train_file rows.jsonl has 3 in the column 'ctx'"),
-        (OWN | {"ask": None}, "None in the column 'ask'"),
-        ({"ask": "b", "ways": ["c", "d"], "gold": 0}, r"has no column 'ctx'; .*--context_column\)"),
-        ({"ctx": "b", "ways": ["c", "d"], "gold": 0}, r"has no column 'ask'; .*--question_column\)"),
-        ({"ctx": "a", "ask": "b", "gold": 0}, r"has no column 'ways'; .*--choice_columns\)"),
-        ({"ctx": "a", "ask": "b", "ways": ["c", "d"]}, r"has no column 'gold'; .*--label_column\)"),
-        (APART | {"b": ""}, "row 1 of --train_file rows.jsonl has nothing in the column 'b'"),
-        (APART | {"b": None}, "row 1 of --train_file rows.jsonl has None in the column 'b'"),
-        (APART | {"b": 3}, "row 1 of --train_file rows.jsonl has 3 in the column 'b'"),
-    ],
-)
-def test_rows_that_are_wrong_are_named(row, message, tmp_path):
-    file = write_lines(tmp_path / "rows.jsonl", row)
-    columns = APART_COLUMNS if row.keys() == APART.keys() else OWN_COLUMNS if {*OWN} & {*row} else {}
-    with pytest.raises(ValueError, match=message):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[file], **columns))
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (dict(context_column="a"), "--context_column needs --choice_columns"),
-        (dict(context_column="a", question_column="b"), "--context_column and --question_column need --choice_columns"),
-        (dict(choice_columns=["a"]), "--choice_columns needs --context_column or --question_column, or both"),
-        (dict(choice_columns=["a", "a"], context_column="b"), "the column 'a' is named twice"),
-        (dict(choice_columns=["a"], context_column="b", label_column="b"), "the column 'b' is named twice"),
-        (dict(task_name="sst2"), "--task_name sst2 is not known; there are race, swag, codah, c3, copa"),
-        ({}, "there is no data: give --task_name"),
-    ],
-)
-def test_flags_that_are_wrong_by_themselves(flags, message):
-    with pytest.raises(ValueError, match=message):
-        read_multiple_choice(MultipleChoiceArguments(**flags))
-
-
-def test_rows_to_evaluate_on_need_labels(tmp_path):
-    file = write_lines(tmp_path / "rows.jsonl", {name: SWAG[name] for name in SWAG if name != "label"})
-    with pytest.raises(ValueError, match=r"row 1 of the data of --validation_file \(0\) has no label"):
-        read_multiple_choice(MultipleChoiceArguments(validation_file=[file]))
-
-
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(number, tokenizer):
     long = question(id="high7.txt-2", choices=3)
@@ -497,33 +386,3 @@ def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(n
     # A question without a context needs no room for it.
     rows = encoded([long | {"context": ""}], tokenizer, max_seq_length=needed - 1).evaluation[""].rows
     assert len(rows[0]["input_ids"][number - 1]) == needed - 1
-
-
-def test_logits_that_are_not_finite_are_refused():
-    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        masked_answers(np.array([[0.0, np.nan, 0.0], [0.0, 0.0, 0.0]]), [2, 3])
-
-
-@needs_data
-@pytest.mark.parametrize(
-    "files, number, choices",
-    [
-        (["codah/validation.jsonl", "codah/test.jsonl"], 1111, {4}),
-        (["swag_sample/validation.jsonl"], 10, {4}),
-        (["multilingual/c3_zh/validation.jsonl.gz"], 500, {2, 3, 4}),
-        (["superglue/copa/validation.jsonl"], 100, {2}),
-    ],
-    ids=["codah", "swag", "c3", "copa"],
-)
-def test_the_real_files_are_encoded(files, number, choices, tokenizer):
-    arguments = MultipleChoiceArguments(validation_file=[str(Path(DATA, file)) for file in files], max_eval_samples=number)
-    data = read_multiple_choice(arguments)
-    # A byte-level vocabulary of a few words: bytes for most of them.
-    arguments.max_seq_length = 1024
-    measured = data.encode(tokenizer, None).evaluation[""]
-    assert measured.examples == len(measured.rows) == number
-    counts = [len(ids) for ids in measured.rows["input_ids"]]
-    assert {*counts} == choices
-    right = np.zeros((number, max(choices)))
-    right[range(number), [row["label"] for row in data.questions["validation"]]] = 1
-    assert set(measured.metrics(right, None).values()) == {1.0}

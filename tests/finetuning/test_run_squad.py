@@ -43,15 +43,6 @@ def run(*arguments, **values):
     return fine_tuning_scripts.run(*arguments, **(dict(max_seq_length=40, doc_stride=16) | values))
 
 
-def test_made_questions_are_learned_through_windows(run_squad, model, tmp_path):
-    """Contexts of several windows, all but one or two of which say that there is no answer."""
-    train, dev = (write_lines(tmp_path / f"{seed}.jsonl", *made_rows(24, seed)) for seed in (0, 1))
-    flags = dict(train_file=train, validation_file=dev, max_steps=100, warmup_steps=10, per_device_train_batch_size=16)
-    measured = run(run_squad, model, tmp_path / "out", *TRAIN_AND_EVALUATE, **flags)
-    assert measured["eval_samples"] == 24
-    assert measured["eval_exact_match"] >= 95 and measured["eval_f1"] >= measured["eval_exact_match"]
-
-
 def test_a_run_on_questions_with_and_without_answers(run_squad, model, tmp_path):
     train = write_lines(tmp_path / "train.jsonl", *made_rows(12, unanswerable=True))
     rows = made_rows(9, seed=1, unanswerable=True)

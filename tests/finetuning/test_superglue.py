@@ -5,6 +5,7 @@ ReCoRD is no part of the real data at hand: its rows are made here, in the form 
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,48 +227,6 @@ def test_copa_takes_its_labels_from_the_column_that_is_named(data):
     assert [row["label"] for row in ours.questions["train"]] == [1]
 
 
-def test_multirc_of_its_authors_is_that_of_the_hub(data, tokenizer):
-    nested = {}
-    for row in MULTIRC:
-        numbers = row["idx"]
-        paragraph = nested.setdefault(numbers["paragraph"], {"text": row["paragraph"], "questions": {}})
-        question = paragraph["questions"].setdefault(
-            numbers["question"], {"question": row["question"], "answers": [], "idx": numbers["question"]}
-        )
-        question["answers"].append({"text": row["answer"], "idx": numbers["answer"], "label": row["label"]})
-    rows = [
-        {"idx": n, "version": 1.1, "passage": {"text": one["text"], "questions": [*one["questions"].values()]}}
-        for n, one in nested.items()
-    ]
-    theirs, ours = data("multirc", train=rows), data("multirc", validation=MULTIRC)
-    assert theirs.num_train == 4
-    theirs, ours = theirs.parts["train"][""].rows, ours.parts["validation"][""].rows
-    assert theirs.to_list() == [dict(row) for row in ours.select_columns(theirs.column_names)]
-
-
-def test_record_of_its_authors_has_ends_that_are_inclusive(data):
-    text = "Ann met Bob."
-    row = {
-        "source": "x",
-        "idx": 3,
-        "passage": {"text": text, "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
-        "qas": [{"query": "@placeholder left", "answers": [{"start": 8, "end": 10, "text": "Bob"}], "idx": 4}],
-    }
-    part = data("record", validation=[row]).parts["validation"][""]
-    assert part.rows["entity"][:] == ["Ann", "Bob"]
-    assert part.rows["query"][:] == [4, 4]
-    assert part.cells == [False, True]
-    row["qas"][0] = {"query": "@placeholder left", "idx": 4}
-    assert data("record", test=[row]).parts["test"][""].rows["filled_query"][1] == "Bob left"
-
-
-def test_wsc_of_its_authors_holds_its_spans_apart(data):
-    target = {"span1_text": "Ann", "span1_index": 0, "span2_text": "she", "span2_index": 2}
-    row = {"text": "Ann said she left", "target": target, "idx": 0, "label": True}
-    (part,) = data("wsc", train=[row, {**row, "label": False}]).parts["train"].values()
-    assert part.rows["marked_text"][0] == "# Ann # said * she * left"
-
-
 def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
     """The server would have had "5"."""
     text = "idx,text,span1_text,span1_index,span2_text,span2_index\n5,Ann saw it,Ann,0,it,2\n6,Ann saw it,saw,1,it,2\n"
@@ -276,12 +235,6 @@ def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
     assert ours.parts["test"][""].rows["marked_text"][0] == "# Ann # saw * it *"
     _, written = lines(encoded(ours, tokenizer).test[""].write(logits(1, 0), tmp_path, "predict"))
     assert written == [{"idx": 5, "label": "True"}, {"idx": 6, "label": "False"}]
-
-
-@pytest.mark.parametrize(("task", "column", "rows"), [("multirc", "passage", MULTIRC), ("wsc", "target", None)])
-def test_a_column_of_the_authors_name_that_does_not_nest_is_left_alone(data, task, column, rows):
-    rows = rows or [{**next(row for name, row, _ in TEXTS if name == task), "label": n} for n in range(2)]
-    assert data(task, train=[{**row, column: "text"} for row in rows]).num_train == len(rows)
 
 
 @pytest.mark.parametrize(("task", "rows", "scores"), [("record", RECORD, 5), ("copa", [{**COPA, "label": 0}] * 2, 2)])
@@ -319,41 +272,11 @@ def test_nan_has_no_best_answer(data, tokenizer, tmp_path, task, rows, scores):
         ("record", [{**RECORD[0], "answers": []}], "--validation_file has no labels"),
         ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
         ("wsc", [WSC | {"span1_index": "first"}], "row 1 of --validation_file has 'first' in the column 'span1_index'"),
-        # Rows that nest otherwise were a TypeError or KeyError without a row.
-        ("multirc", [{"passage": "x", "label": 0}], "has no column 'paragraph'"),
-        ("multirc", [{"passage": {"text": "x"}, "idx": 0}], "row 1 of --validation_file is not as the authors of multirc"),
-        ("multirc", [{"passage": {"text": "x", "questions": ["why"]}, "idx": 0}], "row 1 of --validation_file is not as"),
-        ("record", [{"passage": "x", "qas": "x", "label": 0}], "has no column 'query'"),
-        ("record", [{"passage": "x", "qas": [{"query": "@placeholder", "idx": 0}], "idx": 0}], "row 1 .* is not as"),
-        ("record", [{"passage": {"text": "x", "entities": [{"start": "a", "end": 1}]}, "qas": [], "idx": 0}], "is not as"),
-        ("record", [{"passage": {"text": "x", "entities": []}, "qas": ["why"], "idx": 0}], "the authors of record"),
-        ("wsc", [{"text": "a b", "target": {"span1_text": "a"}}, {"text": "a b"}], "row 2 .* is not as the authors of wsc"),
     ],
 )
 def test_what_is_wrong_with_data_is_said(data, task, rows, message):
     with pytest.raises(ValueError, match=message):
         data(task, validation=rows)
-
-
-@pytest.mark.parametrize(
-    ("task", "flags", "message"),
-    [
-        ("boolq", dict(text_columns=["question"]), "boolq has its own texts, labels and language: leave --text_columns out"),
-        ("boolq", dict(language="de"), "leave --language out"),
-        ("boolq", dict(eval_languages=["de"], validation_share=0.2), "leave --validation_share and --eval_languages out"),
-        ("copa", dict(validation_share=0.2), "copa has .*: leave --validation_share out"),
-        (
-            "copa",
-            dict(label_names=["a", "b"], problem_type="single_label_classification"),
-            "leave --label_names and --problem_type out",
-        ),
-        ("copa", dict(label_column="best"), r"has no column 'best'; .*--label_column"),
-    ],
-)
-def test_columns_of_a_task_are_its_own(data, task, flags, message):
-    row = COPA if task == "copa" else {"question": "x", "passage": "y"}
-    with pytest.raises(ValueError, match=message):
-        data(task, validation=[{**row, "label": 0}], **flags)
 
 
 @needs_data
@@ -389,3 +312,12 @@ def test_real_files_are_read_by_the_name_of_their_task(name, rows, names, tokeni
         [a for row in written for q in row["passage"]["questions"] for a in q["answers"]] if name == "multirc" else written
     )
     assert len(answers) == 50
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help_all"])
+def test_help_shows_the_flags_of_superglue_alone(run_superglue, flag, capsys):
+    with pytest.raises(SystemExit):
+        run_superglue.main([flag])
+    shown = {*re.findall(r"--\w+", capsys.readouterr().out)}
+    assert {"--task_name", "--train_file", "--label_column"} <= shown
+    assert not shown & {"--language", "--train_language", "--eval_languages", "--text_columns", "--label_names"}

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import BertConfig, default_data_collator
 
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
-from hf_deberta_ext.finetuning.trainer import TaskTrainer, set_prefix
+from hf_deberta_ext.finetuning.trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 from hf_deberta_ext.sift import SiftArguments
 
 datasets = pytest.importorskip("datasets")
@@ -259,8 +259,10 @@ NO_CLASSES = "--label_smoothing_factor 0.1 needs one label of several classes"
     ],
 )
 def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, value, fields, loss, message, tmp_path):
+    args = SiftArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, **{name: value})
     with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, get_model("sequence", bert(**fields)), encoded(loss=loss), **{name: value})
+        check_arguments(args)
+        check_losses(args, encoded(loss=loss), fields.get("problem_type"))
 
 
 def test_the_card_of_the_run_is_not_replaced(tmp_path):

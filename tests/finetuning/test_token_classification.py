@@ -8,15 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset, Features, List, Value
-from task_files import DATA, needs_data, small_config, write_lines
-from transformers import AutoModelForTokenClassification, AutoTokenizer, BertTokenizer, RobertaTokenizer
+from task_files import DATA, needs_data, write_lines
+from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
-from hf_deberta_ext.finetuning.arguments import FineTuningArguments
 from hf_deberta_ext.finetuning.tasks.labelled_words import are_entities, read_conll, sorted_labels
 from hf_deberta_ext.finetuning.tasks.token_classification import (
     TokenClassificationArguments,
@@ -24,7 +22,6 @@ from hf_deberta_ext.finetuning.tasks.token_classification import (
     TokenClassificationData,
     take_prefix_space,
 )
-from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.tokenization import load_tokenizer
 
@@ -32,7 +29,6 @@ ROWS = [
     {"tokens": ["Ada", "Lovelace", "smiles"], "ner_tags": ["B-PER", "I-PER", "O"]},
     {"tokens": ["Paris", "sleeps"], "ner_tags": ["B-LOC", "O"]},
 ]
-MODELS = ["ours", "stock_v2", "bert", "roberta", "electra"]
 
 
 @pytest.fixture(scope="module")
@@ -155,18 +151,6 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
     assert asked[1:] == [("leondz/wnut_17", None, "main"), ("a/b", "c", None)]
 
 
-def test_other_columns_and_several_files(tmp_path):
-    rows = [{"words": row["tokens"], "tags": row["ner_tags"]} for row in ROWS]
-    files = [write_lines(tmp_path / f"{name}.jsonl", *[row]) for name, row in zip("ab", rows, strict=True)]
-    (tmp_path / "c.conll").write_text("so O\n", encoding="utf-8")
-    arguments = TokenClassificationArguments(
-        train_file=[*files, str(tmp_path / "c.conll")], text_column_name="words", label_column_name="tags"
-    )
-    data = TokenClassificationData(arguments)
-    assert data.sets["train"].words == [["Ada", "Lovelace", "smiles"], ["Paris", "sleeps"], ["so"]]
-    assert data.dataset == "a.jsonl, b.jsonl, c.conll"
-
-
 def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
     # A sentence without a token is not trained on: a batch of them alone would have no mean loss.
     task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
@@ -252,17 +236,6 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
 
 
-def test_a_test_set_without_labels_has_predictions_but_no_metrics(tmp_path, wordpiece):
-    rows = [{"tokens": row["tokens"]} for row in ROWS]
-    for name, missing in (("a", rows), ("b", [row | {"ner_tags": []} for row in rows])):
-        file = write_lines(tmp_path / f"{name}.jsonl", *missing)
-        data = data_of(tmp_path, test_file=[file])
-        test = data.encode(wordpiece, None).test[""]
-        assert test.metrics is None and "labels" not in test.rows.column_names and test.examples == 2
-        written = test.write(np.zeros((2, 12, 4)), tmp_path, "predict")[0].read_text(encoding="utf-8")
-        assert written == "Ada O\nLovelace O\nsmiles O\n\nParis O\nsleeps O\n\n"
-
-
 def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
     wordpiece.padding_side = "left"
     try:
@@ -337,78 +310,6 @@ def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordp
         data_of(tmp_path, split="validation").use_config(SimpleNamespace(label2id={"O": 0, "B-LOC": 1, "B-PER": 2}))
 
 
-def test_words_without_any_label_are_labelled_by_the_checkpoint(tmp_path, wordpiece):
-    rows = [{"tokens": row["tokens"]} for row in ROWS]
-    data = data_of(tmp_path, rows, split="test")
-    data.use_config(SimpleNamespace(label2id={"LABEL_0": 0, "LABEL_1": 1}))
-    test = data.encode(wordpiece, None).test[""]
-    assert test.write(np.zeros((2, 12, 2)), tmp_path, "predict")[0].read_text(encoding="utf-8").startswith("Ada LABEL_0\n")
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_any_model_learns_labels_and_its_predictions_are_those_of_one_row_at_a_time(
-    family, tmp_path, tiny_config, stock_config
-):
-    tokenizer = byte_level()
-    rows = [
-        {"tokens": ["Ada", "smiles", "."], "ner_tags": ["B-PER", "O", "O"]},
-        {"tokens": ["Paris", "sleeps", "while", "Ada", "Lovelace", "smiles"], "ner_tags": "B-LOC O O B-PER I-PER O".split()},
-        {"tokens": ["Paris"], "ner_tags": ["B-LOC"]},
-    ]
-    file = write_lines(tmp_path / "rows.jsonl", *rows)
-    data = TokenClassificationData(TokenClassificationArguments(train_file=[file], validation_file=[file]))
-    names = data.config_fields()
-    names.pop("num_labels")
-    config = small_config(family, len(tokenizer), tiny_config, stock_config, **names)
-    torch.manual_seed(0)
-    model = AutoModelForTokenClassification.from_config(config)
-    task = data.encode(tokenizer, config)
-    arguments = FineTuningArguments(
-        output_dir=str(tmp_path / "out"), do_train=True, do_eval=True, per_device_train_batch_size=3, max_steps=60,
-        per_device_eval_batch_size=2, learning_rate=5e-3, report_to="none", disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    trainer = TaskTrainer(model, arguments, task=task)
-    trainer.train()
-    found = trainer.evaluate()
-    assert found["eval_f1"] == found["eval_accuracy"] == 1.0
-
-    predictions = trainer.predict_set(task.evaluation[""], "eval").predictions
-    model.eval()
-    for number in range(3):
-        row = task.evaluation[""].rows[number]
-        batch = task.collator([row])
-        batch.pop("labels")
-        with torch.no_grad():
-            alone = model(**batch).logits[0].numpy()
-        np.testing.assert_allclose(predictions[number][: len(alone)], alone, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "row, flags, message",
-    [
-        ({"tokens": ["a"], "ner_tags": ["O", "O"]}, {}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
-        (
-            {"tokens": [], "ner_tags": []},
-            {},
-            "row 2 of --train_file train.jsonl has \\[\\] in the column 'tokens', expected words",
-        ),
-        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, {}, "row 2 of .* None. in the column 'tokens', expected words"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, {}, "row 2 of .* has the label None, expected text or a number"),
-        ({"tokens": ["a"], "ner_tags": [""]}, {}, "row 2 of .* has the label ''"),
-        ({"tokens": ["a"], "ner_tags": None}, {}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
-        ({"tokens": None, "ner_tags": ["O"]}, {}, "row 2 of .* has None in the column 'tokens', expected a list"),
-        ({"words": ["a"], "tags": ["O"]}, {}, r"no column 'tokens'; it has 'words', 'tags' .*--text_column_name"),
-        ({"words": ["a"], "tags": ["O"]}, {"text_column_name": "words"}, r"no column 'ner_tags'; .*--label_column_name"),
-        (ROWS[0], {"task_name": "sst2"}, "--task_name sst2 is not known; there are conll2003, wnut17"),
-        ({"tokens": ["a"], "ner_tags": ["X"]}, {"return_entity_level_metrics": True}, "no entities, the labels are O, X"),
-    ],
-)
-def test_rows_that_are_wrong_are_named(row, flags, message, tmp_path):
-    rows = [{"tokens": ["a"], "ner_tags": ["O"]}, row] if "tokens" in row else [row]
-    with pytest.raises(ValueError, match=message):
-        data_of(tmp_path, rows, **flags)
-
-
 @pytest.mark.parametrize(
     "tags, names, message",
     [
@@ -481,12 +382,6 @@ def test_a_tokenizer_that_does_not_know_its_words_is_refused(tmp_path, wordpiece
     monkeypatch.setattr(type(wordpiece), "is_fast", property(lambda self: False))
     with pytest.raises(ValueError, match=r"BertTokenizer does not tell .* needs a fast tokenizer .* --tokenizer_name"):
         data_of(tmp_path).encode(wordpiece, None)
-
-
-def test_logits_that_are_not_finite_are_refused(tmp_path, wordpiece):
-    measured = data_of(tmp_path, split="validation").encode(wordpiece, None).evaluation[""]
-    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        measured.metrics(np.full((2, 12, 4), np.nan), None)
 
 
 @needs_data

@@ -91,22 +91,6 @@ def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, 
     assert len(documented) >= least.get(document, 0)
 
 
-@pytest.mark.skipif(bash is None, reason="a shell reads the commands")
-def test_a_wrong_flag_would_be_found(monkeypatch, tmp_path):
-    """Variables, loops and continued lines reach the program as a user's would."""
-    block = '    FLAGS="--do_train --evaluation_strategy no"\n    for x in 1 2; do python examples/run_glue.py $FLAGS \\\n'
-    block += '        --model a --output_dir "out $x"; done\n'
-    assert blocks(f"Text.\n\n{block}\nMore.\n") == [block]
-    monkeypatch.setattr("test_documented_commands.text_of", lambda document: block)
-    documented = commands("README.md", tmp_path)
-    assert [words[-1] for words in documented] == ["out 1", "out 2"]
-    program, argv = program_of(documented[0])
-    with pytest.raises(SystemExit):
-        flags_of(program, argv, monkeypatch)
-    good = [word for word in argv if word not in ("--evaluation_strategy", "no")]
-    assert flags_of(program, good, monkeypatch)["output_dir"] == "out 1"
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_of_the_documentation_imports_what_there_is(document):
     for code in re.findall(r"^```python\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL):

@@ -111,19 +111,6 @@ def test_a_guide_runs_and_prints_what_it_says(guide, tmp_path):
         pytest.skip(f"blocks that need {', '.join(missing)} were not run")
 
 
-def test_what_a_guide_is_read_as(monkeypatch):
-    monkeypatch.delenv("NO_SUCH_FOLDER", raising=False)
-    text = "```bash\na\n```\n<!-- printed -->\n```text\none 0.5\n```\n```text\nfree\n```\n"
-    text += "<!-- not run: network -->\n```bash\nb\n```\n<!-- printed -->\n```text\nnever\n```\n"
-    text += "<!-- needs: no_such_package, NO_SUCH_FOLDER -->\n```python\nc\n```\n<!-- needs: torch -->\n```python\nd\n```\n"
-    run, missing = steps(text)
-    assert run == [["bash", "a\n", ["one 0.5\n"]], ["python", "d\n", []]]
-    assert missing == ["NO_SUCH_FOLDER", "no_such_package"]
-    assert is_printed("loss  -0.25 of 3\n... end\n", "x\nloss 1.5e-07 of 3\n\nthe end\n") is None
-    assert is_printed("loss 0.25 of 3\n", "loss 1.5 of 4\n") == "loss 0.25 of 3"
-    assert is_printed("a\nb\n", "b\na\n") == "b"
-
-
 @pytest.mark.parametrize("guide", LONGEST)
 def test_a_guide_is_short_and_all_its_commands_are_fenced(guide):
     """Indented code would not run."""

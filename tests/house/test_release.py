@@ -77,14 +77,6 @@ def test_links_of_the_readme_lead_somewhere_on_the_package_index(address, tmp_pa
     assert not address or "](examples/" not in shown
 
 
-def test_a_section_of_the_changelog_has_each_heading_once():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        headings = re.findall(r"^### (.*)$", section, re.MULTILINE)
-        assert len({*headings}) == len(headings), section.splitlines()[0]
-        assert {*headings} <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
 @pytest.fixture
 def served(tmp_path):
     """The address of a repository with this commit, over HTTP."""

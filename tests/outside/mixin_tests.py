@@ -2,7 +2,7 @@
 """Our classes under transformers' own model mixins; run_transformers_mixins.py puts this file where they lie.
 
 `ModelTesterMixin` runs for each class in four shapes, `TrainingTesterMixin` for the masked language model, `ConfigTester`
-for the configuration, `PipelineTesterMixin` in pipeline_tests.py. The others have nothing to test here:
+for the configuration. The others have nothing to test here:
 
 * `GenerationTesterMixin`, `MemoryCleanupMixin`: models that generate. The first is not in the source distribution.
 * `TensorParallelTesterMixin`, `ExpertParallelTesterMixin`, `FSDPTesterMixin`: they skip a model without the plan of its
@@ -10,6 +10,7 @@ for the configuration, `PipelineTesterMixin` in pipeline_tests.py. The others ha
 * `ExportTesterMixin`: not in the source distribution.
 * `TokenizerTesterMixin` and its two backends: they load a published tokenizer from the Hub, and a text that is not in the
   source distribution.
+* `PipelineTesterMixin`: its expected answers are not in the source distribution; test_other_packages.py has some.
 * `BackboneTesterMixin`, and the mixins of images, audio, video and processors: other kinds of models.
 """
 

@@ -3,7 +3,7 @@
 
     python tests/outside/run_transformers_mixins.py                            # of the installed version of transformers
     python tests/outside/run_transformers_mixins.py --version 5.4.0            # of another one, in a temporary folder
-    python tests/outside/run_transformers_mixins.py -k MaskedLM --keep folder --json outcomes.json -- -n 2
+    python tests/outside/run_transformers_mixins.py -- -k MaskedLM -n 2
 
 The tests lie in the source distribution of exactly that version, which pip downloads. They are unpacked into a temporary
 folder, where the other files of this folder join them; nothing of them comes into this repository. Needs `parameterized`.
@@ -29,11 +29,6 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-OURS = {
-    "mixin_tests.py": "test_modeling_deberta_ext.py",
-    "pipeline_tests.py": "test_pipelines_deberta_ext.py",
-    "pipeline_checks.py": "pipeline_checks.py",
-}
 # Modules that the tests import and that the source distribution lacks.
 STAND_INS = {
     "tests/exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
@@ -166,8 +161,7 @@ def unpack(archive: Path, folder: Path) -> Path:
         source = folder / tar.getmembers()[0].name.partition("/")[0]
     ours = source / "tests" / "models" / "deberta_ext"
     ours.mkdir(parents=True, exist_ok=True)
-    mixin = (source / "tests" / "test_pipeline_mixin.py").read_text(encoding="utf-8")
-    for name, text in (STAND_INS | pipeline_stand_ins(mixin)).items():
+    for name, text in STAND_INS.items():
         file = source / name
         file.parent.mkdir(parents=True, exist_ok=True)
         (file.parent / "__init__.py").touch()
@@ -175,21 +169,8 @@ def unpack(archive: Path, folder: Path) -> Path:
             file.write_text(text, encoding="utf-8")
     for package in (source / "tests", ours.parent, ours):
         (package / "__init__.py").touch()
-    for name, there in OURS.items():
-        shutil.copyfile(HERE / name, ours / there)
+    shutil.copyfile(HERE / "mixin_tests.py", ours / "test_modeling_deberta_ext.py")
     return source
-
-
-def pipeline_stand_ins(mixin: str) -> dict[str, str]:
-    """A module for each class that the text of test_pipeline_mixin.py names, whose answers pipeline_checks.py checks."""
-    named = re.findall(r"pipelines\.test_pipelines_(\w+)(?:\.| import )(\w+)", mixin)
-    return {
-        f"tests/pipelines/test_pipelines_{task}.py": (
-            "from tests.models.deberta_ext.pipeline_checks import PipelineChecks\n\n\n"
-            f'class {name}(PipelineChecks):\n    task = "{task.replace("_", "-")}"\n'
-        )
-        for task, name in named
-    }
 
 
 def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) -> dict[str, tuple[str, list[str]]]:
@@ -200,7 +181,6 @@ def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) ->
         "HF_HUB_OFFLINE": "1",
         "RUN_TRAINING_TESTS": "1",
         "RUN_SLOW": str(int(slow)),
-        "TRANSFORMERS_TINY_MODEL_PATH": str(source / "checkpoints"),
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(source)]

@@ -62,15 +62,14 @@ def labels(head, ids):
     return {"labels": torch.where(ids == 0, -100, ids % 2)}
 
 
+QUICK_CASES = [(head, "v2", "mask") for head in QUICK]
+SLOW_CASES = [(head, "v2", given) for head in HEADS for given in ("mask", "no mask", "labels")]
+SLOW_CASES = [*SLOW_CASES, (DebertaExtForMaskedLM, "v1", "mask"), (DebertaExtForMaskedLM, "v3", "mask")]
+SLOW_CASES = [case for case in SLOW_CASES if case not in (*QUICK_CASES, (DebertaExtModel, "v2", "labels"))]
+
+
 @pytest.mark.parametrize(
-    ("head", "kind", "given"),
-    [
-        *((head, "v2", "mask") for head in QUICK),
-        *(pytest.param(DebertaExtForMaskedLM, kind, "mask", marks=pytest.mark.slow) for kind in ("v1", "v3")),
-        *(pytest.param(head, "v2", "mask", marks=pytest.mark.slow) for head in HEADS if head not in QUICK),
-        *(pytest.param(head, "v2", "no mask", marks=pytest.mark.slow) for head in HEADS),
-        *(pytest.param(head, "v2", "labels", marks=pytest.mark.slow) for head in HEADS if head is not DebertaExtModel),
-    ],
+    ("head", "kind", "given"), [*QUICK_CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 )
 def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, kind, given, build, inputs):
     # Padding stays, as in a compiled graph.
@@ -216,14 +215,14 @@ torch.save(dict(outputs), "outputs.pt")
 
 
 def test_what_has_no_program_is_refused(build, tiny_config, stock_config):
-    with pytest.raises(ValueError, match=r"export one of them: model.export_discriminator\(\)"):
-        export_program(DebertaExtForPreTraining(tiny_config("v3")))
-    with pytest.raises(TypeError, match="DebertaV2Model is no model of this package"):
-        export_program(AutoModel.from_config(stock_config("v3")))
-    with pytest.raises(ValueError, match="choices is for DebertaExtForMultipleChoice"):
-        export_program(build(DebertaExtModel, "v3"), choices=2)
-    with pytest.raises(ValueError, match="from 1 on; got 0"):
-        export_program(build(DebertaExtForMultipleChoice, "v3"), choices=0)
+    for model, options, message in (
+        (DebertaExtForPreTraining(tiny_config("v3")), {}, r"export one of them: model.export_discriminator\(\)"),
+        (AutoModel.from_config(stock_config("v3")), {}, "DebertaV2Model is no model of this package"),
+        (build(DebertaExtModel, "v3"), dict(choices=2), "choices is for DebertaExtForMultipleChoice"),
+        (build(DebertaExtForMultipleChoice, "v3"), dict(choices=0), "from 1 on; got 0"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            export_program(model, **options)
 
 
 @pytest.mark.parametrize("name", [None, *NAMES])

@@ -12,6 +12,7 @@ import torch
 from every_head import CLASSES
 from scripts import module_of
 from tiny_models import save_tokenizer, tiny_model
+from transformers import DebertaV2ForTokenClassification, DebertaV2Model
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -353,35 +354,24 @@ def test_the_example_ends_badly_where_the_file_is_off(saved, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rows_file", "rows.txt", "--model"], "--rows_file: .*rows.txt must end in .jsonl, .json, .csv"),
         (["--rows_file", "rows.jsonl", "--text_columns", "text", "--model"], "rows.jsonl has no column 'text'"),
-        (["--rows_file", "twice.csv", "--model"], "the header of .*twice.csv has the column 'label' twice"),
         (["--rows_file", "bad.jsonl", "--model"], "the model has no label 7; it has"),
         (["--rows_file", "rows.jsonl", "--task", "feature-extraction", "--model"], "this is a DebertaExtModel"),
         (["--text_file", "text.txt"], "need a --model"),
+        (["--int8_embeddings"], "--int8_embeddings needs --int8"),
+        (["--batch", "0"], "--batch must be positive"),
     ],
 )
-def test_the_example_says_what_is_wrong(flags, message, saved, monkeypatch):
+def test_the_example_says_what_is_wrong(flags, message, saved, monkeypatch, capsys):
     monkeypatch.chdir(saved)
-    (saved / "rows.txt").write_text("")
-    (saved / "twice.csv").write_text("sentence,label,label\nw7,0,1\n")
     (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
     flags = [*flags, "model"] if flags[-1] == "--model" else flags
-    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+    with pytest.raises(SystemExit) as ended:
         script.main(flags)
-    assert not (saved / "onnx").exists()
-
-
-def test_the_example_refuses_flags_that_make_no_sense(capsys):
-    for flags in (["--lengths", "0"], ["--batch", "0"], ["--int8_embeddings"], ["--task", "sing"]):
-        with pytest.raises(SystemExit) as error:
-            script.parse_args(flags)
-        assert error.value.code == 2 and flags[0] in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err and not (saved / "onnx").exists()
 
 
 def test_the_example_takes_stock_models_and_names_its_tasks(saved, stock_config):
-    from transformers import DebertaV2ForTokenClassification, DebertaV2Model
-
     pairs = {DebertaV2ForTokenClassification: DebertaExtForTokenClassification, DebertaV2Model: DebertaExtModel}
     for stock, ours in pairs.items():
         stock(stock_config("v3")).half().save_pretrained(saved / "stock")

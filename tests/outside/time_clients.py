@@ -10,21 +10,20 @@ to all of the words. CrossEncoder, in its own batches of 32, is timed beside BER
 
 import argparse
 import gzip
-import itertools
 import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "examples")]
 
 from client_journeys import SIZES, make_models, replaced  # noqa: E402
+from measuring import take_turns  # noqa: E402
 from scripts import PAGES  # noqa: E402
 
 from hf_deberta_ext.tokenization import load_tokenizer  # noqa: E402
@@ -41,24 +40,23 @@ def gliner(models: Path, texts: list[str]) -> dict:
     return {name: lambda m=m: m.inference(texts, ["person", "place"]) for name, m in (("stock", stock), ("ours", ours))}
 
 
-def cross_encoder(models: Path, texts: list[str] | list[tuple[str, str]]) -> dict:
+def cross_encoder(models: Path, texts: list) -> dict:
     from sentence_transformers import CrossEncoder
 
-    rows = [text if isinstance(text, tuple) else ("Which files does the index name?", text) for text in texts]
+    rows = [("Which files does the index name?", text) if isinstance(text, str) else text for text in texts]
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / "ours" / "scorer")
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "bos", "eos")}
+    sizes = SIZES | SHAPE | special
+    del sizes["type_vocab_size"], sizes["position_buckets"]
     for name, more in (("Bert", {}), ("ModernBert", {"intermediate_size": 1152})):
-        special = {
-            f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "cls", "sep", "bos", "eos")
-        }
-        sizes = {key: value for key, value in (SIZES | SHAPE).items() if key not in ("type_vocab_size", "position_buckets")}
-        config = getattr(transformers, f"{name}Config")(**(sizes | special | more), vocab_size=len(tokenizer), num_labels=1)
+        config = getattr(transformers, f"{name}Config")(**(sizes | more), vocab_size=len(tokenizer), num_labels=1)
         getattr(transformers, f"{name}ForSequenceClassification")(config).save_pretrained(models / name / "scorer")
         tokenizer.save_pretrained(models / name / "scorer")
-    found = {
-        name: CrossEncoder(str(models / name / "scorer"), trust_remote_code=True, device="cpu")
-        for name in ("stock", "ours", "Bert", "ModernBert")
-    }
-    return {name: lambda m=m: m.predict(rows, show_progress_bar=False) for name, m in found.items()}
+    runs = {}
+    for name in ("stock", "ours", "Bert", "ModernBert"):
+        model = CrossEncoder(str(models / name / "scorer"), trust_remote_code=True, device="cpu")
+        runs[name] = lambda model=model: model.predict(rows, show_progress_bar=False)
+    return runs
 
 
 def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
@@ -84,36 +82,29 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--pairs", type=Path, help="of cross_encoder: .jsonl.gz, two texts a row, or SQuAD's; --texts pairs")
-    parser.add_argument("--processor_time", action="store_true", help="not the clock's: for one thread on a busy machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    clock = time.process_time if options.processor_time else time.perf_counter
-    found = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()
+    words = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()
+    inputs = {}
+    for longest in options.words:
+        lengths = [longest * (8 + i % 8) // 15 for i in range(options.texts)]
+        inputs[f"{longest} words"] = [" ".join(words[i * longest :][:length]) for i, length in enumerate(lengths)]
     if options.pairs:
-        pairs = read_pairs(options.pairs, options.texts)
-        options.clients, options.words = ["cross_encoder"], ["real"]
+        inputs = {"pairs": read_pairs(options.pairs, options.texts)}
     tokenizer = load_tokenizer(ROOT / "examples" / "models" / "deberta-ext-small-en")
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder), SIZES | SHAPE, ("encoder", "scorer"), tokenizer)
-        for client, words in itertools.product(options.clients, options.words):
-            if options.pairs:
-                texts = pairs
-            else:
-                texts = [" ".join(found[i * words : i * words + words * (8 + i % 8) // 15]) for i in range(options.texts)]
-            runs = globals()[client](Path(folder), texts)
-            seconds: dict[str, list[float]] = {name: [] for name in runs}
-            for repeat in range(options.repeats + 1):
-                for name, run in runs.items():
-                    started = clock()
+        for client in options.clients:
+            for name, texts in inputs.items():
+                runs = {"gliner": gliner, "cross_encoder": cross_encoder}[client](Path(folder), texts)
+                for run in runs.values():
                     run()
-                    if repeat:  # the first warms up
-                        seconds[name].append(clock() - started)
-            spread = "; ".join(
-                f"{name} {statistics.median(s):.2f} s, {min(s):.2f} to {max(s):.2f}" for name, s in seconds.items()
-            )
-            ours = statistics.median(seconds.pop("ours"))
-            ratios = ", ".join(f"{statistics.median(s) / ours:.2f} of {name}" for name, s in seconds.items())
-            print(f"{client}, {words} words: times the speed {ratios} ({spread})", flush=True)
+                seconds = take_turns(runs, options.repeats)
+                ours = statistics.median(seconds["ours"])
+                for side, times in seconds.items():
+                    median = statistics.median(times)
+                    spread = f"{median:.2f} s, {min(times):.2f} to {max(times):.2f}"
+                    print(f"{client}, {name}, {side}: {spread}; ours has {median / ours:.2f} times its speed", flush=True)
 
 
 if __name__ == "__main__":

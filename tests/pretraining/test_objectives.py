@@ -168,7 +168,7 @@ def test_impossible_objectives_are_refused(objectives, message, tiny_config):
     ("objectives", "inputs", "message"),
     [
         (ALL, dict(), "need labels and sentence_labels in each batch"),
-        (ALL, dict(labels=torch.ones(2, 12).long()), "need sentence_labels in each batch"),
+        (ALL, dict(labels=torch.ones(2, 12).long()), "need labels and sentence_labels in each batch"),
         (("mlm", "nsp"),
          dict(labels=torch.ones(2, 12).long(), sentence_labels=torch.zeros(2).long(), document_ids=torch.ones(2, 12).long()),
          "nsp reads one \\[CLS\\] a row"),

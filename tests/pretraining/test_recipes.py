@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from transformers import HfArgumentParser
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import DataArguments, MaskingArguments, ModelArguments, PretrainingArguments, recipes
@@ -20,7 +19,6 @@ from hf_deberta_ext.pretraining.recipes import (
     recipe_table,
 )
 from hf_deberta_ext.training import batch_size as hardware
-from hf_deberta_ext.training.flags import given_flags
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -158,22 +156,11 @@ def test_a_resumed_run_keeps_the_settings_that_it_began_with(tmp_path):
     assert chosen_settings(flags, rtd=False)[0] == settings | {SIZE: 8, ACCUMULATION: 8}
 
 
-def test_given_flags_are_those_of_the_command_line():
-    """With the value of a default, too; unknown ones are left to the parser."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, PretrainingArguments))
-    argv = "--train_data a.txt b.txt --preset v3-base --streaming --learning-rate 5e-5 --bf16 false --unknown 1".split()
-    expected = dict(train_data=["a.txt", "b.txt"], preset="v3-base", streaming=True, learning_rate=5e-5, bf16=False)
-    assert given_flags(parser, argv) == expected
-    assert given_flags(parser, []) == {}
-
-
 def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
     """A name that no parser knows would be set, printed, and have no effect."""
     groups = (PretrainingArguments, ModelArguments, DataArguments, MaskingArguments)
     known = {field.name for group in groups for field in dataclasses.fields(group)}
     assert {*FLAGS} - {*RTD_FLAGS} | {*FROM_SCRATCH} <= known
-    about = {"description", "source", "batch", "half_precision", "trains_mlm"}
-    assert {field.name for field in dataclasses.fields(recipes.Recipe)} == {*FLAGS} | about
 
 
 def test_table_says_what_set_each_value_and_that_the_batch_is_another():
@@ -183,7 +170,7 @@ def test_table_says_what_set_each_value_and_that_the_batch_is_another():
     assert lines[0].startswith("recipe v3-study: ") and "He et al. 2021" in lines[0]
     expected = {
         "rtd_lambda 50.0 recipe",
-        "max_steps 125,000 recipe",
+        "max_steps 125000 recipe",
         "learning_rate 0.001 your flag, recipe: 0.0005",
         "per_device_train_batch_size 16 your flag",
         "gradient_accumulation_steps 32 hardware",
@@ -198,12 +185,10 @@ def test_table_says_what_set_each_value_and_that_the_batch_is_another():
 @pytest.mark.parametrize(
     "given, processes, message",
     [
-        ({SIZE: 48}, 1, r"batch of 2048 is not 48 examples per device x 1 processes .* take 32 or 64 per device"),
-        ({SIZE: 4096}, 1, "is not 4096 examples .* take 2048 per device"),
-        ({SIZE: 20}, 4, "is not 20 examples per device x 4 processes .* take 16 or 32 per device"),
-        ({ACCUMULATION: 3}, 1, "x 3 accumulation steps x 1 processes .* take 2 or 4 accumulation steps"),
-        ({}, 3, "batch of 2048 cannot be shared equally by 3 processes.* take 2 or 4 processes"),
-        ({SIZE: 0}, 1, "per_device_train_batch_size must be at least 1, got 0"),
+        ({SIZE: 48}, 1, "batch of 2048 is no multiple of --per_device_train_batch_size 48 x 1 processes"),
+        ({SIZE: 20}, 4, "is no multiple of --per_device_train_batch_size 20 x 4 processes"),
+        ({ACCUMULATION: 3}, 1, "is no multiple of --gradient_accumulation_steps 3 x 1 processes"),
+        ({}, 3, "batch of 2048 cannot be shared equally by 3 processes"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(given, processes, message):

@@ -11,7 +11,6 @@ import torch
 from accumulation import exact_accumulation
 from microsoft_checkpoints import microsoft, write
 from mlm_script import TINY, TORCHRUN, arguments, assert_refused, assert_same_weights, finish, losses, parted, start
-from safetensors.torch import load_file
 from scripts import EXAMPLES
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
@@ -79,16 +78,14 @@ def test_model_fills_masks_and_its_card_names_results_objectives_and_training(fi
     "flags",
     [
         dict(packing="best_fit", masking="ngram"),
-        dict(packing="document_sentences", masking="token", mask_share=1, random_share=0, masking_duplicates=10),
         dict(packing="sentence_pair", nsp_weight=1),
         dict(packing="full_sentences", masking="ngram", masking_policy="official"),
         dict(train_tokenizer="unigram", vocab_size=90, lowercase="true", gradient_accumulation_steps=2),
         dict(config_overrides=TINY + ",emd_layers=1,emd_input=hidden", attn_implementation="eager", bf16="true"),
-        dict(gradient_checkpointing="true", num_proc=2),
         dict(streaming="true", shuffle_buffer=20, dataloader_num_workers=2, max_train_samples=30),
         dict(documents="line", text_column="words"),
     ],
-    ids=["best_fit", "static", "nsp", "official", "unigram", "bf16", "checkpointing", "streaming", "jsonl"],
+    ids=["best_fit", "nsp", "official", "unigram", "bf16", "streaming", "jsonl"],
 )
 def test_flags_work_together(flags, run_mlm, text, tmp_path):
     if "text_column" in flags:
@@ -132,14 +129,6 @@ def test_official_checkpoints_keep_head_and_mask_decoder(kind, run_mlm, text, tm
     assert trained.config.hidden_dropout_prob == 0 and trained.config.vocab_size == 300
     for (name, a), b in zip(expected.state_dict().items(), trained.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
-
-
-def test_half_precision_checkpoints_are_trained_in_float32(finished, run_mlm, text, tmp_path):
-    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
-    for part in (model.half(), tokenizer):
-        part.save_pretrained(tmp_path / "half")
-    run_mlm.main(arguments(text, tmp_path / "run", model=tmp_path / "half", max_steps=1))
-    assert {weight.dtype for weight in load_file(tmp_path / "run" / "model.safetensors").values()} == {torch.float32}
 
 
 def test_resuming_a_finished_run_changes_nothing(run_mlm, text, tmp_path):
@@ -215,30 +204,20 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
     [
         (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
         (dict(packing="segment_pair"), "give --nsp_weight or --sop_weight"),
-        (dict(sop_weight=1), "makes no pairs to judge"),
-        (dict(masking_rate=1.5), "rate"),
+        (dict(sop_weight=1), "--sop_weight needs pairs, and --packing full_sentences makes none"),
         (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
         (dict(eval_strategy="steps", metric_for_best_model="sop_loss"),
          "--metric_for_best_model sop_loss is not among what is measured: eval_loss, eval_mlm_loss"),
-        (dict(max_length=4), "--max_length must be at least 8, got 4"),
-        (dict(max_train_samples=0), "--max_train_samples must be at least 1, got 0"),
         (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
         (dict(streaming="true", validation_documents=500), "--validation_documents 500 leaves no document"),
         (dict(train_data="nowhere.txt"), "nowhere.txt"),
-        (dict(validation_data="nowhere.txt"), "nowhere.txt"),
-        (dict(dataloader_drop_last="true"), "dataloader_drop_last must be False"),
         (dict(documents="file", packing="segment_pair", nsp_weight=1, validation_data="{text}"), "(1 documents)"),
         (dict(validation_documents=500), "leaves nothing of 120 documents"),
-        (dict(config_overrides="hidden_size"), "--config_overrides takes name=value"),
         (dict(preset="v9"), "no preset 'v9'"),
         (dict(streaming="true", max_steps=-1), "--streaming needs --max_steps"),
-        (dict(attn_implementation="flashy"), "flashy"),
         (dict(resume_from_checkpoint="last"), "there is no checkpoint"),
-        (dict(text_column="content", train_data="{folder}/a.jsonl"), "content"),
         (dict(text_column="content"), "text.txt is plain text, which has no columns: leave --text_column content out"),
         (dict(language="xx"), "--language: there is no language 'xx': give an ISO 639 code"),
-        (dict(card_language="xx"), "--card_language: there is no language 'xx'"),
-        (dict(license="MIT"), "is it mit"),
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
     ],
 )  # fmt: skip
@@ -300,7 +279,7 @@ def test_new_model_without_a_tokenizer_is_refused(run_mlm, text, tmp_path):
 def test_finished_run_is_not_overwritten_and_not_resumed_otherwise(finished, run_mlm, text):
     before = (finished / "model.safetensors").read_bytes()
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1)
-    with pytest.raises(SystemExit, match="is not empty: go on from"):
+    with pytest.raises(SystemExit, match="is not empty: resume from"):
         run_mlm.main(arguments(text, finished, **flags))
     with pytest.raises(SystemExit, match="masking = 'word', begun with 'span'"):
         run_mlm.main(arguments(text, finished, **(flags | dict(masking="word", resume_from_checkpoint="last"))))

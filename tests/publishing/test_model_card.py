@@ -22,10 +22,11 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
+from hf_deberta_ext.analysis.results import measured_metrics, summarise_seeds, summary_table
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.publishing.card import put_section, write_model_card, write_run_card
-from hf_deberta_ext.publishing.facts import RunFacts, read_folder, shown_source
-from hf_deberta_ext.publishing.results import eval_results, measured_metrics, summarise_seeds, summary_table
+from hf_deberta_ext.files import shown_source
+from hf_deberta_ext.publishing.card import eval_results, put_section, write_model_card, write_run_card
+from hf_deberta_ext.publishing.facts import RunFacts, read_folder
 
 WORDS = "she sat on the bank of river where did paris is france a text . ?".split()
 SIZES = dict(
@@ -243,7 +244,7 @@ def test_adapters_name_the_model_that_they_are_for(tmp_path):
     card = card_of(tmp_path, adapter=adapter, base_revision="v1", trained_parameters=1_000_000)
     assert card.data.library_name == "peft" and "lora" in card.data.tags
     assert_texts(
-        card, 'base = "org/some-model"', 'base_revision = "v1"', "PeftModel.from_pretrained", "only an adapter and a head",
+        card, 'base = "org/some-model"', 'base_revision = "v1"', "PeftModel.from_pretrained", "contains only an adapter",
         "1.0 million of them were trained", "An adapter (LoRA) for text classification (BertForSequenceClassification)",
     )  # fmt: skip
 
@@ -284,7 +285,7 @@ def test_metrics_are_scores_of_the_hub_by_their_own_names():
     metrics = dict(eval_PER_f1=0.5, eval_best_f1=0.6, eval_f1_thresh=0.1, eval_perplexity=2e6, eval_loss=1.0, eval_total=3)
     measured = measured_metrics(metrics)
     assert [*measured] == ["PER_f1", "best_f1", "f1_thresh", "perplexity", "loss"]
-    results = eval_results(measured, task_type="x", dataset=None, dataset_name="d", sets={})
+    results = eval_results(measured, task_type="x")
     assert [(result.metric_type, result.metric_name, result.dataset_type) for result in results] == [
         ("f1", "PER_f1", "text")
     ]

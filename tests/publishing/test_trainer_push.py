@@ -15,10 +15,10 @@ from hub_models import TOKENIZER, assert_code_in, job, make_trainer, read_back
 from huggingface_hub import ModelCard, snapshot_download
 from rounding import equal_outputs
 from safetensors.torch import load, load_file
-from tiny_models import FILES, tiny_model
+from tiny_models import FILES
 from transformers import Trainer, TrainerCallback
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
+from hf_deberta_ext import DebertaExtForSequenceClassification
 from hf_deberta_ext.publishing.push import published_files
 from hf_deberta_ext.training.hub_trainer import HubTrainer
 
@@ -84,31 +84,14 @@ def flags(repo_id, strategy, **more):
 
 
 @pytest.mark.parametrize("kind", [Trainer, HubTrainer])
-def test_every_push_of_a_training_has_the_code(hub, tmp_path, kind):
+def test_the_model_of_a_training_is_pushed_with_its_code(hub, tmp_path, kind):
     trainer = make_trainer(kind, tmp_path / "run")
     trainer.train()
     trainer.push_to_hub()
-    made = pushes(hub.repos["user/run"])
-    assert {"Training in progress, step 1", "Training in progress, step 2"} <= {*made}
-    for commit in made.values():
-        assert_loads(commit.files)
-    weights = load(hub.repos["user/run"].files()["model.safetensors"])
+    files = hub.repos["user/run"].files()
+    assert_loads(files)
+    weights = load(files["model.safetensors"])
     assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items() if name in weights)
-
-
-def test_code_is_put_beside_a_checkpoint_alone_and_not_over_somebody_elses_file(tmp_path):
-    """Trainer, which gives the state, saves checkpoints so."""
-    model = tiny_model(DebertaExtForMaskedLM)
-    state = {"state_dict": model.state_dict()}
-    for name, more in (("checkpoint-1", {}), ("model", state)):
-        model.save_pretrained(tmp_path / "mine" / name, **more)
-    assert {file.name for file in (tmp_path / "mine").iterdir()} == {"checkpoint-1", "model"}
-    model.save_pretrained(tmp_path / "mine" / "checkpoint-2", **state)
-    assert {file.name for file in (tmp_path / "mine").glob("*.py")} == {*FILES}
-    (tmp_path / "losses.py").write_text("mine = True\n")
-    model.save_pretrained(tmp_path / "checkpoint-1", **state)
-    assert [file.name for file in tmp_path.glob("*.py")] == ["losses.py"]
-    assert (tmp_path / "losses.py").read_text() == "mine = True\n"
 
 
 def test_our_trainers_push_the_model_and_leave_the_rest(hub, folder):

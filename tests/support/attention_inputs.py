@@ -37,17 +37,18 @@ def make_mask(kind, N):
 def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dtype=torch.float32, seed=0, device="cpu"):
     """Leaves Q_c, K_c, V_c, K_r, Q_r (the content as transposed views), and the other arguments."""
     generator = torch.Generator().manual_seed(seed)
-    position = RelativePosition(buckets=16 if table == "buckets" else -1, max_distance=40 if table == "buckets" else N + 3)
-    R = 32 if table == "buckets" else 2 * (N + 3)
+    buckets, distance, R = -1, N + 3, 2 * (N + 3)
+    if table == "buckets":
+        buckets, distance, R = 16, 40, 32
+    position = RelativePosition(buckets=buckets, max_distance=distance)
     content = [torch.randn(B, N, H * d, generator=generator).unflatten(-1, (H, d)).transpose(1, 2) for _ in range(3)]
     tables = [torch.randn(H, R, d, generator=generator) for _ in range(2)]
     leaves = [x.to(device, dtype).requires_grad_() for x in (*content, *tables)]
     mask = make_mask(mask, N)
-    options = dict(
-        delta=position(length or N).to(device), terms=terms, scale=1 / math.sqrt(d * (1 + len(terms))),
-        mask=mask if mask is None else mask.to(device),
-    )  # fmt: skip
-    return leaves, options | dict(reach=position.max_distance)
+    if mask is not None:
+        mask = mask.to(device)
+    options = dict(delta=position(length or N).to(device), terms=terms, scale=1 / math.sqrt(d * (1 + len(terms))))
+    return leaves, options | dict(mask=mask, reach=distance)
 
 
 def by_hand(device="cpu"):

@@ -89,7 +89,7 @@ def after_method(name: str, action: Callable):
 CHANGED = {
     tuple(SCRIPTS): """learning_rate=2e-3 per_device_train_batch_size=8 max_grad_norm=0.1 bf16=true attn_implementation=eager
         adam_beta2=0.9 weight_decay=0.5 warmup_steps=3 lr_scheduler_type=cosine optim=adafactor seed=1 max_steps=8
-        max_train_samples=12 gradient_accumulation_steps=2 train_sampling_strategy=sequential
+        max_train_samples=12 train_sampling_strategy=sequential
         """ + f"config_overrides={TINY},hidden_dropout_prob=0.3",
     TEXTS: "masking=span masking_rate=0.3 packing=document max_length=24 documents=line vocab_size=280 streaming=true",
     ("run_rtd",): "embedding_sharing=es rtd_lambda=10 temperature=0.5 discriminator_learning_rate=1e-4 stepping=decoupled",
@@ -103,6 +103,7 @@ FAULTS = [
     for text in texts.split()
 ]
 FAULTS += [Fault(f"--{text}", text, allowed=(SAME,)) for text in FREE.split()]
+FAULTS += [Fault("two batches in a step", "gradient_accumulation_steps=2", words="batch_size = 8")]
 FAULTS += [Fault("--resume_anyway", "max_grad_norm=0.1 resume_anyway=max_grad_norm", words="max_grad_norm", allowed=(TOLD,))]
 
 

@@ -31,41 +31,42 @@ def texts():
         yield " ".join(["It is", *words[: 1 + number % 6], "."])
 
 
-def labelled(labels):
-    return [dict(sentence=text, label=label) for text, label in zip(texts(), labels, strict=True)]
+def table(columns):
+    """Rows of an example each, columns(number, text)."""
+    return [columns(number, text) for number, text in enumerate(texts())]
 
 
-def choices(counts):
-    return [
-        dict(context=text, question="which?", choices=WORDS[:count], label=number % 2)
-        for number, (text, count) in enumerate(zip(texts(), counts, strict=True))
-    ]
+def choice(count):
+    return lambda n, text: dict(context=text, question="which?", choices=WORDS[: count(n)], label=n % 2)
 
 
-BOOLQ = [dict(question="is it cold", passage=text, idx=n, label=n % 2 == 0) for n, text in enumerate(texts())]
-COPA = [
-    dict(premise=text, choice1="hot", choice2="old", question="effect", label=n % 2, idx=n) for n, text in enumerate(texts())
-]
-SQUAD = [
-    dict(id=str(n), context=text, question="which?", answers=dict(text=["cold"], answer_start=[text.index("cold")]))
-    for n, text in enumerate(texts())
-]
-NER = [
-    dict(tokens=text.split(), ner_tags=["B-X" if word in WORDS[:3] else "O" for word in text.split()]) for text in texts()
-]
+def question(n, text):
+    answers = dict(text=["cold"], answer_start=[text.index("cold")])
+    return dict(id=str(n), context=text, question="which?", answers=answers)
+
+
+def tagged(n, text):
+    tags = {word: "B-X" for word in WORDS[:3]}
+    return dict(tokens=text.split(), ner_tags=[tags.get(word, "O") for word in text.split()])
+
+
 CHOICES = dict(context_column="context", question_column="question", choice_columns="choices", label_column="label")
-# Kind of task -> script, flags, rows. All tasks of SuperGLUE but copa have the head and the loss of boolq.
+# Kind of task -> script, flags, rows. All tasks of SuperGLUE but copa have the head and the loss of GLUE.
 FINE_TUNING = {
-    "glue, one label": ("run_glue", {}, labelled([n % 3 for n in NUMBERS])),
-    "glue, regression": ("run_glue", {}, labelled([n / 4 + 0.1 for n in NUMBERS])),
-    "glue, several labels": ("run_glue", {}, labelled([[WORDS[n % 3], WORDS[3]][: 1 + n % 2] for n in NUMBERS])),
-    "superglue, boolq": ("run_superglue", dict(task_name="boolq"), BOOLQ),
-    "superglue, copa": ("run_superglue", dict(task_name="copa"), COPA),
-    "squad": ("run_squad", dict(doc_stride=4), SQUAD),
-    "race, 4 choices": ("run_race", CHOICES, choices([4] * ROWS)),
-    "race, 2 to 4 choices": ("run_race", CHOICES, choices([2 + n % 3 for n in NUMBERS])),
-    "ner": ("run_ner", {}, NER),
-}
+    "glue, one label": ("run_glue", {}, table(lambda n, text: dict(sentence=text, label=n % 3))),
+    "glue, regression": ("run_glue", {}, table(lambda n, text: dict(sentence=text, label=n / 4 + 0.1))),
+    "glue, several labels": (
+        "run_glue", {}, table(lambda n, text: dict(sentence=text, label=[WORDS[n % 3], WORDS[3]][: 1 + n % 2])),
+    ),
+    "superglue, copa": (
+        "run_superglue", dict(task_name="copa"),
+        table(lambda n, text: dict(premise=text, choice1="hot", choice2="old", question="effect", label=n % 2, idx=n)),
+    ),
+    "squad": ("run_squad", dict(doc_stride=4), table(question)),
+    "race, 4 choices": ("run_race", CHOICES, table(choice(lambda n: 4))),
+    "race, 2 to 4 choices": ("run_race", CHOICES, table(choice(lambda n: 2 + n % 3))),
+    "ner": ("run_ner", {}, table(tagged)),
+}  # fmt: skip
 SIZES = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=48,num_attention_heads=4,max_position_embeddings=64,"
     "position_buckets=16,attention_probs_dropout_prob=0,hidden_dropout_prob="
@@ -100,17 +101,6 @@ def groups_of(kind: str) -> tuple[type, ...]:
     """The dataclasses of the flags of a script."""
     module = module_of(script_of(kind))
     return module.GROUPS if kind in PRETRAINING else (module.main.args[1], ModelArguments, FineTuningArguments)
-
-
-class Warnings(logging.Handler):
-    """Messages of transformers' log."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
 
 
 class FlagRuns:
@@ -155,8 +145,10 @@ class FlagRuns:
         """
         folder = self.folder / f"run-{next(self.numbers)}"
         argv = command_line(self.flags(kind) | dict(output_dir=folder) | flags)
-        said, logger = Warnings(), logging.getLogger("transformers")
-        logger.addHandler(said)
+        lines, logger = [], logging.getLogger("transformers")
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logger.addHandler(handler)
         try:
             with contextlib.ExitStack() as stack:
                 for name in REPORTS:
@@ -168,8 +160,8 @@ class FlagRuns:
             assert ended.code == 2 and not folder.exists(), f"refused after the run had begun: {ended}"
             return str(ended)
         finally:
-            logger.removeHandler(said)
-        dropped = [line for line in (*said.lines, *(str(warning.message) for warning in warned)) if DROPPED.search(line)]
+            logger.removeHandler(handler)
+        dropped = [line for line in (*lines, *(str(warning.message) for warning in warned)) if DROPPED.search(line)]
         assert not dropped, dropped
         names = ("model.safetensors", "adapter_model.safetensors")
         return load_file(next(file for name in names if (file := folder / name).is_file()))

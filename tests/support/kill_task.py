@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a preparation whose first task dies: its process, or the node that it runs on."""
+"""A block of a preparation whose first task dies with the Ray node that it runs on."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
 from datatrove.pipeline.base import PipelineStep
 
-__all__ = ["KilledOnce", "WaitsForItsNode"]
+__all__ = ["WaitsForItsNode"]
 
 
-class KilledOnce(PipelineStep):
-    """Passes documents on; in the middle of the first task that runs, its process is killed. `file` says that it was."""
+class WaitsForItsNode(PipelineStep):
+    """Pass documents on; the first task waits for the end of its Ray node, whose process id it writes to `file`."""
 
     type, name = "test", "kill"
 
@@ -25,14 +24,6 @@ class KilledOnce(PipelineStep):
             if number == 3 and not os.path.exists(self.file):
                 self.die()
             yield document
-
-    def die(self):
-        Path(self.file).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class WaitsForItsNode(KilledOnce):
-    """Waits there for the end of its Ray node instead; `file` holds the process id of the node."""
 
     def die(self):
         written = Path(f"{self.file}.part")

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
-from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
+from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
 from hf_deberta_ext.tokenization import finish
 
 datasets = pytest.importorskip("datasets")
@@ -63,7 +63,7 @@ class ToyArguments(DataArguments):
     second_set: bool = False
 
 
-class ToyData:
+class ToyData(TaskData):
     """Sentences with a good or a bad word in them."""
 
     pipeline, auto_class, dataset = "text-classification", AutoModelForSequenceClassification, "made here"

@@ -204,7 +204,7 @@ def test_the_checkpoint_that_a_run_was_resumed_from_may_go(stopped):
     """As with --save_total_limit: what it says is read before the training."""
     trainer = build(stopped, save_total_limit=1)
     trainer.eval_dataset = Rows(2)
-    metrics = train_and_evaluate(trainer, str(stopped / "checkpoint-6"))
+    metrics = train_and_evaluate(trainer, str(stopped / "checkpoint-6"), {})
     assert steps(stopped) == [8]
     results = json.loads((stopped / "all_results.json").read_text(encoding="utf-8"))
     assert results["train_resumed_at_step"] == 6 and results["eval_loss"] == metrics["eval_loss"]
@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
     for resume in (None, "last", "last"):
         trainer = build(tmp_path, max_steps=2)
         trainer.eval_dataset = Rows(2)
-        train_and_evaluate(trainer, resume_checkpoint(tmp_path, resume))
+        train_and_evaluate(trainer, resume_checkpoint(tmp_path, resume), {})
         results = left_by_kills.read(tmp_path / "all_results.json")
         ends.append(({*left_by_kills.without_times(results)}, left_by_kills.losses(tmp_path / STATE)))
     assert ends[0] == ends[1] == ends[2]
@@ -223,9 +223,8 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
 
 @pytest.mark.slow
 def test_scripts_killed_at_random_end_as_undisturbed_ones(tmp_path):
-    assert (
-        kill_and_resume.examine(lambda: kill_and_resume.main(["--script", "run_glue", "--kills", "5"]), tmp_path / "x") == 0
-    )
+    kills = ["--script", "run_glue", "--kills", "5"]
+    assert kill_and_resume.examine(lambda: kill_and_resume.main(kills), tmp_path / "kills") == 0
 
 
 def test_the_comparison_sees_what_a_kill_can_do(undisturbed, tmp_path):

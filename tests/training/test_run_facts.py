@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from hf_deberta_ext.training.arguments import RunArguments
-from hf_deberta_ext.training.batch_size import computes_bfloat16, hardware_facts, versions
+from hf_deberta_ext.training.batch_size import hardware_facts, versions
 from hf_deberta_ext.training.run_folder import repeated_arguments
 
 pytest.importorskip("accelerate")
@@ -52,19 +51,3 @@ def test_half_precision_resumed_runs_and_accelerators_are_named(tmp_path, monkey
     facts = hardware_facts(args)
     assert facts["device"].startswith("8 x NVIDIA H100 80GB HBM3, ") and facts["processes"] == 8
     assert not any(name.startswith("seconds") for name in facts)
-
-
-@pytest.mark.parametrize(
-    ("machine", "has", "slow"),
-    [("x86_64", (), True), ("x86_64", ("amx_tile",), False), ("AMD64", ("avx512_bf16",), False), ("arm64", (), False)],
-)
-def test_bf16_on_a_cpu_without_its_arithmetic_is_warned_of(machine, has, slow, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    for name in ("amx_tile", "avx512_bf16"):
-        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in has, raising=False)
-    assert computes_bfloat16() == (not slow)
-    RunArguments(str(tmp_path), bf16=True, use_cpu=True)
-    assert ("--bf16 on a CPU without bfloat16 arithmetic" in caplog.text) == slow
-    caplog.clear()
-    RunArguments(str(tmp_path), use_cpu=True)
-    assert not caplog.text

@@ -74,15 +74,16 @@ def test_several_seeds_begin_or_go_on_by_one_flag(tmp_path):
 
 
 def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
-    newest = checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 9)
+    (tmp_path / "results" / "mine").mkdir(parents=True)
     (tmp_path / "other" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "other" / "notes.txt").write_text("mine", encoding="utf-8")
     for folder, resume, message in (
-        (tmp_path, None, f"is not empty: resume from {newest} with --resume_from_checkpoint last, or choose"),
+        (tmp_path, None, "is not empty: go on from its last checkpoint with --resume_from_checkpoint last, or choose"),
         (tmp_path, str(tmp_path / "elsewhere"), "elsewhere is not a complete checkpoint"),
-        (tmp_path / "other", None, "is not empty: resume from .* or choose another --output_dir"),
-        (tmp_path / "other", "auto", "is not empty: choose another --output_dir"),
-        (tmp_path / "other" / "notes.txt", None, "is not empty"),
+        (tmp_path / "other", None, "is not empty: go on from .* or choose another --output_dir"),
+        (tmp_path / "other", "auto", r"no checkpoint-\* in .*, checkpoint-5 is not a complete checkpoint"),
+        (tmp_path / "results", "auto", "is not empty: choose another --output_dir"),
         (
             tmp_path / "other",
             "last",

@@ -32,7 +32,9 @@ class DisentangledSelfAttention(PositionCache):
         self.config = config
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
-        self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
+        self.terms = ()
+        if config.relative_attention:
+            self.terms = tuple(config.pos_att_type)
         # Stock models count the terms that are named even where relative_attention is off.
         self.scale = 1 / math.sqrt(self.head_size * (1 + len(config.pos_att_type)))
 
@@ -182,7 +184,9 @@ class DisentangledSelfAttention(PositionCache):
         context = context.transpose(1, 2)
         if drop_others:
             context = context.gather(1, positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
-        return context.flatten(2), probs if output_attentions else None
+        if not output_attentions:
+            probs = None
+        return context.flatten(2), probs
 
 
 def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:

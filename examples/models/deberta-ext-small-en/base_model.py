@@ -63,10 +63,11 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             those of queries that attend to the real tokens (in the official code, to nothing).
 
         Raises:
-            ValueError: both or neither of the inputs, a mask of another shape or with other values than 0 and 1 (on CPU),
-                more tokens than absolute positions, or `attn_implementation` names a backend that cannot serve this call.
+            ValueError: both or neither of the inputs, a tensor of another shape, a mask with other values than 0 and 1 (on
+                CPU), more tokens than absolute positions, or `attn_implementation` names a backend that cannot serve this
+                call.
         """
-        B, N = batch_shape(input_ids, inputs_embeds)
+        B, N = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         config = self.config
@@ -78,7 +79,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         if packed is None and may_pack:
             packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
         if packed is None:
-            mask, token_mask = attention_masks(attention_mask, (B, N))
+            mask, token_mask = attention_masks(attention_mask, (B, N), config.num_attention_heads)
         else:
             mask = token_mask = None
             inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)

@@ -21,9 +21,8 @@ from transformers.utils import cached_file
 
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
-    "UNREADABLE_WEIGHTS", "WEIGHT_FILES", "Tensor", "checkpoint_step",
-    "damage_named", "header_tensor", "is_adapter_folder", "is_weight_file", "microsoft_weights", "optional_file",
-    "read_index", "read_json", "read_tensors", "read_weights", "tokenizer_files", "weight_files",
+    "WEIGHT_FILES", "Tensor", "checkpoint_step", "damage_named", "header_tensor", "is_adapter_folder", "is_weight_file",
+    "microsoft_weights", "optional_file", "read_index", "read_json", "read_tensors", "read_weights", "tokenizer_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -33,13 +32,10 @@ WEIGHT_FILES = (
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # The generator beside an official discriminator (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
-# Weights of other frameworks.
-UNREADABLE_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx")
 # Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
-# A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded on request alone.
-MODEL_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
-ADAPTER_FILES = re.compile(r"adapter_(config\.json|model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?)")
+# A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded only on request.
+WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
 # safetensors' names of the types -> torch's.
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
           "I16": "int16", "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
@@ -48,8 +44,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 def is_weight_file(name: str) -> bool:
     """Tell weights of a model or adapter, whole, in shards, or of FSDP, by the name of the file."""
-    is_adapter = ADAPTER_FILES.fullmatch(name) and name != ADAPTER_CONFIG_FILE
-    return bool(MODEL_WEIGHTS.fullmatch(name) or is_adapter or name == "pytorch_model_fsdp.bin")
+    return WEIGHTS.fullmatch(name) is not None
 
 
 def is_adapter_folder(folder: str | os.PathLike) -> bool:
@@ -159,14 +154,15 @@ def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
 
 
 @contextmanager
-def damage_named(file: str | os.PathLike) -> Iterator[None]:
-    """Turn errors of weights that cannot be read into a ValueError that names them; torch's advises to run pickled code."""
+def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn errors of weights that cannot be read, and `more`, into a ValueError that names them; torch's own error advises
+    to run pickled code."""
     try:
         yield
-    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+    except (SafetensorError, pickle.UnpicklingError, EOFError, *more) as error:
         raise ValueError(
-            f"the weights of {file} are damaged, or hold pickled objects that are not tensors; they are not run. "
-            f"Download or save them again ({type(error).__name__}: {str(error).partition('.')[0]})"
+            f"{file} is truncated or damaged, or holds pickled objects that are not tensors; they are not run. Download or "
+            f"save it again ({type(error).__name__}: {str(error).partition('.')[0]})"
         ) from error
 
 
@@ -176,7 +172,7 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: the file is damaged.
     """
-    with damage_named(file):
+    with damage_named(str(file), RuntimeError):
         if str(file).endswith(".safetensors"):
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -189,7 +185,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged.
     """
     tensors = {}
-    with damage_named(file):
+    with damage_named(str(file), RuntimeError):
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():

@@ -52,7 +52,7 @@ class LoadingMixin:
             kwargs |= dict(config=config, delta_bases=delta_bases, stored_config=stored_config)
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
         return_info = kwargs.pop("output_loading_info", False)
-        with damage_named(source):
+        with damage_named(f"a file of {source}"):
             model, info = super().from_pretrained(source, *model_args, config=config, output_loading_info=True, **kwargs)
         report = LoadingReport(str(source))
         report.complete(set(model.state_dict()), info)

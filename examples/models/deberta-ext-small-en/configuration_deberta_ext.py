@@ -261,7 +261,7 @@ class DebertaExtConfig(PreTrainedConfig):
                     setattr(config, name, value)
             config.validate()
         except StrictDataclassError as error:
-            raise ValueError(f"generator = {self.generator}: {error}") from error
+            raise ValueError(f"generator = {self.generator}: {error.__cause__}") from error
         equal = ["vocab_size", "pad_token_id"]
         if self.embedding_sharing != "nes":
             equal += ["embedding_size", "position_biased_input"]
@@ -300,13 +300,10 @@ class DebertaExtConfig(PreTrainedConfig):
         """Return the configuration of a published size, with any field replaced: `from_preset("v3-small", num_labels=3)`.
 
         Raises:
-            ValueError: no such preset or field, or a wrong value.
+            ValueError: no such preset, or a wrong value.
         """
         if name not in PRESETS:
             raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-        for field in overrides:
-            if not hasattr(cls, field) and field != "attn_implementation":
-                raise ValueError(f"DebertaExtConfig has no field {field!r}")
         return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod
@@ -329,7 +326,10 @@ class DebertaExtConfig(PreTrainedConfig):
         if not set(config) - {"_commit_hash"}:
             # transformers would build a model of the default size. Some versions add a key.
             raise OSError(f"{source} has no config.json, or an empty one; pass config=")
-        config.setdefault("model_type", MICROSOFT)
+        model_type = config.setdefault("model_type", MICROSOFT)
+        if model_type not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):
+            # transformers warns, and weights that happen to have our names would be loaded.
+            raise ValueError(f"{source} is of model_type {model_type!r}, which {cls.__name__} does not read")
         # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
         return _translated(config), kwargs
 
@@ -344,7 +344,7 @@ class DebertaExtConfig(PreTrainedConfig):
         try:
             return super().from_dict(config_dict, **kwargs)
         except StrictDataclassError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(str(error.__cause__)) from error
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, and always the label names of a classifier, even if there are two."""

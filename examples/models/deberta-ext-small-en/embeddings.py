@@ -16,6 +16,7 @@ class DebertaExtEmbeddings(nn.Module):
     def __init__(self, config):
         super().__init__()
         E = config.embedding_size
+        self.embedding_size = E
         self.max_positions = config.max_position_embeddings
         self.position_biased_input = config.position_biased_input
         self.word_embeddings = nn.Embedding(config.vocab_size, E, padding_idx=config.pad_token_id)
@@ -37,18 +38,18 @@ class DebertaExtEmbeddings(nn.Module):
         *,
         device: torch.device,
     ) -> torch.Tensor:
-        """[1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real token,
-        so that left padding changes nothing, and from the first token of each packed document.
+        """Return [1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real
+        token, so that left padding changes nothing, and from the first token of each packed document.
 
         `device` is that of the states: weights that are offloaded are elsewhere until their module runs.
 
         Raises:
-            ValueError: the input is longer than the table, or `position_ids` are not [1 or B, N].
+            ValueError: the input is longer than the table.
         """
-        if position_ids is not None and position_ids.shape[1] != length:
-            raise ValueError(f"position_ids must have shape [1 or B, {length}], got {list(position_ids.shape)}")
         if position_ids is None:
-            longest = length if packed is None else max(packed.lengths)
+            longest = length
+            if packed is not None:
+                longest = max(packed.lengths)
             if longest > self.max_positions:
                 raise ValueError(
                     f"the input has {longest} tokens, but the absolute position table ends at max_position_embeddings = "
@@ -78,6 +79,11 @@ class DebertaExtEmbeddings(nn.Module):
         """[B, N] ids or [B, N, E] `inputs_embeds`, and `token_mask` [B, N] bool (False = padding) -> [B, N, hidden]."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
+        # Other shapes would be broadcast.
+        if inputs_embeds.shape[-1] != self.embedding_size:
+            raise ValueError(
+                f"inputs_embeds must have embedding_size = {self.embedding_size} columns, got {list(inputs_embeds.shape)}"
+            )
         embeddings = inputs_embeds.to(self.LayerNorm.weight.dtype)
         if self.position_biased_input:
             N, device = embeddings.shape[1], embeddings.device

@@ -44,7 +44,8 @@ class DebertaExtAttention(nn.Module):
 
     def forward(self, hidden_states, attention_mask, rel_embeddings, query_states, **options):
         context, probs = self.self(hidden_states, attention_mask, rel_embeddings, query_states, **options)
-        return self.output(context, hidden_states if query_states is None else query_states), probs
+        residual = hidden_states if query_states is None else query_states
+        return self.output(context, residual), probs
 
 
 class FeedForward(nn.Module):
@@ -110,25 +111,30 @@ class DebertaExtEncoder(PositionCache):
             self.relative_position = RelativePosition(buckets=config.position_buckets, max_distance=config.relative_distance)
             if config.norm_rel_ebd == "layer_norm":
                 self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
+        self.conv = None
+        if config.conv_kernel_size > 0:
+            self.conv = ConvLayer(config)
 
     def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
-        """[R, hidden], the relative table as the layers read it: looked up, so that it is an activation, no parameter.
+        """Return the relative table [R, hidden] as the layers read it: looked up, so that it is an activation, no parameter.
 
-        With `length`, only the rows that sequences of this length read. `device` is that of the states, because offloaded
-        weights are elsewhere; None: that of the table.
+        With `length`, only the rows that sequences of this length read. `device` is the device of the states, because
+        offloaded weights are elsewhere; None: the device of the table.
         """
         if not self.relative_table_size:
             return None
         first, end = 0, self.relative_table_size
         if length is not None:
             first, end = self.relative_position.row(1 - length), self.relative_position.row(length - 1) + 1
-        device = self.rel_embeddings.weight.device if device is None else device
+        if device is None:
+            device = self.rel_embeddings.weight.device
         P = self.rel_embeddings(torch.arange(first, end, device=device))
-        return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
+        if hasattr(self, "LayerNorm"):
+            P = self.LayerNorm(P)
+        return P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
-        """Relative embeddings [R, hidden], and delta and reach, for sequences of up to `length` tokens on `device`."""
+        """Return relative embeddings [R, hidden], and delta and reach, for up to `length` tokens on `device`."""
         if not self.relative_table_size:
             return None, {}
         delta, reach = self.relative_position(length), self.relative_position.max_distance
@@ -162,7 +168,9 @@ class DebertaExtEncoder(PositionCache):
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden]; without masks.
         """
         embeddings = hidden_states
-        longest = hidden_states.shape[1] if packed is None else max(packed.lengths)
+        longest = hidden_states.shape[1]
+        if packed is not None:
+            longest = max(packed.lengths)
         rel_embeddings, options = self.positions(longest, hidden_states.device)
         options.update(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []

@@ -5,7 +5,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["HEADS", "Head"]
+__all__ = ["HEADS", "PARTS", "PEFT_TASKS", "Head"]
+
+# The halves of a joint model, which are folders and models by themselves.
+PARTS = ("generator", "discriminator")
+# The Hub's name of a task -> the name of the task for which peft has its own class.
+PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
 
 
 @dataclass(frozen=True)

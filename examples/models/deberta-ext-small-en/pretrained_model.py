@@ -109,7 +109,7 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
         """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
         on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks. States and logits at padding
         are then zero."""
-        self.base_model.unpadding = unpadding
+        self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(
         self,
@@ -178,9 +178,9 @@ class DebertaExtPreTrainedModel(AdapterMixin, LoadingMixin, PreTrainedModel):
             its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
 
         Raises:
-            ValueError: both or neither of input_ids and inputs_embeds, or labels of another shape or dtype.
+            ValueError: as `batch_shape`, or labels of another shape or dtype.
         """
-        shape = batch_shape(input_ids, inputs_embeds)
+        shape = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if labels is not None:
             check_labels("labels", labels, list(shape), [shape.numel()])
         packed = None
@@ -264,26 +264,32 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def batch_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
-    """Return B and N of a batch that is given as ids or as embeddings.
+def batch_shape(
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **others: torch.Tensor | None
+) -> torch.Size:
+    """Return B and N of a batch that is given as ids or as embeddings; `others` by name are [1 or B, N].
 
     Raises:
-        ValueError: both or neither are given.
+        ValueError: both or neither of ids and embeddings are given, or another tensor does not fit them.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
     batch = inputs_embeds if input_ids is None else input_ids
+    B, N = batch.shape[:2]
+    for name, x in others.items():
+        if x is not None and list(x.shape[:2]) not in ([1, N], [B, N]):
+            raise ValueError(f"{name} must have shape [1 or B, {N}], got {list(x.shape)}")
     return batch.shape[:2]
 
 
 def attention_masks(
-    attention_mask: torch.Tensor | None, shape: tuple[int, int]
+    attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
     On CPU the first is None where it is True everywhere.
 
     Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
-    With 3 or 4 dimensions a token is real if anyone may attend to it.
+    With 3 or 4 dimensions a token is real if anyone may attend to it. `heads` is H; None: any number.
 
     Raises:
         ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
@@ -292,7 +298,7 @@ def attention_masks(
         return None, None
     B, N = shape
     sizes = list(attention_mask.shape)
-    is_heads = len(sizes) == 4 and sizes[0] == B and sizes[2:] in ([N, N], [1, N])
+    is_heads = len(sizes) == 4 and sizes[0] == B and sizes[1] in (1, heads or sizes[1]) and sizes[2:] in ([N, N], [1, N])
     if not (is_heads or sizes in ([B, N], [B, N, N])):
         raise ValueError(
             f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "

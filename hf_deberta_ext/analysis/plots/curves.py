@@ -12,7 +12,7 @@ __all__ = ["metric_label", "plot_curves"]
 TRAINING_LINES = ("-", ":", "-.")
 HELD_OUT_MARKERS = ("o", "s", "^", "D")
 # Objectives and models whose name a label leaves out.
-PARTS = ("mlm", "nsp", "sop", "sbo", "generator", "discriminator", "replaced")
+PARTS = ("mlm", "nsp", "sop", "sbo", "generator", "discriminator")
 # Parts of the names of metrics, in words.
 WORDS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
 
@@ -59,18 +59,18 @@ def plot_curves(
     """
     if panels is None:
         panels = [("", list(histories), ("loss", "eval_loss"))]
-    histories = {name: without_restored(history) for name, history in histories.items()}
     figure = new_figure(4.6 * len(panels) + 0.6)
     for axes, (title, names, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, histories, names, metrics, baselines or {})
+        _draw_panel(axes, _curves(histories, names, metrics), baselines or {})
         axes.set_title(title, fontsize=12)
         if {*metrics} & {*log_scale}:
             _use_log_scale(axes)
     diverged = []
     for name, history in histories.items():
-        steps = [entry["step"] for entry in history if "diverged" in entry]
-        if steps:
-            diverged.append(f"{name} diverged at step {steps[0]}")
+        for entry in history:
+            if "diverged" in entry:
+                diverged.append(f"{name} diverged at step {entry['step']}")
+                break
     if diverged:
         figure.suptitle(", ".join(diverged), color="firebrick", fontsize=12)
     return save_figure(figure, path)
@@ -101,15 +101,14 @@ def _use_log_scale(axes):
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_panel(axes, histories, names, metrics, baselines):
+def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines):
     """Draw the curves of one panel, its axis labels and its legend."""
-    curves = _curves(histories, names, metrics)
-    if not curves:
-        runs = ", ".join(map(repr, names))
-        raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
     has_lines = any(len(points) > 1 for _, points, _ in curves)
-    for _, points, style in curves:
+    metrics, last = [], 0
+    for metric, points, style in curves:
         step, value = points[-1]
+        metrics.append(metric)
+        last = max(last, step)
         if len(points) > 1:
             axes.plot(*zip(*points, strict=True), linewidth=1.8, **style)
             continue
@@ -118,16 +117,16 @@ def _draw_panel(axes, histories, names, metrics, baselines):
             axes.plot([step], [value], **{"marker": "o"} | style | {"linestyle": "none"})
         else:
             axes.axhline(value, linewidth=1.8, color=style["color"], label=style["label"])
-    across = [line for metric in metrics for line in baselines.get(metric, {}).items()]
-    for index, (name, value) in enumerate(across):
-        style = (":", "-.")[index % 2]
-        axes.axhline(value, color="0.35", linestyle=style, linewidth=1.2, label=f"{name} ({value:.3g})")
-    axes.set_ylabel(_axis_label([metric for metric, _, _ in curves]), fontsize=11)
+    for metric in dict.fromkeys(metrics):
+        for index, (name, value) in enumerate(baselines.get(metric, {}).items()):
+            style = (":", "-.")[index % 2]
+            axes.axhline(value, color="0.35", linestyle=style, linewidth=1.2, label=f"{name} ({value:.3g})")
+    axes.set_ylabel(_axis_label(metrics), fontsize=11)
     if has_lines:
         axes.set_xlabel("step", fontsize=11)
         axes.xaxis.get_major_locator().set_params(integer=True)
     else:
-        axes.set_xlabel(f"after {max(points[0][0] for _, points, _ in curves)} steps", fontsize=11)
+        axes.set_xlabel(f"after {last} steps", fontsize=11)
         axes.set_xticks([])
         # Lines across do not set the limits by themselves.
         axes.autoscale(axis="y")
@@ -137,13 +136,18 @@ def _draw_panel(axes, histories, names, metrics, baselines):
 
 
 def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tuple[str, list, dict[str, Any]]]:
-    """List (metric, [(step, value), ...], style) for every run and metric that was logged."""
-    labels = [metric_label(metric) for metric in metrics]
+    """List (metric, [(step, value), ...], style) for every run and metric that was logged.
+
+    Raises:
+        ValueError: there is none.
+    """
+    labels = list(map(metric_label, metrics))
     kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
     curves = []
     for index, name in enumerate(names):
+        history = without_restored(histories[name])
         for metric, label in zip(metrics, labels, strict=True):
-            points = [(entry["step"], entry[metric]) for entry in histories[name] if metric in entry]
+            points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
             if not points:
                 continue
             if labels.count(label) > 1:
@@ -160,6 +164,9 @@ def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tup
             if metric.startswith("eval_"):
                 style |= dict(linestyle="--", marker=HELD_OUT_MARKERS[kind % len(HELD_OUT_MARKERS)], markersize=4)
             curves.append((metric, points, style))
+    if not curves:
+        runs = ", ".join(map(repr, names))
+        raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
     return curves
 
 
@@ -169,7 +176,7 @@ def _axis_label(metrics: Sequence[str]) -> str:
         return "loss"
     if all(metric.endswith("similarity") for metric in metrics):
         return "average cosine similarity"
-    labels = [metric_label(metric) for metric in metrics]
-    if not all(metric.startswith("eval_") for metric in metrics):
-        labels = [label.removeprefix("held-out ") for label in labels]
-    return ", ".join(dict.fromkeys(labels))
+    labels = ", ".join(dict.fromkeys(map(metric_label, metrics)))
+    if all(metric.startswith("eval_") for metric in metrics):
+        return labels
+    return ", ".join(dict.fromkeys(labels.replace("held-out ", "").split(", ")))

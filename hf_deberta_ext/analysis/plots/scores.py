@@ -9,9 +9,6 @@ from .figure import COLOURS, finish_axes, new_figure, save_figure
 
 __all__ = ["plot_comparison", "plot_embedding_similarity", "plot_minimal_pairs"]
 
-# Whose word embeddings `plot_embedding_similarity` compares.
-TABLES = ("generator", "discriminator")
-
 
 def plot_embedding_similarity(
     similarities: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
@@ -27,7 +24,8 @@ def plot_embedding_similarity(
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
-    keys = [key for key in TABLES if any(key in values for values in similarities.values())]
+    # The generator comes first.
+    keys = sorted(set().union(*similarities.values()), reverse=True)
     width = 0.38
     for number, key in enumerate(keys):
         places, heights = [], []
@@ -35,7 +33,7 @@ def plot_embedding_similarity(
             if key in values:
                 places.append(group + (number - (len(keys) - 1) / 2) * width)
                 heights.append(values[key])
-        drawn = axes.bar(places, heights, width=0.94 * width, color=COLOURS[TABLES.index(key)], label=key)
+        drawn = axes.bar(places, heights, width=0.94 * width, color=COLOURS[key == "discriminator"], label=key)
         axes.bar_label(drawn, fmt="{:.3f}", fontsize=9, padding=2)
     axes.set_xticks(range(len(similarities)), [*similarities], fontsize=11)
     axes.set_xlim(-0.6, len(similarities) - 0.4)
@@ -67,9 +65,7 @@ def plot_comparison(
     axes = figure.subplots()
     for index, values in enumerate(scores.values()):
         colour = COLOURS[index % len(COLOURS)]
-        spread = None
-        if len(values) > 1:
-            spread = statistics.stdev(values)
+        spread = statistics.stdev(values) if len(values) > 1 else None
         axes.plot([index - 0.12] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0)
         mean = statistics.mean(values)
         axes.errorbar([index + 0.08], [mean], yerr=spread, fmt="D", color=colour, markersize=6, capsize=5, linewidth=1.8)

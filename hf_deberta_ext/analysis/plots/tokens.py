@@ -32,7 +32,7 @@ def readable_tokens(tokens: Sequence[str]) -> list[str]:
     "▁store" and "Ġstore" become "store"; "[CLS]" stays; a token that is only a space becomes "␣". Tokens are read as those
     of byte-level BPE if one of them has its mark "Ġ".
     """
-    if any("Ġ" in token for token in tokens):
+    if "Ġ" in "".join(tokens):
         # A part of a letter's bytes is U+FFFD: a token of nothing else stays as it is.
         tokens = [ByteLevel().decode([token]).replace("\ufffd", "") or token for token in tokens]
     return [token.lstrip("▁").strip() or "␣" for token in tokens]

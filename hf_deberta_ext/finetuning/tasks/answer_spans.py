@@ -7,16 +7,13 @@ enough. Answers are cut out of the context by character offsets.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 __all__ = ["Answers", "Windows", "answers_from_logits"]
-
-# Windows that are scored together: n_best squared candidates each, a few dozen bytes a candidate.
-TOGETHER = 512
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def answers_from_logits(
     with_null: bool = False,
     null_threshold: float = 0.0,
 ) -> Answers:
-    """The answers to questions, from the logits of their windows.
+    """Return the answers to questions, from the logits of their windows.
 
     Candidates of a window are its n_best likeliest starts times its n_best likeliest ends, as in the published scripts,
     which let tokens of the question take places among them; here only tokens of the context do. A span of characters that
@@ -88,25 +85,38 @@ def answers_from_logits(
     Raises:
         ValueError: logits that are not finite.
     """
-    spans: dict[int, list[tuple[float, float, int, int]]] = {}
-    nulls: dict[int, tuple[float, float]] = {}
-    for part in window_batches(windows.examples):
-        start, end, first, last = padded_windows(ids, windows, part, start_logits, end_logits)
-        spans |= best_spans(windows.examples[part], start, end, first, last, n_best, max_answer_length)
-        if with_null:
-            nulls |= null_logits(windows.examples[part], start, end, windows.null[part])
-
     answers = Answers({}, {}, {}, {})
-    for number, (key, context) in enumerate(zip(ids, contexts, strict=True)):
-        spans_found = spans.get(number, [])
-        entries = [(start + end, context[a:b], start, end) for start, end, a, b in spans_found] or [(0.0, "", 0.0, 0.0)]
+    ends_of = np.searchsorted(windows.examples, np.arange(len(ids)), side="right").tolist()
+    window = 0
+    for key, context, end_of in zip(ids, contexts, ends_of, strict=True):
+        spans: dict[tuple[int, int], tuple[float, float, float]] = {}
+        nulls = []
+        while window < end_of:
+            tokens = slice(windows.bounds[window], windows.bounds[window + 1])
+            length = tokens.stop - tokens.start
+            logits = [np.asarray(part[window, :length], dtype=np.float64) for part in (start_logits, end_logits)]
+            if not np.isfinite(logits).all():
+                raise ValueError(
+                    f"the logits of question {key!r} are not finite (window {window}): the model's weights or its precision "
+                    "are broken"
+                )
+            found = window_spans(*logits, windows.first[tokens], windows.last[tokens], n_best, max_answer_length)
+            for place, scores in found.items():
+                spans[place] = max(scores, spans.get(place, scores))
+            nulls.append(tuple(float(part[windows.null[window]]) for part in logits))
+            window += 1
+        best = sorted(spans.items(), key=lambda span: (-span[1][0], span[0]))[:n_best]
+        entries = [(score, context[begin:end], *of_tokens) for (begin, end), (score, *of_tokens) in best]
+        entries = entries or [(0.0, "", 0.0, 0.0)]
         answers.best[key] = answers.predictions[key] = entries[0][1]
         if with_null:
-            start, end = nulls.get(number, (0.0, 0.0))
-            answers.null_odds[key] = start + end - entries[0][0]
+            null = min(nulls, key=sum, default=(0.0, 0.0))
+            answers.null_odds[key] = sum(null) - entries[0][0]
             if answers.null_odds[key] > null_threshold:
                 answers.predictions[key] = ""
-            entries = sorted([*(entries if spans_found else []), (start + end, "", start, end)], key=lambda entry: -entry[0])
+            if not best:
+                entries = []
+            entries = sorted([*entries, (sum(null), "", *null)], key=lambda entry: -entry[0])
         weights = [math.exp(score - entries[0][0]) for score, *_ in entries]
         answers.nbest[key] = [
             dict(text=text, probability=weight / sum(weights), start_logit=start, end_logit=end)
@@ -115,79 +125,24 @@ def answers_from_logits(
     return answers
 
 
-def window_batches(examples: np.ndarray) -> Iterator[slice]:
-    """Windows in parts of about TOGETHER, all windows of an example in one."""
-    begins = 0
-    while begins < len(examples):
-        ends = min(begins + TOGETHER, len(examples))
-        ends = int(np.searchsorted(examples, examples[ends - 1], side="right"))
-        yield slice(begins, ends)
-        begins = ends
+def window_spans(
+    start: np.ndarray, end: np.ndarray, first: np.ndarray, last: np.ndarray, n_best: int, max_answer_length: int
+) -> dict[tuple[int, int], tuple[float, float, float]]:
+    """Return (score, start logit, end logit) of the spans of a window, by their first character and the end of their last.
 
-
-def padded_windows(ids: Sequence[str], windows: Windows, part: slice, start_logits: np.ndarray, end_logits: np.ndarray):
-    """start and end logits and character offsets of some windows, [W, N]; beyond a window the offsets are 0."""
-    begins, lengths = windows.bounds[:-1][part], np.diff(windows.bounds)[part]
-    places = np.arange(lengths.max())
-    inside = places < lengths[:, None]
-    tokens = np.where(inside, begins[:, None] + places, 0)
-    start, end = (logits[part, : len(places)].astype(np.float64) for logits in (start_logits, end_logits))
-    wrong = inside & ~(np.isfinite(start) & np.isfinite(end))
-    if wrong.any():
-        row, token = np.argwhere(wrong)[0]
-        raise ValueError(
-            f"the logits of question {ids[windows.examples[part][row]]!r} are not finite (token {token} of window "
-            f"{part.start + row}: start {start[row, token]}, end {end[row, token]}): the model's weights or its precision "
-            "are broken"
-        )
-    first, last = (np.where(inside, offsets[tokens], 0) for offsets in (windows.first, windows.last))
-    return start, end, first, last
-
-
-def null_logits(
-    examples: np.ndarray, start: np.ndarray, end: np.ndarray, null: np.ndarray
-) -> dict[int, tuple[float, float]]:
-    """Logits of "no answer": of the window where their sum is smallest."""
-    rows = np.arange(len(null))
-    start, end = start[rows, null], end[rows, null]
-    order = np.lexsort((start + end, examples))
-    _, firsts = np.unique(examples[order], return_index=True)
-    return {int(examples[row]): (float(start[row]), float(end[row])) for row in order[firsts]}
-
-
-def best_spans(
-    examples: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
-    n_best: int,
-    max_answer_length: int,
-) -> dict[int, list[tuple[float, float, int, int]]]:
-    """(start logit, end logit, first character, end of the last) of the n best spans of each example, best first."""
-    possible = first < last
-    starts = np.argsort(np.where(possible, -start, np.inf), axis=1, kind="stable")[:, :n_best, None]  # [W, n, 1]
-    ends = np.argsort(np.where(possible, -end, np.inf), axis=1, kind="stable")[:, None, :n_best]  # [W, 1, n]
-    rows = np.arange(len(start))[:, None, None]
-    is_span = possible[rows, starts] & possible[rows, ends] & (starts <= ends) & (ends - starts < max_answer_length)
-    row, i, j = np.nonzero(is_span)
-    starts, ends = starts[row, i, 0], ends[row, 0, j]
-    start, end, first, last = start[row, starts], end[row, ends], first[row, starts], last[row, ends]
+    Args:
+        start, end (`np.ndarray`): logits of its tokens, float64 [N].
+        first, last (`np.ndarray`): as of `Windows`, [N].
+    """
+    possible = np.flatnonzero(first < last)
+    starts = possible[np.argsort(-start[possible], kind="stable")][:n_best, None]
+    ends = possible[np.argsort(-end[possible], kind="stable")][None, :n_best]
     # Offsets of normalising tokenizers may run backwards within a word.
-    real = first < last
-    start, end, first, last = start[real], end[real], first[real], last[real]
-    example, score = examples[row[real]], start + end
-
-    # Each span of characters once, then the best of each example.
-    order = np.lexsort((-score, last, first, example))
-    spans = np.stack([example, first, last])[:, order]
-    order = order[np.diff(spans, prepend=-1).any(axis=0)]
-    order = order[np.lexsort((last[order], first[order], -score[order], example[order]))]
-    spans_found, counts = np.unique(example[order], return_counts=True)
-    columns = [column[order].tolist() for column in (start, end, first, last)]
-    best, begins = {}, 0
-    for number, count in zip(spans_found.tolist(), counts.tolist(), strict=True):
-        rows_taken = slice(begins, begins + min(count, n_best))
-        best[number] = list(zip(*(column[rows_taken] for column in columns), strict=True))
-        begins += count
-    return best
+    is_span = (starts <= ends) & (ends - starts < max_answer_length) & (first[starts] < last[ends])
+    spans: dict[tuple[int, int], tuple[float, float, float]] = {}
+    for row, column in np.argwhere(is_span).tolist():
+        i, j = starts[row, 0], ends[0, column]
+        place = (int(first[i]), int(last[j]))
+        scores = (float(start[i] + end[j]), float(start[i]), float(end[j]))
+        spans[place] = max(scores, spans.get(place, scores))
+    return spans

@@ -10,7 +10,7 @@ __all__ = ["entities", "entity_scores"]
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities that the tags of a sentence mark, in IOB2, IOB1 or BIOES (IOBES).
+    """Return the entities that the tags of a sentence mark, in IOB2, IOB1 or BIOES (IOBES).
 
     An entity goes on where I or E of its type follows B or I, and ends anywhere else. Any other tag but O begins one,
     whatever its prefix: I-PER does so after O, after I-LOC and after E-PER.
@@ -33,16 +33,16 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]:
-    """0.0 for 0 / 0."""
+    """Return the three metrics of counts; 0.0 for 0 / 0."""
     return {
-        "precision": hit / predicted if predicted else 0.0,
-        "recall": hit / true if true else 0.0,
-        "f1": 2 * hit / (predicted + true) if predicted + true else 0.0,
+        "precision": hit / max(predicted, 1),
+        "recall": hit / max(true, 1),
+        "f1": 2 * hit / max(predicted + true, 1),
     }
 
 
 def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Precision, recall and F1 over all entities and for each type, and accuracy over all tags.
+    """Return precision, recall and F1 over all entities and for each type, and accuracy over all tags.
 
     Args:
         predicted, true (`list[list[str]]`): tags of each word of each sentence.

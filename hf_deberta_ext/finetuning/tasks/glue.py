@@ -19,8 +19,7 @@ class KnownTask:
         dataset (`str`): its id on the Hub.
         text_columns (`tuple[str]`): one, or two for pairs.
         labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; none for a score, which is a regression.
-        train (`tuple[str, str]`, *optional*): configuration and split on the Hub.
-        evaluation, test: configuration and split by the name of the set, "" for the main one.
+        train, evaluation, test: configuration and split on the Hub by the name of the set, "" for the main one.
         files: by the name of a test set, that of its file for the server.
         texts (`bool`): the server wants the names of the labels, not their numbers.
         metric (`str`): the one that says which checkpoint is best.
@@ -30,7 +29,7 @@ class KnownTask:
     dataset: str
     text_columns: tuple[str, ...]
     labels: tuple[str, ...]
-    train: tuple[str, str] | None
+    train: Mapping[str, tuple[str, str]]
     evaluation: Mapping[str, tuple[str, str]]
     test: Mapping[str, tuple[str, str]]
     files: Mapping[str, str] = field(default_factory=dict)
@@ -48,10 +47,10 @@ def glue_task(
     diagnostic: bool = False, **fields: Any,
 ) -> KnownTask:  # fmt: skip
     """A task whose configuration on the Hub has the splits train, validation and test, or the last alone (`diagnostic`)."""
-    return KnownTask(
-        dataset, columns, labels, train=None if diagnostic else (name, "train"),
-        evaluation={} if diagnostic else {"": (name, "validation")}, test={"": (name, "test")}, files={"": file}, **fields,
-    )  # fmt: skip
+    train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
+    if diagnostic:
+        train, evaluation = {}, {}
+    return KnownTask(dataset, columns, labels, train, evaluation, {"": (name, "test")}, {"": file}, **fields)
 
 
 GLUE: Mapping[str, KnownTask] = {
@@ -64,7 +63,7 @@ GLUE: Mapping[str, KnownTask] = {
         "nyu-mll/glue",
         ("premise", "hypothesis"),
         ENTAILMENT,
-        train=("mnli", "train"),
+        train={"": ("mnli", "train")},
         evaluation={"": ("mnli", "validation_matched"), "mm": ("mnli", "validation_mismatched")},
         test={"": ("mnli", "test_matched"), "mm": ("mnli", "test_mismatched")},
         files={"": "MNLI-m.tsv", "mm": "MNLI-mm.tsv"},
@@ -99,7 +98,7 @@ def xnli_task(train_language: str, languages: Sequence[str], *, by_language: boo
         "facebook/xnli",
         ("premise", "hypothesis"),
         ENTAILMENT,
-        train=(train_language, "train"),
+        train={"": (train_language, "train")},
         evaluation={name: (language, "validation") for name, language in sets.items()},
         test={name: (language, "test") for name, language in sets.items()},
     )
@@ -109,7 +108,9 @@ def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
     """Predictions [n] as GLUE's server takes them: names or numbers of labels; scores are those of STS-B, from 0 to 5."""
     if not task.labels:
         return [f"{score:.3f}" for score in np.clip(predicted, 0, 5)]
-    return [task.labels[number] if task.texts else str(number) for number in predicted]
+    if not task.texts:
+        return [*map(str, predicted)]
+    return [task.labels[number] for number in predicted]
 
 
 def write_index_tsv(file: Path, values: Sequence[str]) -> Path:

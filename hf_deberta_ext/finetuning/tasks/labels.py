@@ -99,7 +99,9 @@ class Labels:
             score = float(cell)
         except (TypeError, ValueError):
             return None
-        return score if math.isfinite(score) and not isinstance(cell, bool) else None
+        if isinstance(cell, bool) or not math.isfinite(score):
+            return None
+        return score
 
     def number_of(self, cell: Any) -> int | None:
         """Return the number of a class; None where there is no such class."""
@@ -146,7 +148,9 @@ class Labels:
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
             return self.from_model(logits)
-        return self.from_model(logits.argmax(-1) if self.problem_type == SINGLE else logits > 0)
+        if self.problem_type == SINGLE:
+            return self.from_model(logits.argmax(-1))
+        return self.from_model(logits > 0)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
         """Return `predicted` as names, scores or lists of names."""
@@ -204,19 +208,20 @@ def check_logits(logits: Any) -> np.ndarray:
     return logits
 
 
-def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], tuple[str, ...] | None]:
+def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], list[str] | None]:
     """Return the cells of a label column without space around texts, and the names of the labels that the data set has."""
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
-    names = getattr(feature, "names", None)
-    return [stripped(cell) for cell in cells(rows, column)], None if names is None else tuple(names)
+    return [*map(stripped, cells(rows, column))], getattr(feature, "names", None)
 
 
 def stripped(cell: Any) -> Any:
     """Return a label without space around it, of which a file's line ends leave some; or a list of such labels."""
     if isinstance(cell, list):
         return [*map(stripped, cell)]
-    return cell.strip() if isinstance(cell, str) else cell
+    if isinstance(cell, str):
+        return cell.strip()
+    return cell
 
 
 def find_labels(
@@ -224,7 +229,6 @@ def find_labels(
     *,
     source: str,
     names: Sequence[str] | None = None,
-    names_source: str = "--label_names",
     problem_type: str | None = None,
 ) -> Labels:
     """Find the kind and the names of the labels of a user's own data.
@@ -236,7 +240,6 @@ def find_labels(
         column: cells of the label column to train on.
         source (`str`): where they are from ("--train_file").
         names (`list[str]`, *optional*): of the labels 0, 1, ...
-        names_source (`str`): who gave them, for messages.
     Raises:
         ValueError: a cell is neither text nor a number nor a list of them; lists of a 0 or 1 for each label.
     """
@@ -258,7 +261,7 @@ def find_labels(
     if kind == REGRESSION:
         return Labels(REGRESSION, source=source)
     if names is not None:
-        return Labels(kind, tuple(names), source=names_source)
+        return Labels(kind, tuple(names), source=source)
     items = filled
     if kind == MULTI:
         items = [item for cell in filled if isinstance(cell, list) for item in cell]
@@ -295,7 +298,8 @@ def number_type(cells: Sequence[Any], *, regression: bool) -> type:
         regression (`bool`): they are meant as numbers. Otherwise one of them has to be a fraction.
     """
     texts = [cell for cell in cells if isinstance(cell, str)]
-    if all(WHOLE.fullmatch(text) for text in texts):
+    if all(map(WHOLE.fullmatch, texts)):
         return int
-    numbers = all(DECIMAL.fullmatch(text) for text in texts)
-    return float if numbers and (regression or any("." in text for text in texts)) else str
+    if all(map(DECIMAL.fullmatch, texts)) and (regression or "." in "".join(texts)):
+        return float
+    return str

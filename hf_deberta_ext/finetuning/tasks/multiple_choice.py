@@ -29,7 +29,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
-from ..task import EncodedTask, EvaluationSet, two_outputs
+from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns
 from .race import race_level, read_raw_race
@@ -64,12 +64,9 @@ class MultipleChoiceArguments(DataArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        texts = [name for name in ("context_column", "question_column") if getattr(self, name)]
-        if texts and not self.choice_columns:
-            flags = " and ".join(f"--{name}" for name in texts)
-            raise ValueError(f"{flags} {'need' if len(texts) > 1 else 'needs'} --choice_columns")
-        if self.choice_columns and not texts:
-            raise ValueError("--choice_columns needs --context_column or --question_column, or both")
+        texts = self.context_column or self.question_column
+        if bool(texts) != bool(self.choice_columns):
+            raise ValueError("--choice_columns needs --context_column or --question_column, or both, and these need it")
         columns = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
         if twice := next((column for column in columns if columns.count(column) > 1), None):
             raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
@@ -129,7 +126,7 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     return np.where(exists, logits, -np.inf).argmax(-1)
 
 
-class MultipleChoiceData:
+class MultipleChoiceData(TaskData):
     """Questions with their choices; a `TaskData` for AutoModelForMultipleChoice.
 
     Args:
@@ -158,14 +155,20 @@ class MultipleChoiceData:
         self.questions = {split: checked_questions(rows, split) for split, rows in questions.items()}
         self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
-        # With one number of choices the model's own loss is the loss.
-        self.loss = choice_loss if len(counts) > 1 else None
+        self.loss = None
+        if len(counts) > 1:
+            # With one number of choices the model's own loss is the loss.
+            self.loss = choice_loss
 
     @property
     def label_counts(self) -> dict[str, int]:
         """Number of training questions of each answer, a letter or the number of a choice."""
         counts = Counter(row["label"] for row in self.questions.get("train", ()))
-        return {self.answer_names[label] if self.answer_names else str(label): counts[label] for label in sorted(counts)}
+        return {str(self.shown(label)): counts[label] for label in sorted(counts)}
+
+    def shown(self, answer: int) -> str | int:
+        """Return the letter of an answer, or its number where answers have none."""
+        return self.answer_names[answer] if self.answer_names else answer
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
@@ -206,12 +209,7 @@ class MultipleChoiceData:
             )  # fmt: skip
             if split != "train":
                 sets[split] = self.evaluation_set(sets[split], questions)
-        collator = MultipleChoiceCollator(
-            tokenizer,
-            padding="max_length" if arguments.pad_to_max_length else True,
-            max_length=max_length if arguments.pad_to_max_length else None,
-            pad_to_multiple_of=arguments.pad_to_multiple_of,
-        )
+        collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
     def evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
@@ -234,8 +232,7 @@ class MultipleChoiceData:
         Args:
             answers (`dict[str, int]`): by the id of the question, in the order of the data.
         """
-        if self.answer_names is not None:
-            answers = {name: self.answer_names[answer] for name, answer in answers.items()}
+        answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
         files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         files[1].write_text("".join(f"{name}\t{answer}\n" for name, answer in answers.items()), encoding="utf-8")
@@ -318,18 +315,22 @@ def read_multiple_choice(
     if not isinstance(arguments, MultipleChoiceArguments):
         names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
         arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
-    columns, letters = None, arguments.task_name == "race"
+    by_flags = None
+    letters = arguments.task_name == "race"
     if arguments.choice_columns:
-        columns = ChoiceColumns(
-            arguments.choice_columns, arguments.context_column, arguments.question_column, answers="number or letter"
-        )
+        by_flags = ChoiceColumns(
+            arguments.choice_columns, arguments.context_column, arguments.question_column, answers="number or letter",
+            by_flags=True,
+        )  # fmt: skip
 
-    def from_rows(rows, place, split, level=None):
+    def from_rows(rows, place, split, level):
         nonlocal letters
-        letters |= columns is None and known_columns(rows, source=place).answers == "letter"
-        return choice_rows(
-            rows, source=place, columns=columns, label_column=arguments.label_column, labelled=split != "test", level=level
-        )
+        columns = by_flags or known_columns(rows, source=place)
+        letters = letters or columns.by_article
+        if arguments.label_column is not None:
+            answers = columns.answers.replace("text", "number")
+            columns = dataclasses.replace(columns, label=arguments.label_column, answers=answers, by_flags=True)
+        return choice_rows(rows, columns, source=place, labelled=split != "test", level=level)
 
     def from_file(file, split):
         flag = FLAGS[split]

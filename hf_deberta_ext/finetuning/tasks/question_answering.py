@@ -21,7 +21,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
-from ..task import EncodedTask, EvaluationSet, two_outputs
+from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
 from .splits import HubData, read_splits
@@ -63,7 +63,7 @@ class QuestionAnsweringArguments(DataArguments):
             raise ValueError("--null_score_diff_threshold is NaN, expected a number")
 
 
-class QuestionAnsweringData:
+class QuestionAnsweringData(TaskData):
     """Questions to train on, to evaluate and to answer; see `TaskData`.
 
     Read from the Hub (`--dataset_name` or `--task_name` squad, squad_v2 or any other id) or from files: rows with the
@@ -84,7 +84,9 @@ class QuestionAnsweringData:
         self.data_args = data_args
         short = {task.name: name for name, task in HUB.items()}
         source = data_args.dataset_name or data_args.task_name
-        self.name = data_args.task_name or short.get(source, source if source in HUB else self.pipeline)
+        self.name = data_args.task_name or short.get(source, self.pipeline)
+        if data_args.task_name is None and source in HUB:
+            self.name = source
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
         tables, self.dataset = read_splits(
@@ -135,22 +137,24 @@ class QuestionAnsweringData:
         arguments = self.data_args
         options = dict(
             tokenizer=tokenizer, max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
-            doc_stride=arguments.doc_stride, pad=arguments.pad_to_max_length, num_proc=arguments.preprocessing_num_workers,
+            doc_stride=arguments.doc_stride, num_proc=arguments.preprocessing_num_workers,
         )  # fmt: skip
         sets = {}
         for split, questions in self.sets.items():
             rows, windows = encode_windows(questions, source=f"the {split} set", offsets=split != "train", **options)
-            sets[split] = rows if split == "train" else self.evaluation_set(questions, rows, windows)
+            sets[split] = rows
+            if split != "train":
+                sets[split] = self.evaluation_set(questions, rows, windows)
         # On the right, so that places of tokens, which labels and windows are, stay what they are.
         padding = copy.copy(tokenizer)
         padding.padding_side = "right"
-        collator = DataCollatorWithPadding(padding, pad_to_multiple_of=arguments.pad_to_multiple_of)
+        collator = DataCollatorWithPadding(padding, **arguments.padding(options["max_length"]))
         return EncodedTask.of_splits(sets, collator, "f1")
 
     def evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
         """`rows` are the features of `windows`, and these those of `questions`."""
         threshold = self.data_args.null_score_diff_threshold
-        references = None if questions.texts is None else dict(zip(questions.ids, questions.texts, strict=True))
+        references = dict(zip(questions.ids, questions.texts or (), strict=bool(questions.texts)))
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
@@ -169,13 +173,14 @@ class QuestionAnsweringData:
         def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
             best = answers(predictions)
             texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
-            texts |= {"null_odds": best.null_odds} if self.with_null else {}
+            if self.with_null:
+                texts["null_odds"] = best.null_odds
             files = [folder / f"{stem}_{name}.json" for name in texts]
             for file, value in zip(files, texts.values(), strict=True):
                 file.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
             return files
 
-        return EvaluationSet(rows, None if references is None else metrics, write, len(questions))
+        return EvaluationSet(rows, metrics if references else None, write, len(questions))
 
 
 def encode_windows(
@@ -184,7 +189,6 @@ def encode_windows(
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
     doc_stride: int,
-    pad: bool = False,
     num_proc: int | None = None,
     offsets: bool = True,
     source: str = "the set",
@@ -226,7 +230,7 @@ def encode_windows(
     )
     encoded = rows.map(
         partial(
-            encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, pad=pad, offsets=offsets,
+            encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, offsets=offsets,
             positions=questions.texts is not None,
         ),
         batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {source}",
@@ -251,20 +255,25 @@ def encode_windows(
 
 
 def encode_batch(
-    batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, pad: bool, offsets: bool, positions: bool
+    batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, offsets: bool, positions: bool
 ) -> dict[str, list]:
     """The windows of some questions. On the left is what is read first where padding is on the right."""
     question_first = tokenizer.padding_side == "right"
-    pair = (batch["question"], batch["context"]) if question_first else (batch["context"], batch["question"])
+    pair, truncation = (batch["context"], batch["question"]), "only_first"
+    if question_first:
+        pair, truncation = (batch["question"], batch["context"]), "only_second"
     encoding = tokenizer(
-        *pair, truncation="only_second" if question_first else "only_first", max_length=max_length, stride=doc_stride,
-        return_overflowing_tokens=True, return_offsets_mapping=True, padding="max_length" if pad else False,
+        *pair, truncation=truncation, max_length=max_length, stride=doc_stride, return_overflowing_tokens=True,
+        return_offsets_mapping=True,
     )  # fmt: skip
     # Several questions are about one context.
     edges = {context: word_edges(context) for context in {*batch["context"]}}
-    features = {"example": [], "null": []}
-    features |= {"first": [], "last": []} if offsets else {}
-    features |= {"start_positions": [], "end_positions": []} if positions else {}
+    columns = ["example", "null"]
+    if offsets:
+        columns += ["first", "last"]
+    if positions:
+        columns += ["start_positions", "end_positions"]
+    features = {name: [] for name in columns}
     for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
         is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
         ahead, back = edges[batch["context"][row]]
@@ -297,7 +306,9 @@ def cls_position(window: Any, cls_token_id: int | None) -> int:
     """The place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
     real = np.array(window.attention_mask) == 1
     is_cls = real & (np.array(window.ids) == cls_token_id) & np.array([part is None for part in window.sequence_ids])
-    return int(np.argmax(is_cls if is_cls.any() else real))
+    if not is_cls.any():
+        is_cls = real
+    return int(np.argmax(is_cls))
 
 
 def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
@@ -306,4 +317,6 @@ def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> 
     if begin < 0 or not len(tokens) or first[tokens[0]] > begin or last[tokens[-1]] < end:
         return None
     start, stop = tokens[last[tokens] > begin][0], tokens[first[tokens] < end][-1]
-    return (int(start), int(stop)) if start <= stop else None
+    if start > stop:
+        return None
+    return int(start), int(stop)

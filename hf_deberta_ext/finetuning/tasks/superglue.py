@@ -68,7 +68,7 @@ class SuperGlueArguments(TextClassificationArguments):
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
-    """The data of a task of SuperGLUE, from the Hub or from files (the Hub's rows, or the authors' files).
+    """The data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
 
     Raises:
         ValueError: a flag is refused; what `SuperGlueData` and `read_multiple_choice` find wrong.
@@ -93,33 +93,16 @@ class SuperGlueData(TextClassificationData):
     def known_task(self) -> KnownTask:
         return SUPERGLUE[self.data_args.task_name]
 
-    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
-        dataset, tables = super().read_tables()
-        return dataset, {key: (self.flat(rows, source), source) for key, (rows, source) in tables.items()}
-
-    def flat(self, rows: "Dataset", source: str) -> "Dataset":
-        """Rows of one example each, of the authors' files, which hold a paragraph a row."""
-        from datasets import Dataset
-
-        column, kind, flatten = NESTED.get(self.name, (None, None, None))
-        if column not in rows.column_names or not any(isinstance(cell, kind) for cell in cells(rows, column)):
-            return rows
-        flat = []
-        for number, row in enumerate(rows, start=1):
-            try:
-                flat += flatten(row)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"row {number} of {source} is not as the authors of {self.name} write theirs: {error!r}"
-                ) from error
-        return Dataset.from_list(flat)
-
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
         make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
-        return super().examples(make(rows, source) if make else rows, source)
+        if make is not None:
+            rows = make(rows, source)
+        return super().examples(rows, source)
 
     def count(self, rows: "Dataset") -> int:
-        return len({*_numbers(rows, "query")}) if self.name == "record" else len(rows)
+        if self.name == "record":
+            return len({*_numbers(rows, "query")})
+        return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
         if self.name == "record":
@@ -140,10 +123,13 @@ class SuperGlueData(TextClassificationData):
         else:
             shown = self.labels.shown(predicted)
             # The server's own spelling.
-            shown = [name.lower() for name in shown] if self.name in ("boolq", "wic") else shown
+            if self.name in ("boolq", "wic"):
+                shown = [*map(str.lower, shown)]
             lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
-        file = self.task.files.get(set_name) if part.test else None
-        return [_write_jsonl(folder / (file or f"{stem}_predictions.jsonl"), lines)]
+        file = f"{stem}_predictions.jsonl"
+        if part.test:
+            file = self.task.files.get(set_name, file)
+        return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
         """By query, the entity whose logit of "True" stands out most from that of "False"."""
@@ -184,22 +170,25 @@ def _check_texts(rows: "Dataset", columns: Sequence[str], source: str):
 def _multirc(rows: "Dataset", source: str) -> "Dataset":
     _check_texts(rows, ["paragraph", "question", "answer"], source)
     paragraphs, questions, answers = (cells(rows, column) for column in ("paragraph", "question", "answer"))
-    columns = {"paragraph": paragraphs}
+    columns: dict[str, list] = {"paragraph": paragraphs}
     columns["question_and_answer"] = [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
+    columns |= {"paragraph_number": [], "question_number": [], "answer_number": []}
     if "idx" in rows.column_names:
         check_cells(rows, "idx", dict, source=source)
-        for name in ("paragraph", "question", "answer"):
-            columns[f"{name}_number"] = [idx.get(name) for idx in cells(rows, "idx")]
-            for row, idx in enumerate(cells(rows, "idx"), start=1):
+        for row, idx in enumerate(cells(rows, "idx"), start=1):
+            for name in ("paragraph", "question", "answer"):
                 if not isinstance(idx.get(name), int):
                     raise ValueError(
                         f"row {row} of {source} has the idx {idx!r}, expected the numbers of paragraph, question and answer"
                     )
+                columns[f"{name}_number"].append(idx[name])
     else:
-        texts = {"paragraph": paragraphs, "question": [*zip(paragraphs, questions, strict=True)], "answer": range(len(rows))}
-        for name, values in texts.items():
-            numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-            columns[f"{name}_number"] = [numbers[value] for value in values]
+        # Answers of one question have the same texts before them.
+        numbers: dict[Any, int] = {}
+        for row, (paragraph, question) in enumerate(zip(paragraphs, questions, strict=True)):
+            columns["paragraph_number"].append(numbers.setdefault(paragraph, len(numbers)))
+            columns["question_number"].append(numbers.setdefault((paragraph, question), len(numbers)))
+            columns["answer_number"].append(row)
     return _with_labels(rows, columns)
 
 
@@ -209,12 +198,12 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
     _check_texts(rows, ["passage", "query"], source)
     check_columns(rows, ["entities"], source=source)
     check_cells(rows, "entities", list, source=source)
-    has_answers = "answers" in rows.column_names
-    answered = [bool(answers) for answers in cells(rows, "answers")] if has_answers else [False] * len(rows)
-    if any(answered) and not all(answered):
-        raise ValueError(
-            f"row {answered.index(False) + 1} of {source} has no answers; queries without any are for --test_file"
-        )
+    answers_of = [()] * len(rows)
+    if "answers" in rows.column_names:
+        answers_of = cells(rows, "answers")
+    without = [number for number, answers in enumerate(answers_of, start=1) if not answers]
+    if 0 < len(without) < len(rows):
+        raise ValueError(f"row {without[0]} of {source} has no answers; queries without any are for --test_file")
     # Columns, not rows: ReCoRD has a million entities.
     columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
     for number, row in enumerate(rows):
@@ -224,10 +213,13 @@ def _record(rows: "Dataset", source: str) -> "Dataset":
             raise ValueError(f"row {number + 1} of {source} has no entities to choose from")
         # Sentences added to the passage, as bullet points.
         passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
-        query = row["idx"]["query"] if isinstance(row.get("idx"), Mapping) else number
-        answers = row["answers"] if answered[number] else []
+        query, answers = number, answers_of[number] or []
+        if isinstance(row.get("idx"), Mapping):
+            query = row["idx"]["query"]
         for entity in dict.fromkeys(row["entities"]):
-            label = entity in answers if answers else None
+            label = None
+            if answers:
+                label = entity in answers
             values = (passage, row["query"].replace(BLANK, entity), label, query, entity, answers)
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
@@ -281,43 +273,11 @@ def plain_word(word: str) -> str:
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
-def _flat_multirc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    flat = []
-    for question in row["passage"]["questions"]:
-        for answer in question["answers"]:
-            idx = dict(paragraph=row["idx"], question=question["idx"], answer=answer["idx"])
-            texts = dict(paragraph=row["passage"]["text"], question=question["question"], answer=answer["text"])
-            flat.append(dict(texts, idx=idx, label=answer.get("label")))
-    return flat
-
-
-def _flat_record(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    text = row["passage"]["text"]
-    # Their ends are inclusive.
-    entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
-    flat = []
-    for query in row["qas"]:
-        answers = [answer["text"] for answer in query.get("answers") or []]
-        idx = dict(passage=row["idx"], query=query["idx"])
-        flat.append(dict(passage=text, query=query["query"], entities=entities, answers=answers, idx=idx))
-    return flat
-
-
-def _flat_wsc(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "target"} | row["target"]]
-
-
-# task: (the column that nests, what its cells are then, a row -> rows of the Hub's columns)
-NESTED = {
-    "multirc": ("passage", dict, _flat_multirc),
-    "record": ("qas", list, _flat_record),
-    "wsc": ("target", dict, _flat_wsc),
-}
-
-
 def _numbers(rows: "Dataset", column: str) -> list[int]:
-    """A column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
-    return cells(as_numbers(rows, column), column) if column in rows.column_names else list(range(len(rows)))
+    """Return a column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
+    if column not in rows.column_names:
+        return [*range(len(rows))]
+    return cells(as_numbers(rows, column), column)
 
 
 def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
-from ..task import EncodedTask, EvaluationSet
+from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out
@@ -106,7 +107,7 @@ class Part:
     labels: list | None = None
 
 
-class TextClassificationData:
+class TextClassificationData(TaskData):
     """Texts or pairs of texts with their labels or scores; see `TaskData`.
 
     Known tasks (`--task_name`: those of GLUE, xnli) have their columns, labels and metrics, from the Hub or from files. In a
@@ -256,7 +257,7 @@ class TextClassificationData:
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
         """Metrics of a set; `references` in the data's order of labels."""
-        names = METRICS[self.labels.problem_type] if self.task is None else TASK_METRICS[self.name]
+        names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), references)
 
     @property
@@ -265,9 +266,11 @@ class TextClassificationData:
         train = self.parts["train"].get("")
         if train is None or self.labels.problem_type == REGRESSION:
             return {}
-        labels = np.array(train.labels, dtype=np.int64)
-        counts = labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.labels.names))
-        return dict(zip(self.labels.names, counts.tolist(), strict=True))
+        shown = self.labels.shown(np.array(train.labels, dtype=np.int64))
+        if self.labels.problem_type == MULTI:
+            shown = [name for names in shown for name in names]
+        counts = Counter(shown)
+        return {name: counts[name] for name in self.labels.names}
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
@@ -305,8 +308,10 @@ class TextClassificationData:
         if part.test and self.task is not None and set_name in self.task.files:
             return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
         shown = self.labels.shown(predicted)
-        if self.labels.problem_type != SINGLE:
-            shown = [", ".join(value) if isinstance(value, list) else f"{value:.6g}" for value in shown]
+        if self.labels.problem_type == MULTI:
+            shown = [*map(", ".join, shown)]
+        elif self.labels.problem_type == REGRESSION:
+            shown = [f"{score:.6g}" for score in shown]
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
     def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
@@ -316,17 +321,18 @@ class TextClassificationData:
             ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
         """
         data_args, task, tables = self.data_args, self.task, {}
-        files = {"train": {"": data_args.train_file} if data_args.train_file else {}}
+        files = {("train", ""): data_args.train_file}
         for kind in ("validation", "test"):
-            files[kind] = named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind])
-        if any(files.values()):
+            for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind]).items():
+                files[kind, name] = paths
+        for (kind, name), paths in files.items():
+            if paths:
+                source = f"{FLAGS[kind]} {name}".strip()
+                tables[kind, name] = (read_files(paths, source=source), source)
+        if tables:
             if data_args.dataset_name:
                 raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
-            for kind, sets in files.items():
-                for name, paths in sets.items():
-                    source = " ".join(filter(None, (FLAGS[kind], name)))
-                    tables[kind, name] = (read_files(paths, source=source), source)
-            return shown_files([path for sets in files.values() for paths in sets.values() for path in paths]), tables
+            return shown_files([path for paths in files.values() for path in paths]), tables
 
         hub = data_args.dataset_name or (task and task.dataset)
         if not hub:
@@ -337,15 +343,16 @@ class TextClassificationData:
         # (kind, set) -> configuration and names of the split on the Hub.
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
         if task is not None:
-            sets = {"train": {"": task.train} if task.train else {}, "validation": task.evaluation, "test": task.test}
-            splits = {(kind, name): (config, (split,)) for kind in sets for name, (config, split) in sets[kind].items()}
+            splits = {}
+            for kind, sets in (("train", task.train), ("validation", task.evaluation), ("test", task.test)):
+                splits |= {(kind, name): (config, (split,)) for name, (config, split) in sets.items()}
         if data_args.dataset_name or data_args.dataset_config_name:
             splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
         download = self.hub.download(data_args.data_revision)
         for config in {config: None for config, _ in splits.values()}:
             names = {key: names for key, (of, names) in splits.items() if of == config}
             for (kind, name), rows in read_hub(hub, config, names, **download).items():
-                tables[kind, name] = (rows, f"{' of '.join(filter(None, (kind, name)))} of {hub}")
+                tables[kind, name] = (rows, " of ".join(filter(None, (kind, name, hub))))
         return hub, {key: tables[key] for key in splits if key in tables}
 
     def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
@@ -359,8 +366,9 @@ class TextClassificationData:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
             if flags:
                 raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
-            kind = SINGLE if self.task.labels else REGRESSION
-            return Labels(kind, self.task.labels, source=data_args.task_name)
+            if not self.task.labels:
+                return Labels(REGRESSION, source=data_args.task_name)
+            return Labels(SINGLE, self.task.labels, source=data_args.task_name)
         names = data_args.label_names
         columns = {}
         for (kind, _), (rows, source) in tables.items():
@@ -370,9 +378,7 @@ class TextClassificationData:
         if ("train", "") not in tables and not (names and columns):
             return None
         source, column = next(iter(columns.items()))
-        names_source = "--label_names" if data_args.label_names else "the data set"
-        options = dict(names=names or None, names_source=names_source, problem_type=data_args.problem_type)
-        return find_labels(column, source=source, **options)
+        return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
         """The columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
@@ -383,9 +389,11 @@ class TextClassificationData:
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
         others = [column for column in rows.column_names if column != self.data_args.label_column]
-        for columns in (*TEXT_COLUMNS, others if len(others) == 1 else ("text",)):
+        if len(others) == 1:
+            return tuple(others)
+        for columns in TEXT_COLUMNS:
             if {*columns} <= {*others}:
-                return tuple(columns)
+                return columns
         raise ValueError(
             f"which columns of {source} are texts? Give one, or two of a pair, with --text_columns; it has "
             f"{', '.join(map(repr, rows.column_names))}"
@@ -412,22 +420,21 @@ class TextClassificationData:
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:
             metric, default = self.task.metric, self.task.max_seq_length
-            trained = (self.task.train or ("",))[0]
+            trained = self.task.train.get("", ("",))[0]
         length = longest_input(tokenizer, config, self.data_args.max_seq_length, default)
         sets: dict[str, dict[str, Any]] = {kind: {} for kind in self.parts}
         for kind, parts in self.parts.items():
             for name in sorted(parts, key=lambda name: (name != "", name != trained)):
                 rows = self.encoded_rows(parts[name], tokenizer=tokenizer, length=length)
                 sets[kind][name] = rows if kind == "train" else self.evaluation_set(parts[name], name, rows)
-        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=self.data_args.pad_to_multiple_of)
+        collator = DataCollatorWithPadding(tokenizer, **self.data_args.padding(length))
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
 
     def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
         """Features of a set, with a warning of rows that are longer than `length`."""
         texts = part.rows.select_columns([*self.text_columns])
-        pad = self.data_args.pad_to_max_length
         rows = texts.map(
-            partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length, pad=pad),
+            partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length),
             batched=True,
             num_proc=self.data_args.preprocessing_num_workers,
             remove_columns=texts.column_names,
@@ -455,13 +462,15 @@ class TextClassificationData:
 
 
 def tokenise_texts(
-    batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int, pad: bool
+    batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int
 ) -> dict[str, list]:
     """Features of texts or pairs; "cut" is True for those that are longer than `length`.
 
     A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
     """
     texts = [list(batch[column]) for column in columns]
-    encoded = tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if pad else False)
-    cut = [bool(row.overflowing) for row in encoded.encodings] if encoded.encodings else [False] * len(texts[0])
+    encoded = tokenizer(*texts, truncation=True, max_length=length)
+    cut = [False] * len(texts[0])
+    if encoded.encodings:
+        cut = [bool(row.overflowing) for row in encoded.encodings]
     return {**encoded, "cut": cut}

@@ -26,7 +26,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
-from ..task import EncodedTask, EvaluationSet, label_fields
+from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentences, are_entities, joined, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
@@ -68,7 +68,10 @@ def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
     model reads texts as it was trained.
     """
     outer = tokenizer.backend_tokenizer.pre_tokenizer
-    for inner in list(outer) if type(outer).__name__ == "Sequence" else [outer]:
+    inners = [outer]
+    if type(outer).__name__ == "Sequence":
+        inners = [*outer]
+    for inner in inners:
         if type(inner).__name__ == "ByteLevel" and not inner.add_prefix_space:
             inner.add_prefix_space = True
             # Classes that rebuild themselves when they are loaded save it from here.
@@ -119,7 +122,7 @@ class TokenClassificationCollator(DataCollatorForTokenClassification):
         return super().torch_call([{name: row[name] for name in row if name in names} for row in features])
 
 
-class TokenClassificationData:
+class TokenClassificationData(TaskData):
     """Sentences to train on, to evaluate and to label; see `TaskData`.
 
     Read from the Hub (--task_name conll2003 or wnut17, or --dataset_name) or from files: rows with a list of words and a
@@ -215,24 +218,20 @@ class TokenClassificationData:
                 "tokenizer (tokenizer.json); give one with --tokenizer_name"
             )
         take_prefix_space(tokenizer)
-        arguments = self.data_args
-        max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
+        max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
         sets = {}
         for split, sentences in self.sets.items():
             rows = self.encoded_rows(split, tokenizer, max_length)
             if split == "train":
                 # A batch of nothing to learn has no mean loss.
-                taught = [number for number, labels in enumerate(rows["labels"]) if {*labels} - {ABSENT}]
-                sets[split] = rows if len(taught) == len(rows) else rows.select(taught)
+                sets[split] = rows.filter(lambda row: {*row["labels"]} != {ABSENT})
             else:
                 sets[split] = self.evaluation_set(rows, sentences)
-        collator = TokenClassificationCollator(
-            tokenizer,
-            padding="max_length" if arguments.pad_to_max_length else True,
-            max_length=max_length if arguments.pad_to_max_length else None,
-            pad_to_multiple_of=arguments.pad_to_multiple_of,
-        )
-        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
+        metric = "accuracy"
+        if self.entities:
+            metric = "f1"
+        collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
+        return EncodedTask.of_splits(sets, collator, metric)
 
     def encoded_rows(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
         """Features of a set, with a warning of words that no token stands for."""
@@ -276,7 +275,9 @@ class TokenClassificationData:
     @property
     def label_counts(self) -> dict[str, int]:
         """Number of training words of each label."""
-        counts = Counter(chain.from_iterable(self.sets["train"].tags)) if "train" in self.sets else {}
+        if "train" not in self.sets:
+            return {}
+        counts = Counter(chain.from_iterable(self.sets["train"].tags))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property

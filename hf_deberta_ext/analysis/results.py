@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a run: the metrics that compare models, as tables in Markdown and as metadata of a card."""
+"""Results of a run: the metrics that compare models, and their tables in Markdown."""
 
 import re
 import statistics
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "eval_results",
     "is_score",
     "learned_nothing",
     "markdown_table",
@@ -16,6 +15,7 @@ __all__ = [
     "objectives_table",
     "replaced_token_table",
     "results_table",
+    "shown_metric",
     "summarise_seeds",
     "summary_table",
 ]
@@ -24,8 +24,6 @@ __all__ = [
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
-# Metrics of the Hub, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
-METRIC = re.compile(r"(?:.*_)?(accuracy|f1|precision|recall)")
 # A score at the threshold that is best on the very data, and that threshold.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
@@ -57,55 +55,6 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 def is_score(name: str) -> bool:
     """True for a metric by which models can be compared: no loss, no threshold and no score at the best threshold."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
-
-
-def eval_results(
-    measured: Mapping[str, float],
-    *,
-    task_type: str,
-    task_name: str | None = None,
-    dataset: str | None,
-    dataset_name: str,
-    sets: Mapping[str, Sequence[str | None]],
-    note: str | None = None,
-) -> list[Any]:
-    """Return `huggingface_hub.EvalResult`s of the scores among the metrics, for the model index of a card.
-
-    Args:
-        measured (`dict`): by name, with the name of the evaluation set in front: "accuracy", "mm_accuracy".
-        dataset (`str`, *optional*): its id on the Hub; None for other texts, whose type on the Hub is "text".
-        sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
-        note (`str`, *optional*): written after each metric's name: "mean of 3 seeds".
-    """
-    from huggingface_hub import EvalResult
-
-    results = []
-    for name, value in measured.items():
-        if not is_score(name) or shown_metric(name, value).startswith(">"):
-            continue
-        own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
-        metric = name.removeprefix(f"{own_set}_")
-        if match := METRIC.fullmatch(metric):
-            metric = match[1]
-        full_name = None
-        if note is not None:
-            full_name = f"{name} ({note})"
-        elif name != metric:
-            full_name = name
-        config, split = sets.get(own_set, (None, "validation"))
-        result = EvalResult(
-            task_type=task_type,
-            task_name=task_name,
-            dataset_type=dataset or "text",
-            dataset_name=dataset_name,
-            dataset_config=config,
-            dataset_split=split,
-            metric_type=metric,
-            metric_value=round(value, 4),
-            metric_name=full_name,
-        )
-        results.append(result)
-    return results
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fine_tuning_scripts import read_json, run, save_model
+from scripts import module_of
+from task_files import DATA, needs_data, write_lines
+from transformers import BertConfig
+
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+
+NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
+COLOURS = ["red", "blue", "green", "white"]
+NAMES = "Ada Alan Grace Edsger".split()
+
+
+def reviews():
+    for noun, adjective in itertools.product(NOUNS, GOOD + BAD):
+        yield {"text": f"the {noun} was {adjective}", "label": "good" if adjective in GOOD else "bad"}
+
+
+def people():
+    for name, verb, place in itertools.product(NAMES, ["likes", "left"], ["Paris", "New York"]):
+        words = [name, verb, *place.split()]
+        yield {"tokens": words, "ner_tags": ["B-PER", "O", "B-LOC", "I-LOC"][: len(words)]}
+
+
+def colours():
+    for number, colour in enumerate(COLOURS * 2):
+        options = COLOURS[: 2 + number % 3]
+        options.insert(number % 3, "boat")
+        row = {"example_id": f"high{number}.txt", "article": f"the car is {colour} .", "question": "a _ ."}
+        yield row | {"options": options, "answer": "ABC"[number % 3]}
+
+
+def endings():
+    for number, colour in enumerate(COLOURS * 2):
+        row = {"sent1": "the car is white .", "sent2": "a", "ending0": colour, "ending1": colour, "label": number % 2}
+        yield row | {f"ending{number % 2}": "boat"}
+
+
+def owners():
+    draw = random.Random(0)
+    for number in range(16):
+        name = draw.choice(NAMES)
+        context = f"The old {draw.choice(NOUNS)} was dull. It is owned by {name}. The {draw.choice(NOUNS)} is lost."
+        answers = {"text": [name], "answer_start": [context.index(name)]}
+        yield {"id": f"id{number}", "question": "Who owns it?", "context": context, "answers": answers}
+
+
+@dataclass(frozen=True)
+class TaskCase:
+    """A task, its data and its mistakes.
+
+    Args:
+        rows: to train on; a run of `steps` steps learns them.
+        label: the column that a test set need not have.
+        columns: a column -> the flag that gives it another name.
+        wrong_rows: changes of the second row (None: without the column) -> the error.
+        wrong_flags: flags -> the error.
+        real: real files by flag, other flags, and the number of examples to evaluate on.
+        logits: of so many rows and tokens, all equal.
+    """
+
+    script: str
+    read: Callable[..., Any]
+    arguments: type
+    rows: Sequence[Mapping[str, Any]]
+    label: str
+    metric: str
+    columns: Mapping[str, str]
+    wrong_rows: Sequence[tuple[Mapping[str, Any], str]]
+    wrong_flags: Sequence[tuple[Mapping[str, Any], str]]
+    real: tuple[str, Mapping[str, Any], int]
+    logits: Callable[[int, int], Any]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 60
+    best: float = 1.0
+
+
+CASES = {
+    "classes": TaskCase(
+        "run_glue", TextClassificationData, TextClassificationArguments, [*reviews()], "label", "accuracy",
+        {"text": "text_columns", "label": "label_column"},
+        [
+            ({"text": None}, "row 2 of --train_file has None in the column 'text', expected text"),
+            ({"label": None}, "row 2 of --train_file has the label None, expected one of the labels of --train_file"),
+            ({"label": ["good"]}, r"a list|not of one type|cannot be made a table"),
+        ],
+        [
+            ({}, "there is nothing to read: give --task_name"),
+            ({"task_name": "sst3"}, "there is no task 'sst3' here, but cola, .* and xnli"),
+            ({"language": "de"}, "are those of --task_name xnli"),
+            ({"text_columns": ["a", "b", "c"]}, "--text_columns takes one column, or two"),
+            ({"text_columns": ["label"]}, "the label 'label' is one of --text_columns"),
+            ({"label_names": ["a", "A"]}, "--label_names takes two or more names, each once"),
+            ({"eval_languages": ["de", "de"]}, "--eval_languages takes each language once"),
+            ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
+            ({"max_seq_length": 0}, "--max_seq_length must be at least 1"),
+        ],
+        ("glue/cola/validation.jsonl", {"task_name": "cola"}, 1043), lambda n, tokens: np.zeros((n, 2)), steps=40,
+    ),
+    "superglue": TaskCase(
+        "run_superglue", read_superglue, SuperGlueArguments,
+        [{"question": row["text"], "passage": "It is.", "label": row["label"] == "good"} for row in reviews()], "label",
+        "accuracy", {"label": "label_column"},
+        [
+            ({"passage": None}, "row 2 of --train_file has None in the column 'passage'"),
+            ({"label": None}, "row 2 of --train_file has the label None, expected one of the labels of boolq"),
+        ],
+        [
+            ({"task_name": "sst2"}, "--task_name must be one of axb, axg, boolq, cb, copa"),
+            ({"task_name": "boolq", "text_columns": ["question"]}, "boolq has its own texts.*: leave --text_columns out"),
+            ({"task_name": "copa", "validation_share": 0.2}, "copa has .*: leave --validation_share out"),
+        ],
+        ("superglue/boolq/validation*", {"task_name": "boolq"}, 3270), lambda n, tokens: np.zeros((n, 2)),
+        flags={"task_name": "boolq"}, steps=40,
+    ),
+    "words": TaskCase(
+        "run_ner", TokenClassificationData, TokenClassificationArguments, [*people()], "ner_tags", "f1",
+        {"tokens": "text_column_name", "ner_tags": "label_column_name"},
+        [
+            ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
+            ({"tokens": [], "ner_tags": []}, r"row 2 of .* has \[\] in the column 'tokens', expected words"),
+            ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "row 2 of .* None. in the column 'tokens', expected words"),
+            ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the label None, expected text or a number"),
+            ({"ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
+        ],
+        [
+            ({}, r"there is no data: give --task_name \(conll2003, wnut17\)"),
+            ({"task_name": "sst2"}, "--task_name sst2 is not known; there are conll2003, wnut17"),
+        ],
+        ("wnut17/validation.jsonl.gz", {}, 1009), lambda n, tokens: np.zeros((n, tokens, 4)),
+    ),
+    "questions": TaskCase(
+        "run_squad", QuestionAnsweringData, QuestionAnsweringArguments, [*owners()], "answers", "f1",
+        {"question": "question_column", "context": "context_column", "answers": "answer_column"},
+        [
+            ({"context": None}, "row 2 of --train_file .* None in the column 'context', expected text"),
+            ({"id": "id0"}, "has the id 'id0' more than once"),
+            ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*'id1'.: the context does not have the answer 'z'"),
+            ({"answers": {"text": ["The"], "answer_start": [1]}}, "does not have the answer 'The' at character 1"),
+            ({"answers": {"text": ["a"], "answer_start": []}}, "two lists of one length"),
+            ({"answers": {"text": [], "answer_start": []}}, "questions without an answer, such as 'id1': give --version"),
+        ],
+        [
+            ({}, r"there is no data: give --task_name \(squad, squad_v2\)"),
+            ({"dataset_name": "squad", "train_file": ["a.jsonl"]}, "give --dataset_name squad or files, not both"),
+            ({"doc_stride": -1}, "--doc_stride must be at least 0, got -1"),
+            ({"n_best_size": 0}, "--n_best_size must be at least 1, got 0"),
+            ({"null_score_diff_threshold": float("nan")}, "--null_score_diff_threshold is NaN"),
+        ],
+        ("squad_v1/validation.jsonl.gz", {"task_name": "squad", "max_eval_samples": 500}, 500),
+        lambda n, tokens: (np.zeros((n, tokens)), np.zeros((n, tokens))), flags={"doc_stride": 8}, steps=120, best=80.0,
+    ),
+    "race": TaskCase(
+        "run_race", read_multiple_choice, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
+        {"answer": "label_column"},
+        [
+            ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected one of the letters A, B"),
+            ({"question": ""}, "row 2 of .* has nothing in the column 'article' or 'question'"),
+            ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) has 1 choices, it must have two or more"),
+            ({"options": ["red", ""]}, "row 2 of .* has '' as choice 2 in 'options'"),
+        ],
+        [({"task_name": "sst2"}, "--task_name sst2 is not known; there are race, swag, codah, c3, copa")],
+        ("race/high/validation.jsonl.gz", {"max_eval_samples": 50}, 50), lambda n, tokens: np.zeros((n, 4)), steps=100,
+    ),
+    "choices": TaskCase(
+        "run_race", read_multiple_choice, MultipleChoiceArguments, [*endings()], "label", "accuracy",
+        {"label": "label_column"},
+        [
+            ({"label": 2}, r"row 2 of the data of --train_file \(1\) has the label 2, its choices are 0 to 1"),
+            ({"label": None}, "row 2 .* has no label; rows without are for --test_file"),
+            ({"ending1": None}, "row 2 of --train_file train.jsonl has None in the column 'ending1'"),
+        ],
+        [
+            ({}, "there is no data: give --task_name"),
+            ({"context_column": "a"}, "--choice_columns needs .*, and these need it"),
+            ({"choice_columns": ["a"]}, "--choice_columns needs --context_column or --question_column, or both"),
+            ({"choice_columns": ["a", "a"], "context_column": "b"}, "the column 'a' is named twice"),
+        ],
+        ("swag_sample/*", {}, 10), lambda n, tokens: np.zeros((n, 2)),
+    ),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+MISTAKES = [(case, *mistake) for case in CASES.values() for mistake in case.wrong_rows]
+FLAGS = [(case, *mistake) for case in CASES.values() for mistake in case.wrong_flags]
+
+
+def read(case, folder, flags=None, **sets):
+    """The data of a task; `sets` are rows by "train", "validation" and "test"."""
+    files = {f"{split}_file": [write_lines(folder / f"{split}.jsonl", *rows)] for split, rows in sets.items()}
+    return case.read(case.arguments(**case.flags | files | (flags or {})))
+
+
+def without(rows, column):
+    return [{name: cell for name, cell in row.items() if name != column} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe([str(row) for case in CASES.values() for row in case.rows], vocab_size=400)
+
+
+def encode(data, tokenizer):
+    config = BertConfig(max_position_embeddings=512)
+    data.use_config(config)
+    return data.encode(tokenizer, config)
+
+
+@pytest.mark.parametrize(("case", "flags", "message"), FLAGS)
+def test_flags_that_are_wrong_are_named(case, flags, message):
+    with pytest.raises(ValueError, match=message):
+        case.read(case.arguments(**flags))
+
+
+@pytest.mark.parametrize(("case", "change", "message"), MISTAKES)
+def test_rows_that_are_wrong_are_named(case, change, message, tmp_path):
+    first, second, *rest = case.rows
+    with pytest.raises(ValueError, match=message):
+        read(case, tmp_path, train=[first, second | change, *rest])
+
+
+@every_case
+def test_a_missing_column_is_named_with_the_flag_that_names_another(case, tmp_path):
+    for column, flag in case.columns.items():
+        with pytest.raises(ValueError, match=rf"--train_file.* has no column 'x{column}'; it has .*--{flag}"):
+            read(case, tmp_path, {flag: named(flag, f"x{column}")}, train=case.rows)
+
+
+def named(flag, column):
+    return [column] if flag == "text_columns" else column
+
+
+@every_case
+def test_columns_may_have_other_names(case, tmp_path, tokenizer):
+    renamed = [{f"x{name}" if name in case.columns else name: cell for name, cell in row.items()} for row in case.rows]
+    flags = {flag: named(flag, f"x{column}") for column, flag in case.columns.items()}
+    theirs, ours = read(case, tmp_path / "renamed", flags, train=renamed), read(case, tmp_path, train=case.rows)
+    assert encode(theirs, tokenizer).train.to_list() == encode(ours, tokenizer).train.to_list()
+
+
+@every_case
+def test_several_processes_give_the_rows_of_one(case, tmp_path, tokenizer):
+    one, two = (
+        encode(read(case, tmp_path, {"preprocessing_num_workers": number}, train=case.rows), tokenizer).train
+        for number in (None, 2)
+    )
+    assert one.to_list() == two.to_list()
+
+
+@every_case
+def test_batches_are_padded_as_the_flags_say(case, tmp_path, tokenizer):
+    for flags, width in (({"pad_to_multiple_of": 8}, 8), ({"pad_to_max_length": True, "max_seq_length": 50}, 50)):
+        task = encode(read(case, tmp_path, flags, train=case.rows), tokenizer)
+        rows = [task.train[number] for number in range(4)]
+        batch = task.collator(rows)
+        assert batch["input_ids"].shape[0] == 4 and batch["input_ids"].shape[-1] % width == 0
+        assert not {*batch} - {*task.train.column_names}
+
+
+@every_case
+def test_a_test_set_needs_no_labels_and_has_answers_without_metrics(case, tmp_path, tokenizer):
+    task = encode(read(case, tmp_path, train=case.rows, test=without(case.rows, case.label)), tokenizer)
+    test = task.test[""]
+    assert test.metrics is None and test.examples == len(case.rows)
+    assert not {"labels", "start_positions"} & {*test.rows.column_names}
+    width = max(len(ids) for ids in test.rows["input_ids"])
+    files = test.write(case.logits(len(test.rows), width), tmp_path, "predict")
+    assert files and all(file.stat().st_size for file in files)
+    with pytest.raises(ValueError, match="--validation_file"):
+        read(case, tmp_path, train=case.rows, validation=without(case.rows, case.label))
+
+
+@every_case
+def test_logits_that_are_not_finite_are_no_answer(case, tmp_path, tokenizer):
+    """NaN was class 0, or the first of all spans."""
+    measured = encode(read(case, tmp_path, train=case.rows, validation=case.rows), tokenizer).evaluation[""]
+    width = max(len(ids) for ids in measured.rows["input_ids"])
+    logits = case.logits(len(measured.rows), width)
+    (logits[0] if isinstance(logits, tuple) else logits)[1] = np.nan
+    labels = None
+    if "labels" in measured.rows.column_names:
+        labels = np.zeros(len(measured.rows), int)
+    with pytest.raises(ValueError, match=r"NaN|not finite"):
+        measured.metrics(logits, labels)
+    with pytest.raises(ValueError, match=r"NaN|not finite"):
+        measured.write(logits, tmp_path, "eval")
+
+
+@needs_data
+@every_case
+def test_real_files_are_encoded(case, tmp_path, tokenizer):
+    pattern, flags, count = case.real
+    files = sorted(map(str, Path(DATA).glob(pattern)))[:1]
+    data = case.read(case.arguments(**{"validation_file": files, **flags}))
+    assert data.num_evaluation == count
+    measured = encode_real(data, tokenizer).evaluation[""]
+    assert measured.examples == count <= len(measured.rows) and min(map(len, measured.rows["input_ids"])) > 0
+
+
+def encode_real(data, tokenizer):
+    """As for a checkpoint that knows the labels."""
+    if isinstance(data, TokenClassificationData):
+        names = sorted({tag for tags in data.sets["validation"].tags for tag in tags})
+        data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
+    return data.encode(tokenizer, BertConfig())
+
+
+@every_case
+def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(case, tmp_path):
+    model = save_model(tmp_path / "model", [" ".join(str(cell) for cell in row.values()) for row in case.rows] * 5)
+    script, folder = module_of(case.script), tmp_path / "out"
+    files = {f"{split}_file": write_lines(tmp_path / f"{split}.jsonl", *case.rows) for split in ("train", "validation")}
+    test = write_lines(tmp_path / "test.jsonl", *without(case.rows, case.label))
+    flags = dict(case.flags) | dict(max_seq_length=64, per_device_train_batch_size=8, logging_steps=5)
+    metrics = run(
+        script, model, folder, "--do_train", "--do_eval", "--do_predict", **files, **flags, test_file=test,
+        max_steps=case.steps, config_overrides="hidden_dropout_prob=0,attention_probs_dropout_prob=0",
+    )  # fmt: skip
+    assert metrics[f"eval_{case.metric}"] >= case.best
+    assert metrics["eval_samples"] == metrics["predict_samples"] == len(case.rows)
+    assert f"predict_{case.metric}" not in metrics
+    names = {file.name for file in folder.iterdir()}
+    assert {"train_results.json", "eval_results.json", "all_results.json", "model.safetensors", "tokenizer.json"} <= names
+    assert read_json(folder / "all_results.json")[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "validation.jsonl" in card and str(tmp_path) not in card
+    # The checkpoint knows its labels where there is nothing to train on.
+    again = run(script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags)
+    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-4)
+    assert again[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
