@@ -88,6 +88,9 @@ class _Named(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
+        # Tells torch that these sizes are one, before a product of two of them is compared (multiple choice).
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(f"attention_mask must have shape {list(input_ids.shape)}, got {list(attention_mask.shape)}")
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
