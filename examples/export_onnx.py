@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from measuring import take_turns
+from measuring import positive, take_turns
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
@@ -69,21 +69,17 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--opset", type=int, default=18)
     parser.add_argument("--int8", action="store_true", help="write model_int8.onnx too: dynamic quantisation")
     parser.add_argument("--int8_embeddings", action="store_true", help="with --int8: the embeddings as well")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 16, 128, 600], help="tokens of the measured inputs")
-    parser.add_argument("--batch", type=int, default=2, help="rows of the measured inputs; every second one is padded")
-    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each side (default 5)")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[1, 16, 128, 600], help="tokens of measured inputs")
+    parser.add_argument("--batch", type=positive, default=2, help="rows of measured inputs; every second one is padded")
+    parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each side (default 5)")
     parser.add_argument("--text_file", type=Path, help="inputs are taken from this text; none: random tokens")
     parser.add_argument(
         "--rows_file", type=Path, help="csv, tsv, json, jsonl, parquet: measure the accuracy of a classifier on it"
     )
     parser.add_argument("--text_columns", nargs="+", default=["sentence"], help="one, or two for pairs")
     parser.add_argument("--label_column", default="label", help="numbers or names of labels")
-    parser.add_argument("--threads", type=int, help="of torch and onnxruntime")
+    parser.add_argument("--threads", type=positive, help="of torch and onnxruntime")
     args = parser.parse_args(argv)
-    for name in ("lengths", "batch", "repeats", "threads"):
-        values = getattr(args, name)
-        if values is not None and min(values if isinstance(values, list) else [values]) < 1:
-            parser.error(f"--{name} must be positive, got {values}")
     if args.int8_embeddings and not args.int8:
         parser.error("--int8_embeddings needs --int8")
     return args
@@ -113,14 +109,17 @@ def run(args: argparse.Namespace) -> dict:
         files["int8"] = quantise_onnx(args.output, int8, embeddings=args.int8_embeddings, overwrite=args.overwrite)
 
     # 3. Measure
-    shapes = [(1, length, "none") for length in args.lengths]
-    shapes += [(args.batch, length, "right") for length in args.lengths if length > 1 and args.batch > 1]
-    limit = model.config.max_position_embeddings
-    if reads_absolute_positions(model) and max(args.lengths) > limit:
+    lengths, limit = args.lengths, model.config.max_position_embeddings
+    if reads_absolute_positions(model) and max(lengths) > limit:
         print(f"The model reads absolute positions, so longer inputs than {limit} tokens are cut to that.")
-        shapes = list(dict.fromkeys((batch, min(length, limit), padding) for batch, length, padding in shapes))
-    parity = {name: measure(model, file, shapes, tokens, args.repeats) for name, file in files.items()}
-    sizes = {name: sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")) for name, file in files.items()}
+        lengths = sorted({min(length, limit) for length in lengths})
+    shapes = [(1, length, "none") for length in lengths]
+    shapes += [(args.batch, length, "right") for length in lengths if length > 1 and args.batch > 1]
+    parity, sizes = {}, {}
+    for name, file in files.items():
+        parity[name] = measure(model, file, shapes, tokens, args.repeats)
+        # With its data file.
+        sizes[name] = sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*"))
     results = {
         "model": args.model or "random weights: " + ", ".join(f"{name} {value}" for name, value in RANDOM.items()),
         "architecture": type(model).__name__,
@@ -159,15 +158,13 @@ def load(args: argparse.Namespace):
         return model_class(DebertaExtConfig.from_preset(fields.pop("preset"), **fields)).eval()
     model_class = TASKS.get(args.task)
     if model_class is None:
-        names = DebertaExtConfig.from_pretrained(args.model).architectures or []
-        # Stock models have the same heads: DebertaV2ForMaskedLM.
-        heads = {name.partition("For")[2] for name in names}
-        found = [model_class for model_class in TASKS.values() if model_class.__name__.partition("For")[2] in heads]
-        if not found:
-            raise ValueError(
-                f"{args.model} was saved as {', '.join(names) or 'nothing'}; choose a --task: {', '.join(TASKS)}"
-            )
-        model_class = found[0]
+        (saved_as,) = DebertaExtConfig.from_pretrained(args.model).architectures or ["nothing"]
+        for candidate in TASKS.values():
+            # Stock models have the same heads: DebertaV2ForMaskedLM.
+            if candidate.__name__.partition("For")[2] == saved_as.partition("For")[2]:
+                model_class = candidate
+    if model_class is None:
+        raise ValueError(f"{args.model} was saved as {saved_as}; choose a --task: {', '.join(TASKS)}")
     # Checkpoints in half precision run in float32 everywhere.
     return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
 

@@ -230,12 +230,6 @@ def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformer
     assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
 
 
-def test_trainings_are_of_every_head_every_family_and_every_objective():
-    names = {name.split(",")[0] for name in TRAININGS} - {*HEADS}
-    assert names == {"masked lm", "replaced tokens", "sift", "task", "task with sift", "lora"} and len(HEADS) == 7
-    assert {*OBJECTIVES} == {"mlm", "sop", "sbo"}
-
-
 @slow
 @shards
 @exact_accumulation
@@ -470,12 +464,6 @@ def test_no_module_reads_weights_outside_of_their_own_module(model_and_batch):
             parameter.data = weight
 
 
-def test_layers_are_what_is_not_split(model_and_batch):
-    model, _ = model_and_batch
-    assert [*model._no_split_modules] == [DebertaExtLayer.__name__]
-    assert any(type(module).__name__ == "DebertaExtLayer" for module in model.modules())
-
-
 SAVED = {
     "masked lm": lambda: DebertaExtForMaskedLM(make_config("v2")),
     "classifier": lambda: DebertaExtForSequenceClassification(make_config("v1")),
@@ -525,27 +513,6 @@ def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_s
     assert any(parameter.device.type == "meta" for parameter in loaded.parameters())
     for _ in range(2):
         assert equal_outputs(logits(loaded), logits(model))
-
-
-def test_no_layer_is_split_over_devices(in_shards, tmp_path):
-    name, model, folder = in_shards
-    if name == "all":
-        pytest.skip("transformers cannot infer a device map where every weight of one half is tied to the other")
-    options = dict(device_map="auto", max_memory={"cpu": 60_000}, offload_folder=tmp_path / "disk")
-    placed = type(model).from_pretrained(folder, **options).hf_device_map
-    assert not [place for place in placed if ".layer." in place and not place.rsplit(".", 1)[1].isdigit()]
-
-
-def test_a_model_made_without_memory_is_filled_from_shards(in_shards, tmp_path):
-    from accelerate import init_empty_weights, load_checkpoint_and_dispatch
-
-    _, model, folder = in_shards
-    with init_empty_weights():
-        empty = type(model)(model.config)
-    assert all(parameter.device.type == "meta" for parameter in empty.parameters())
-    empty.tie_weights()
-    filled = load_checkpoint_and_dispatch(empty, str(folder), device_map={"": "cpu"}).eval()
-    assert equal_outputs(logits(filled), logits(model))
 
 
 def test_a_model_of_the_meta_device_is_filled_in_place(in_shards):

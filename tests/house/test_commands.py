@@ -96,9 +96,9 @@ LOST = type("ConnectError", (Exception,), {"__module__": "httpx"})
         *((kind("x is wrong"), "error: x is wrong") for kind in (ValueError, TypeError, OSError, ImportError, RuntimeError)),
         (SafetensorError("header too small"), "error: header too small"),
         (LOST("no route to host"), "error: no route to host"),
-        (ValueError("two problems:\n\n- a\n- b\n"), "error: two problems:\n  - a\n  - b"),
+        (ValueError("two problems:\n- a\n- b"), "error: two problems:\n- a\n- b"),
         (ValueError(), "error: ValueError"),
-        (FileNotFoundError(2, "No such file or directory", "x"), "error: x: No such file or directory"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "error: [Errno 2] No such file or directory: 'x'"),
         (KeyboardInterrupt(), "stopped"),
     ],
 )

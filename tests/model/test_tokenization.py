@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers: ids against sentencepiece and the stock v1 class, pairs, offsets, saving and reloading, error messages."""
 
-import copy
 import gzip
 import json
 import os
-import pickle
 import random
 import shutil
-import subprocess
 import sys
-import textwrap
 import unicodedata
 import warnings
 from pathlib import Path
@@ -21,6 +17,7 @@ import sentencepiece
 import transformers
 from hard_texts import NASTY, SENTENCES, plain_lines
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from without_package import run_without_package
 
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import (
@@ -158,15 +155,6 @@ def test_special_tokens_have_the_ids_of_the_files_or_are_appended(kind, tokens, 
         assert 0 not in plain_ids(tokenizer, "the <unk> {unk}")
 
 
-def test_another_recorded_id_of_the_unknown_token_is_refused(spm_folder):
-    folder = spm_folder("generic")
-    assert load_tokenizer(folder).unk_token_id == 1503
-    for unk in (0, 1502):
-        (folder / "added_tokens.json").write_text(json.dumps({"[UNK]": unk}))
-        with pytest.raises(ValueError, match=rf"'\[UNK\]' is recorded with id {unk}, but the vocabulary gives it 1503"):
-            load_tokenizer(folder)
-
-
 @pytest.mark.parametrize("kind", ["spm", "v1"])
 def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     tokenizer = tokenizer_from_spm(spm("microsoft")) if kind == "spm" else load_tokenizer(v1_files)
@@ -234,12 +222,6 @@ def test_offsets_are_in_order_and_inside_the_text(kind, spm, v1_files):
             last = end
             if kind == "v1" and token.removeprefix("Ġ").isascii():
                 assert text[start:end].strip() == token.removeprefix("Ġ").strip()
-
-
-def test_tokenizer_survives_pickle_and_deepcopy(spm):
-    tokenizer = tokenizer_from_spm(spm("microsoft"))
-    for twin in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
-        assert type(twin) is type(tokenizer) and same(twin, tokenizer)
 
 
 @pytest.mark.parametrize("name", ["microsoft", "bytes", "generic", "symbols"])
@@ -315,53 +297,41 @@ def test_spm_ids_equal_sentencepiece_on_real_lines_of_many_languages(tmp_path):
 
 
 RELOAD = """
-    import json, sys
+import json
+import shutil
+from pathlib import Path
+from transformers import AutoTokenizer
 
-    class NoPackage:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == "hf_deberta_ext":
-                raise ImportError("hf_deberta_ext must not be imported here")
-
-    sys.meta_path.insert(0, NoPackage())
-    from transformers import AutoTokenizer
-
-    results = {}
-    for folder in json.loads(sys.argv[1]):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.save_pretrained(folder + "/second")
-        with open(folder + "/config.json") as source, open(folder + "/second/config.json", "w") as copy:
-            copy.write(source.read())
-        second = AutoTokenizer.from_pretrained(folder + "/second")
-        pair = tokenizer("the \\ufb01ne e\\u0302\\u0301 [MASK] fox", "over\\u00a0it", return_offsets_mapping=True)
-        backends = [t.backend_tokenizer.to_str() for t in (tokenizer, second)]
-        results[folder] = [dict(pair), tokenizer.model_max_length, *backends]
-    assert "hf_deberta_ext" not in sys.modules
-    print(json.dumps(results))
+results = {}
+for folder in Path().glob("*-deberta*"):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder / "second")
+    shutil.copy(folder / "config.json", folder / "second")
+    second = AutoTokenizer.from_pretrained(folder / "second")
+    pair = tokenizer("the \\ufb01ne e\\u0302\\u0301 [MASK] fox", "over\\u00a0it", return_offsets_mapping=True)
+    backends = [t.backend_tokenizer.to_str() for t in (tokenizer, second)]
+    results[folder.name] = [dict(pair), tokenizer.model_max_length, *backends]
+print(json.dumps(results))
 """
 
 
 def test_auto_tokenizer_reloads_the_very_same_without_this_package(spm, v1_files, tmp_path):
-    originals, made = {}, {"spm": tokenizer_from_spm(spm("bytes")), "v1": load_tokenizer(v1_files)}
+    made = {"spm": tokenizer_from_spm(spm("bytes")), "v1": load_tokenizer(v1_files)}
     made["trained"] = train_unigram(plain_lines(), 1000, byte_fallback=True, show_progress=False)
     for kind, tokenizer in made.items():
         for model_type in ("deberta", "deberta-v2", "deberta-ext"):
-            folder = tmp_path / f"{kind}-{model_type}"
-            tokenizer.save_pretrained(folder)
-            (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-            originals[str(folder)] = tokenizer
-    command = [sys.executable, "-I", "-c", textwrap.dedent(RELOAD), json.dumps(list(originals))]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    for folder, (pair, length, first, second) in json.loads(run.stdout.splitlines()[-1]).items():
-        tokenizer = originals[folder]
+            tokenizer.save_pretrained(tmp_path / f"{kind}-{model_type}")
+            (tmp_path / f"{kind}-{model_type}" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    job = dict(name="reload", kind="code", code=RELOAD, source=str(tmp_path))
+    printed = run_without_package([job], tmp_path / "job")["reload"]["printed"]
+    results = json.loads(printed)
+    assert len(results) == 9
+    for name, (pair, length, first, second) in results.items():
+        tokenizer = made[name.partition("-")[0]]
         expected = tokenizer("the ﬁne e\u0302\u0301 [MASK] fox", "over\u00a0it", return_offsets_mapping=True)
-        assert pair == json.loads(json.dumps(dict(expected))), folder
-        assert length == 512
-        assert first == second == tokenizer.backend_tokenizer.to_str(), folder
-        again = load_tokenizer(folder + "/second")
-        assert same(again, tokenizer)
+        assert pair == json.loads(json.dumps(dict(expected))) and length == 512, name
+        assert first == second == tokenizer.backend_tokenizer.to_str(), name
+        assert same(load_tokenizer(tmp_path / name / "second"), tokenizer)
 
 
 @pytest.mark.parametrize("with_spm", [False, True], ids=["tokenizer_json", "spm_beside_it"])
@@ -487,17 +457,47 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
             check_tokenizer(wrong, model, needs_mask=True)
 
 
-def test_load_tokenizer_says_what_it_looked_for(tmp_path):
-    with pytest.raises(OSError, match=r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(OSError, match="no tokenizer in"):
-        load_tokenizer(tmp_path)
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n"
+LOOKED_FOR = r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "text", "message"),
+    [
+        (None, "README.md", "", LOOKED_FOR),
+        (None, "vocab.json", "{}", LOOKED_FOR),
+        (None, "spm.model", LFS, "not a SentencePiece model; is it truncated, or a Git LFS pointer"),
+        ("bpe", "README.md", "", "must be a SentencePiece unigram model"),
+        (
+            "generic",
+            "added_tokens.json",
+            '{"[UNK]": 0}',
+            r"'\[UNK\]' is recorded with id 0, but the vocabulary gives it 1503",
+        ),
+        (
+            "microsoft",
+            "added_tokens.json",
+            '{"[MASK]": 128000}',
+            "recorded with id 128000, but the vocabulary gives it 1500",
+        ),
+    ],
+)
+def test_other_files_are_refused(kind, file, text, message, spm_folder, tmp_path):
+    folder = tmp_path if kind is None else spm_folder(kind)
+    (folder / file).write_text(text)
+    with pytest.raises((OSError, ValueError), match=message):
+        load_tokenizer(folder)
     with pytest.raises(OSError, match="neither a local folder nor a valid repository id"):
         load_tokenizer(tmp_path / "not" / "there")
 
 
-def test_load_tokenizer_refuses_a_vocabulary_without_cls_and_sep(v1_files, tmp_path):
+def test_added_tokens_keep_their_ids(spm_folder):
+    folder = spm_folder()
+    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
+    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
+
+
+def test_a_vocabulary_without_cls_and_sep_is_refused_and_gets_them_on_request(v1_files, tmp_path):
     vocab = json.loads((v1_files / "vocab.json").read_text())
     vocab = {token.replace("[CLS]", "<s>").replace("[SEP]", "</s>"): i for token, i in vocab.items()}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
@@ -505,20 +505,6 @@ def test_load_tokenizer_refuses_a_vocabulary_without_cls_and_sep(v1_files, tmp_p
     with pytest.raises(ValueError, match=r"lacks \[CLS\] or \[SEP\]"):
         load_tokenizer(tmp_path)
     assert len(tokenizer_from_vocab_and_merges(vocab, [], model_max_length=8)) == 602
-
-
-def test_added_tokens_are_kept_and_other_files_refused(spm, spm_folder, tmp_path):
-    folder = spm_folder()
-    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
-    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
-    (folder / "added_tokens.json").write_text(json.dumps({"[MASK]": 128000}))
-    with pytest.raises(ValueError, match=r"'\[MASK\]' is recorded with id 128000, but the vocabulary gives it 1500"):
-        load_tokenizer(folder)
-    (tmp_path / "spm.model").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n")
-    with pytest.raises(ValueError, match="not a SentencePiece model; is it truncated, or a Git LFS pointer"):
-        tokenizer_from_spm(tmp_path / "spm.model")
-    with pytest.raises(ValueError, match="must be a SentencePiece unigram model"):
-        tokenizer_from_spm(spm("bpe"))
 
 
 def test_tokenizer_from_spm_names_the_packages_that_it_needs(spm, monkeypatch):

@@ -359,7 +359,7 @@ def test_the_example_ends_badly_where_the_file_is_off(saved, monkeypatch):
         (["--rows_file", "rows.jsonl", "--task", "feature-extraction", "--model"], "this is a DebertaExtModel"),
         (["--text_file", "text.txt"], "need a --model"),
         (["--int8_embeddings"], "--int8_embeddings needs --int8"),
-        (["--batch", "0"], "--batch must be positive"),
+        (["--batch", "0"], "--batch: '0' is not a number of at least 1"),
     ],
 )
 def test_the_example_says_what_is_wrong(flags, message, saved, monkeypatch, capsys):

@@ -11,7 +11,6 @@ import other_packages_worker as worker
 import pytest
 import torch
 import transformers
-from rounding import equal_outputs
 from tiny_constants import random_weights
 from tiny_models import word_tokenizer
 from without_package import run_without_package
@@ -23,7 +22,6 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.tokenization import load_tokenizer
 
 SHIPPED = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-ext-small-en"
@@ -259,26 +257,3 @@ def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adap
     logits = need(results, "peft")
     assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
     assert torch.allclose(logits["merged"], adapted, atol=1e-4)
-
-
-def test_a_stock_folder_goes_through_transformers_and_back(folder, originals, tmp_path):
-    """Written as deberta-v2, loaded and saved by transformers' own class, its pipeline, and read here again."""
-    save_as_deberta_v2(originals["classifier"], tmp_path / "stock")
-    make_tokenizer().save_pretrained(tmp_path / "stock")
-    stock = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock")
-    assert type(stock) is transformers.DebertaV2ForSequenceClassification
-    stock.save_pretrained(tmp_path / "again")
-    again = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again").eval()
-    with torch.no_grad():
-        for text in worker.WORDS:
-            expected = originals["classifier"](**ids(text)).logits
-            assert torch.allclose(stock(**ids(text)).logits, expected, atol=1e-5)
-            assert equal_outputs(again(**ids(text)).logits, expected)
-    assert again.config.id2label == ENTAILMENT["id2label"]
-    answers = [
-        transformers.pipeline("text-classification", model=str(source), top_k=None, trust_remote_code=True)(worker.WORDS)
-        for source in (tmp_path / "stock", folder / "classifier")
-    ]
-    for stock_answer, our_answer in zip(*answers, strict=True):
-        scores = {entry["label"]: entry["score"] for entry in our_answer}
-        assert {entry["label"]: entry["score"] for entry in stock_answer} == pytest.approx(scores, abs=1e-5)
