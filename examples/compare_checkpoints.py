@@ -20,7 +20,6 @@ add checkpoints, tasks and rates, but other settings need another folder.
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import statistics
@@ -42,7 +41,9 @@ from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.run_folders import is_finished
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.training.digests import json_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
+from hf_deberta_ext.training.manifest import digest_of
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 # Of run_glue.py's flags, where the command line names no other value.
@@ -207,15 +208,10 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
 
 
 def digest(files: list[Path]) -> str | None:
-    """Compute the SHA-256 of the contents of files; None without files, as of a Hub id."""
+    """Return the digest of the contents of files; None without files, as of a Hub id."""
     if not files:
         return None
-    sha = hashlib.sha256()
-    for file in sorted(files):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                sha.update(block)
-    return sha.hexdigest()[:16]
+    return json_digest([digest_of(file) for file in sorted(files)])
 
 
 def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):

@@ -7,8 +7,7 @@ runs; an accelerator with 24 GB):
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-large --task_name rte --recipe v3-large \\
         --do_train --do_eval --do_predict --output_dir rte
 
-Files in place of the Hub's data: rows with the Hub's columns (csv, tsv, json, jsonl, parquet, each also .gz), or the jsonl
-files of the authors:
+Files in place of the Hub's data: rows with the Hub's columns (csv, tsv, json, jsonl, parquet, each also .gz):
 
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-base --task_name multirc \\
         --train_file train.jsonl --validation_file val.jsonl --test_file test.jsonl --do_train --do_eval --do_predict \\

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that deberta-ext-small-en is trained on, and its folder made from a run.
+"""Write the text that deberta-ext-small-en is trained on, and make its folder from a run.
 
     python examples/models/small_english.py corpus DATA corpus/       # DATA holds wikipedia_en, squad_v1 and manuals_en
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
@@ -10,7 +10,7 @@
         --weight_decay 0.1 --adam_beta2 0.98 --adam_epsilon 1e-6 --per_device_train_batch_size 64 --bf16 --seed 1 \\
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
-    python examples/models/small_english.py code examples/models/deberta-ext-small-en     # its code files alone, renewed
+    python examples/models/small_english.py code examples/models/deberta-ext-small-en     # only its code files
     python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # of compare_checkpoints.py, in the card
 
 From step 3,357 on its rows have 256 tokens: the same command again with `--max_length 256 --per_device_train_batch_size 32
@@ -68,10 +68,11 @@ def main():
         for position in positions:
             command.add_argument(position, type=Path)
         if name == "save":
-            text = "passes over the text and steps of the weights that the run began with"
+            text = "passes over the text, and steps, of the weights that the run began with"
             command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
     args = vars(parser.parse_args())
-    {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}[args.pop("command")](**args)
+    functions = {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}
+    functions[args.pop("command")](**args)
 
 
 def write_corpus(data: Path, folder: Path):
@@ -98,7 +99,7 @@ def rows(path: Path) -> Iterator[dict]:
 
 
 def squad_articles(folder: Path) -> list[str]:
-    """The contexts of each article, each once, in the order of the questions."""
+    """Return the contexts of each article, each once, in the order of the questions."""
     contexts: dict[str, dict[str, None]] = {}
     for name in ("train", "train_ambiguous_start"):
         for row in rows(folder / f"{name}.jsonl.gz"):
@@ -121,7 +122,7 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
     model.half().save_pretrained(folder)
-    # Loaded in float32 all the same: a CPU takes 16 times as long for a training step in float16.
+    # Still loaded in float32: a CPU takes 16 times as long for a training step in float16.
     DebertaExtConfig.from_pretrained(folder, dtype="float32").save_pretrained(folder)
     load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
     for name in ("curves.png", "all_results.json"):

@@ -25,7 +25,7 @@ from .plots import (
     plot_position_profile,
     plot_replacement_probabilities,
 )
-from .sentence_scoring import token_replacement_probabilities
+from .sentence_scoring import TokenScore, token_replacement_probabilities
 
 __all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "model_inputs", "tokenize_text"]
 
@@ -77,7 +77,7 @@ def load_model(source: str, revision: str | None = None) -> ExplainedModel:
         return ExplainedModel(name, source, joint.discriminator, joint.discriminator, joint.generator, sharing)
     model, missing = _load_with_encoder(DebertaExtForReplacedTokenDetection, source, **options)
     explained = ExplainedModel(name, source, model.deberta)
-    if not any(key.startswith("mask_predictions.") for key in missing):
+    if "mask_predictions." not in " ".join(missing):
         explained.discriminator = model
     return explained
 
@@ -166,7 +166,7 @@ def _replacement_probabilities(model: ExplainedModel, inputs: dict, arguments: a
     if model.discriminator is None:
         raise FigureUnavailableError("the model has no head for replaced token detection (mask_predictions)")
     tokens = token_replacement_probabilities(model.discriminator, inputs["tokenizer"], arguments.text)
-    return [token._asdict() for token in tokens], lambda paths: plot_replacement_probabilities(tokens, paths)
+    return list(map(TokenScore._asdict, tokens)), lambda paths: plot_replacement_probabilities(tokens, paths)
 
 
 def _embedding_similarity(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):

@@ -247,7 +247,7 @@ def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, sh
             raise ValueError(f"{type(model).__name__} gives logits {list(logits.shape)}, expected [B, N] of a discriminator")
         for number, values in zip(batch, logits, strict=True):
             found[number] = values[sentences[number].positions]
-    return [found[number] for number in numbers]
+    return list(map(found.get, numbers))
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:

@@ -40,7 +40,11 @@ class DemoModel:
     @property
     def absent(self) -> dict[str, str]:
         """What the page cannot show, with the reasons."""
-        return dict(reason for name, reason in HEADS.items() if getattr(self, name) is None)
+        reasons = {}
+        for name, (shown, reason) in HEADS.items():
+            if getattr(self, name) is None:
+                reasons[shown] = reason
+        return reasons
 
 
 class TokenContribution(NamedTuple):

@@ -12,7 +12,7 @@ MAX_ROWS = 100_000
 
 
 def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarray:
-    """The same answer for each of `count` rows, [count, num_labels]: the commonest label, or each that most rows have.
+    """Return the same answer for each of `count` rows, [count, num_labels]: the commonest label, or those of most rows.
 
     Args:
         labels: [n] label numbers, or [n, num_labels] of 0 and 1.
@@ -26,7 +26,7 @@ def tfidf_logits(
     train: Sequence[Sequence[str]], labels: np.ndarray, evaluated: Sequence[Sequence[Sequence[str]]], *,
     num_labels: int, balanced: bool = False,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Answers of a linear model of TF-IDF features for each evaluated set, [n, num_labels] (scores: [n]).
+    """Return answers of a linear model of TF-IDF features for each evaluated set, [n, num_labels] (scores: [n]).
 
     Texts: sublinear TF-IDF of words and punctuation, 1-2-grams, C = 10. Pairs a, b: |a - b|, a * b, 3 cos(a, b) and the
     difference of their lengths in 10 words, of single words, C = 1. Scores: ridge regression, alpha = 1. Of more than

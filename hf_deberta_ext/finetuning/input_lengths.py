@@ -21,7 +21,7 @@ _SHIFTED = {
 
 
 def position_limit(config: "PretrainedConfig") -> int | None:
-    """The number of tokens for which a model has absolute positions; None for one without (DeBERTa v2, v3)."""
+    """Return the number of tokens for which a model has absolute positions; None for one without (DeBERTa v2, v3)."""
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
         return None
@@ -33,7 +33,7 @@ def position_limit(config: "PretrainedConfig") -> int | None:
 def longest_input(
     tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig", max_seq_length: int | None, default: int
 ) -> int:
-    """The length in tokens to which inputs are truncated.
+    """Return the length in tokens to which inputs are truncated.
 
     Args:
         max_seq_length (`int`, *optional*): the flag; a longer one than the model can take is lowered, with a warning (of
@@ -55,7 +55,7 @@ def longest_input(
 
 
 def longest_row(rows: "Dataset") -> int:
-    """Tokens of the longest `input_ids`, also where a row has several (choices); 0 without rows."""
+    """Return tokens of the longest `input_ids`, also where a row has several (choices); 0 without rows."""
     import pyarrow
     from pyarrow import compute
 

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
+from ..training.flags import overrides
 from ..training.hub_arguments import HubArguments
 from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
@@ -66,7 +67,7 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """The stages before the training; the folder is made at their end.
+    """Run the stages before the training; the folder is made at their end.
 
     Args:
         given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
@@ -162,8 +163,7 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
     """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI; warn of one not named so."""
     recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
-    overridden = {override.partition("=")[0].strip() for override in (model_args.config_overrides or "").split(",")}
-    if not set_classifier_dropout(config, dropout, overridden):
+    if not set_classifier_dropout(config, dropout, overrides(model_args.config_overrides)):
         logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
@@ -227,7 +227,7 @@ def run_seed(prepared: PreparedRun) -> dict[str, float]:
 
 
 def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
-    """Names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
+    """Return the names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
     names = []
     if args.do_eval:
         names += [set_prefix("eval", name) for name in task.evaluation]

@@ -151,7 +151,7 @@ GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
 def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
-    """The recipe of a size for a task.
+    """Return the recipe of a size for a task.
 
     Raises:
         ValueError: there is none; says what there is.
@@ -177,7 +177,7 @@ def recipe_arguments(
     processes: int = 1,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
-    """Settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
+    """Return the settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
     to train with another batch. The dropout before the classifier is a field of the model, whose name depends on it: see
@@ -214,7 +214,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Table of the settings of a recipe, of the hardware and of flags that replaced them, one line each.
+    """Return the table of the settings of a recipe, of the hardware and of flags that replaced them, one line each.
 
     Args:
         settings (`dict`): the result of `recipe_arguments`.
@@ -231,7 +231,7 @@ def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mappi
 def divergence_warnings(
     config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
 ) -> list[str]:
-    """Sentences about settings that are known not to converge, or not to learn.
+    """Return sentences about settings that are known not to converge, or not to learn.
 
     Args:
         model (`str`): name of the model, which says mDeBERTa where its vocabulary does not.

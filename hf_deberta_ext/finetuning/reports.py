@@ -199,7 +199,7 @@ def draw_curves(
 
 
 def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
-    """The baselines of a metric such as eval_accuracy."""
+    """Return the baselines of a metric such as eval_accuracy."""
     values = {name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -112,7 +112,7 @@ def begin_seed(args: FineTuningArguments):
 
 
 def seed_checkpoint(folder: Path) -> str | None:
-    """The last complete checkpoint in the folder of a seed, or None."""
+    """Return the last complete checkpoint in the folder of a seed, or None."""
     try:
         return resume_checkpoint(folder, "last")
     except ValueError:
@@ -120,7 +120,7 @@ def seed_checkpoint(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """True for a run with results and a card, which is written last."""
+    """Tell a run with results and a card, which is written last."""
     return (folder / "README.md").is_file() and (folder / "all_results.json").is_file()
 
 

@@ -133,7 +133,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self._measured: EvaluationSet | None = None
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device):
-        """The micro-batches of a step; those of a step with fewer rows, at the end of an epoch, with their "weight"."""
+        """Return the micro-batches of a step; those of a step with fewer rows (end of an epoch) with their "weight"."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not is_split_free(self.args):
             return batches, items
@@ -161,7 +161,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     @functools.cached_property
     def uniform_loss(self) -> float:
-        """Of a guess among labels, options or positions; of a regression the mean square of the labels, a guess of 0."""
+        """Return the loss of a guess among labels, options or positions; of a regression that of a guess of 0."""
         config, rows = self.model.config, self.train_dataset
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)
@@ -180,7 +180,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Metrics of the evaluation sets, by "eval_" + name; of the set "mm" by "eval_mm_" + name.
+        """Return the metrics of the evaluation sets, by "eval_" + name; of the set "mm" by "eval_mm_" + name.
 
         Args:
             eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
@@ -202,7 +202,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return metrics
 
     def predict_set(self, predicted: EvaluationSet, prefix: str) -> PredictionOutput:
-        """Predictions for a set, its labels and, where it has any, its metrics; their names begin with `prefix`."""
+        """Return predictions, labels and metrics of a set; names of metrics begin with `prefix`."""
         self._measured = predicted
         try:
             return self.predict(predicted.rows, metric_key_prefix=prefix)
@@ -227,7 +227,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """Trainer's, with the metrics of the set at hand: also where its rows have no labels that a model could take."""
+        """Evaluate as Trainer does, with the metrics of the set at hand, also where its rows have no labels."""
         measured = self._measured
         if measured is None:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
@@ -240,7 +240,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return output
 
     def create_model_card(self, *args, **kwargs):
-        """Nothing: the run writes a card of its own, which a push must not replace."""
+        """Do nothing: the run writes a card of its own, which a push must not replace."""
 
     def _get_eval_sampler(self, eval_dataset):
         # Trainer groups these by length too, and gives predictions in an order that nobody can undo.
@@ -249,7 +249,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return SequentialSampler(eval_dataset)
 
     def _only_logits(self, logits, labels):
-        """Without hidden states, attentions and caches, which some models return behind their logits."""
+        """Return logits without hidden states, attentions and caches, which some models return behind their logits."""
         if not isinstance(logits, (tuple, list)):
             return logits
         if "start_positions" in self.label_names:

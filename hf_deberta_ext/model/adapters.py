@@ -22,7 +22,7 @@ class AdapterMixin:
 
     @property
     def peft_config(self) -> dict:
-        """The configuration of each adapter, which peft assigns once the first one is in the model."""
+        """Configuration of each adapter, which peft assigns once the first one is in the model."""
         if "peft_config" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no adapters")
         return self.__dict__["peft_config"]

@@ -21,7 +21,15 @@ from collections.abc import Callable
 
 import torch
 
-from .attention_inputs import AttentionInputs, empty_heads, without_autocast
+from .attention_inputs import (
+    AttentionInputs,
+    differentiate_by,
+    empty_heads,
+    fake_backward,
+    fake_forward,
+    save_operands,
+    without_autocast,
+)
 from .triton_backward import (
     disentangled_bwd_kernel_bands,
     disentangled_bwd_kernel_dkv,
@@ -79,15 +87,15 @@ class Call:
     Args:
         q, k, v (`torch.Tensor`): [B, H, N, d], with any strides but a last one of 1.
         K_r, Q_r (`torch.Tensor`, *optional*): tables [H, R, d]; None: no c2p, no p2c.
-        rows (`torch.LongTensor`, *optional*): [2·span + 1] rows of the tables by offset.
         bias (`torch.Tensor`, *optional*): [H, 2·span + 1] float32, p2p by offset.
+        rows (`torch.LongTensor`, *optional*): [2·span + 1] rows of the tables by offset.
         mask (`torch.Tensor`, *optional*): uint8, expanded to [B, H, N, N].
         documents (`torch.IntTensor`, *optional*): from `document_ranges`.
         seed (`torch.LongTensor`, *optional*): [1], of dropout.
         reach (`int`): distance from which on rows are constant; 0: there are no far tiles.
     """
 
-    def __init__(self, q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, reach, scale, dropout_p):
+    def __init__(self, q, k, v, K_r, Q_r, bias, rows, mask, documents, seed, reach, scale, dropout_p):
         self.q, self.k, self.v, self.K_r, self.Q_r, self.rows = q, k, v, K_r, Q_r, rows
         self.B, self.H, self.N, self.D = q.shape
         self.reach, self.scale, self.dropout_p = reach, scale, dropout_p
@@ -176,23 +184,20 @@ def attend(*operands):
     """The forward operator, of the arguments of `Call`: out [B, H, N, d] and LSE [B, H, N] in base 2."""
     call = Call(*operands)
     call.prepare()
-    out, lse = fake_attend(*operands)
+    out, lse = fake_forward(*operands)
     call.launch_blocks("forward", disentangled_fwd_kernel, out, lse, outputs=(out,))
     return out, lse
 
 
 @on_its_device
 def attend_backward(grad, out, lse, *operands):
-    """The backward operator: gradients of q, k, v, K_r, Q_r and bias; an empty tensor for what is absent.
-
-    The last operand is whether the gradients of K_r, Q_r and bias are wanted.
-    """
-    *operands, positions = operands
+    """The backward operator: gradients of q, k, v, K_r, Q_r and bias; empty tensors for those that are not wanted."""
+    *operands, wanted = operands
     call = Call(*operands)
     q, k, v = call.q, call.k, call.v
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    call.prepare(bounds=positions)
+    call.prepare(bounds=any(wanted))
     dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
     rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
     # Row sums of dS over o >= reach and o <= -reach, then column sums.
@@ -206,9 +211,9 @@ def attend_backward(grad, out, lse, *operands):
     own = lse, grad, rowsum, active, sums, dk, dv
     call.launch_blocks("dkv", disentangled_bwd_kernel_dkv, *own, outputs=(grad, dk), **options)
     # An operator may not return one tensor twice.
-    dK_r, dQ_r, dbias = (q.new_empty(0) for _ in range(3))
-    if not positions:
-        return dq, dk, dv, dK_r, dQ_r, dbias
+    tables = [q.new_empty(0) for _ in wanted]
+    if not any(wanted):
+        return dq, dk, dv, *tables
 
     # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
     inner = call.reach - 1 if call.far else call.span
@@ -233,11 +238,13 @@ def attend_backward(grad, out, lse, *operands):
         return windows, bias_windows, block
 
     windows, bias_windows, block = launch("bands", call, start_bands)
-    if call.terms["C2P"] or call.terms["P2C"]:
-        dK_r, dQ_r = fold(call, windows, sums, block=block, inner=inner)
-    if call.terms["P2P"]:
-        dbias = fold_bias(call, bias_windows, sums, block=block, inner=inner)
-    return dq, dk, dv, dK_r, dQ_r, dbias
+    if wanted[0] or wanted[1]:
+        for place, grad_of_table in enumerate(fold(call, windows, sums, block=block, inner=inner)):
+            if wanted[place]:
+                tables[place] = grad_of_table
+    if wanted[2]:
+        tables[2] = fold_bias(call, bias_windows, sums, block=block, inner=inner)
+    return dq, dk, dv, *tables
 
 
 def fold(call, windows, sums, *, block, inner):
@@ -279,46 +286,22 @@ def fold_bias(call, windows, sums, *, block, inner):
     return grad * call.scale
 
 
-def fake_attend(q, *_):
-    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def fake_attend_backward(grad, out, lse, q, k, v, K_r, Q_r, rows, bias, *others):
-    # Contiguous, as the operator gives them, whatever the strides of the tables are.
-    tables = [q.new_empty(0) if x is None or not others[-1] else x.new_empty(x.shape) for x in (K_r, Q_r, bias)]
-    return empty_heads(q), empty_heads(q), empty_heads(q), *tables
-
-
-def _save(ctx, inputs, output):
-    *tensors, reach, scale, dropout_p = inputs
-    ctx.save_for_backward(*output, *tensors)
-    ctx.numbers = reach, scale, dropout_p
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx, grad, _):
-    needed = [ctx.needs_input_grad[i] for i in (3, 4, 6)]
-    *content, dK_r, dQ_r, dbias = attend_backward_op(grad, *ctx.saved_tensors, *ctx.numbers, any(needed))
-    tables = [x if used else None for x, used in zip((dK_r, dQ_r, dbias), needed, strict=True)]
-    return *content, *tables[:2], None, tables[2], *[None] * 6
-
-
 # The file may be loaded twice in one process (this package, and a copy from the Hub): each has its own operators.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 OPERANDS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? rows, Tensor? bias, Tensor? mask, Tensor? documents, "
+    "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? bias, Tensor? rows, Tensor? mask, Tensor? documents, "
     "Tensor? seed, int reach, float scale, float dropout_p"
 )
-BACKWARD = f"(Tensor grad, Tensor out, Tensor lse, {OPERANDS}, bool positions) -> ({', '.join(['Tensor'] * 6)})"
+BACKWARD = f"(Tensor grad, Tensor out, Tensor lse, {OPERANDS}, bool[] wanted) -> ({', '.join(['Tensor'] * 6)})"
 attend_op = torch.library.custom_op(
     f"{NAMESPACE}::attend", attend, mutates_args=(), schema=f"({OPERANDS}) -> (Tensor, Tensor)"
 )
 attend_backward_op = torch.library.custom_op(
     f"{NAMESPACE}::attend_backward", attend_backward, mutates_args=(), schema=BACKWARD
 )
-attend_op.register_fake(fake_attend)
-attend_backward_op.register_fake(fake_attend_backward)
-attend_op.register_autograd(_differentiate, setup_context=_save)
+attend_op.register_fake(fake_forward)
+attend_backward_op.register_fake(fake_backward)
+attend_op.register_autograd(differentiate_by(attend_backward_op), setup_context=save_operands)
 
 
 def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -400,7 +383,7 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
         seed = draw_seed(q.device) if dropout_p > 0 else None
         # 0: no far tiles
         far = reach if terms and reach is not None and reach <= span else 0
-        return attend_op(q, k, v, K_r, Q_r, rows, bias, mask, documents, seed, far, scale, dropout_p)[0]
+        return attend_op(q, k, v, K_r, Q_r, bias, rows, mask, documents, seed, far, scale, dropout_p)[0]
 
 
 def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:

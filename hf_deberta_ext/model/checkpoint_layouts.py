@@ -103,7 +103,7 @@ def read_state_dict(
 
     Raises:
         OSError: none of the files is there.
-        ValueError: a file is damaged, or an index names a file that is not beside it.
+        ValueError: a file is damaged, or an index names a file in another folder.
     """
     folder = Path(source, download.get("subfolder") or "")
     microsoft = microsoft_weights(folder)
@@ -173,7 +173,7 @@ def convert_official(
                         "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
                         "save the discriminator again after a forward pass of the official code"
                     )
-                # In the precision of the file, which is that of the sum.
+                # In the precision of the file.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
                 report.converted[key] = [table]
                 report.notes.append(f"{key} was added to the generator's table")

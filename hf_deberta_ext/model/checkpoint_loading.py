@@ -21,7 +21,7 @@ DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token"
 
 
 class LoadingMixin:
-    """`from_pretrained`, before that of `PreTrainedModel` in the order of inheritance."""
+    """`from_pretrained`; inherited before `PreTrainedModel`."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
@@ -105,9 +105,8 @@ class LoadingMixin:
             raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {keys}")
         if "proj.weight" in report.unused and "classifier.weight" in report.loaded:
             raise ValueError(
-                f"{source} has a head of Microsoft's with a dense layer (proj) before the classifier: that of its NER "
-                "models is DebertaExtForTokenClassification here; that of ReCoRD, with one output, is "
-                "DebertaExtForEntityScoring"
+                f"{source} has a head of Microsoft's with a dense layer (proj) before the classifier: load an NER model as "
+                "DebertaExtForTokenClassification, a ReCoRD model, with one output, as DebertaExtForEntityScoring"
             )
         if stored_config["model_type"] == MICROSOFT:
             absent = [f"{name} = {value!r}" for name, value in absent_fields(stored_config).items()]

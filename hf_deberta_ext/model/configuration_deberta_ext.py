@@ -157,7 +157,7 @@ class DebertaExtConfig(PreTrainedConfig):
 
     @property
     def relative_table_size(self) -> int:
-        """Rows of the relative table: 2b with buckets, else 2M; 0 if nothing reads it."""
+        """Number of rows of the relative table: 2b with buckets, else 2M; 0 if nothing reads it."""
         if not (self.relative_attention and self.pos_att_type):
             return 0
         return 2 * (self.position_buckets if self.position_buckets > 0 else self.relative_distance)
@@ -252,7 +252,7 @@ class DebertaExtConfig(PreTrainedConfig):
         names = set(_single_fields())
         unknown = [str(name) for name in changes if name not in names]
         if unknown:
-            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is no field of a generator")
+            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
         try:
             for name, value in changes.items():
                 setattr(config, name, value)
@@ -379,7 +379,7 @@ def _translated(config: dict[str, Any]) -> dict[str, Any]:
 
 def _single_fields() -> list[str]:
     """Return the names of our fields that a model which is not joint has."""
-    # Of this class and not of a subclass, nor those of every transformers configuration.
+    # Of this class, not of a subclass or of every transformers configuration.
     return [name for name in DebertaExtConfig.__annotations__ if name not in (*_JOINT_FIELDS, "model_type")]
 
 

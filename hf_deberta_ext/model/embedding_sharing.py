@@ -43,15 +43,15 @@ def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
 
 class DeltaEmbedding(nn.Embedding):
     """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
-    out those without parameters of their own, such as the next."""
+    out modules without parameters, such as the next."""
 
     def reset_parameters(self):
         nn.init.zeros_(self.weight)
 
 
 class GradientDisentangledEmbedding(nn.Module):
-    """The discriminator's embedding table under GDES, by two look-ups: the generator's row, of which no gradient comes back,
-    and the row of a table of its own, E_delta, which begins at zero and takes all of the gradient.
+    """The discriminator's embedding table under GDES, by two look-ups: the generator's row, which gets no gradient, and the
+    row of a separate table, E_delta, which begins at zero and takes all of the gradient.
 
     No table of the sums is ever made for a forward pass, and there are no hooks, so that copies, checkpoints, compilers and
     distributed wrappers see an embedding like any other.
@@ -79,7 +79,7 @@ class GradientDisentangledEmbedding(nn.Module):
         return self.delta.num_embeddings
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """[...] ids -> [..., E]"""
+        """Look up ids [...] -> [..., E]."""
         return self.source(ids).detach() + self.delta(ids)
 
     @torch.no_grad()

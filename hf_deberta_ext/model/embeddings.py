@@ -41,7 +41,7 @@ class DebertaExtEmbeddings(nn.Module):
         """Return [1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real
         token, so that left padding changes nothing, and from the first token of each packed document.
 
-        `device` is that of the states: weights that are offloaded are elsewhere until their module runs.
+        `device` is the device of the states: weights that are offloaded are elsewhere until their module runs.
 
         Raises:
             ValueError: the input is longer than the table.
@@ -64,7 +64,7 @@ class DebertaExtEmbeddings(nn.Module):
         return self.position_embeddings(position_ids)
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """[..., E] -> [..., hidden]"""
+        """Project [..., E] -> [..., hidden]."""
         return embeddings if self.embed_proj is None else self.embed_proj(embeddings)
 
     def forward(
@@ -76,7 +76,8 @@ class DebertaExtEmbeddings(nn.Module):
         token_mask: torch.Tensor | None,
         packed: PackedSequences | None = None,
     ) -> torch.Tensor:
-        """[B, N] ids or [B, N, E] `inputs_embeds`, and `token_mask` [B, N] bool (False = padding) -> [B, N, hidden]."""
+        """Embed [B, N] ids or [B, N, E] `inputs_embeds`, with `token_mask` [B, N] bool (False = padding) -> [B, N,
+        hidden]."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
         # Other shapes would be broadcast.

@@ -34,7 +34,8 @@ class EnhancedMaskDecoder(nn.Module):
         layer: Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor],
         query_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """
+        """Decode queries on the input of the last layer.
+
         Args:
             hidden_states (`torch.Tensor`): H, [B, N, hidden].
             positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused for "hidden".
@@ -57,7 +58,7 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of the labels [B, N] that are not -100.
+    """Find the positions of the labels [B, N] that are not -100.
 
     Returns:
         positions [B, Q], Q = the largest number of labels in a row (at least 1), each row's labelled positions in order and
@@ -84,7 +85,7 @@ class LMTransform(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, states: torch.Tensor, transformed: bool = False) -> torch.Tensor:
-        """[..., hidden], or [..., E] of states that another head has `transformed` -> [..., V] logits."""
+        """Return logits [..., V] of [..., hidden], or of [..., E] states that another head has `transformed`."""
         if not transformed:
             states = self.LayerNorm(self.activation(self.dense(states)))
         return self.decoder(states) + self.bias

@@ -51,7 +51,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
     """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
 
     `generator` is a `DebertaExtForMaskedLM`, with the Enhanced Mask Decoder; `discriminator` is a
-    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, of which a discriminator sees none (so
+    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, and a discriminator sees none (so
     it is in the released code). `config` describes the discriminator, and says how the generator differs and how the two
     share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its input
     reads one: an exported one has the generator's.
@@ -60,12 +60,12 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
     """
 
     base_model_prefix = ""
-    # Trainer would count the selected positions alone.
+    # Trainer would count only the selected positions.
     accepts_loss_kwargs = False
 
     def __init__(self, config: DebertaExtConfig):
         if config.generator is None:
-            # A generator that differs in nothing but its depth: by this a checkpoint is known as a joint one.
+            # A generator that only differs in its depth; the field marks a joint checkpoint.
             config.generator = {}
         super().__init__(config)
         self.generator = DebertaExtForMaskedLM(config.generator_config())
@@ -133,14 +133,15 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> DebertaExtForPreTrainingOutput:
-        """
+        """Run a step of replaced token detection.
+
         Args:
             input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
                 these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as is.
-            part (`str`, *optional*): None = both in one step. "generator": it alone, and what it makes of the batch,
-                `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and
-                `labels`. For steps in turn, where the generator's weights change between the two.
+            part (`str`, *optional*): None = both in one step. "generator": only the generator, and what it makes of the
+                batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
+                `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
             random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
             output_attentions, output_hidden_states (`bool`, *optional*): of the discriminator.
 

@@ -23,7 +23,7 @@ class Head:
         outputs (`tuple[str, ...]`): its tensors without the loss, as exported graphs give them.
         labels (*optional*): "words": ids of the vocabulary [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
             start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
-        auto_class (`str`, *optional*): the Auto class of transformers that loads it; None = by its own name alone.
+        auto_class (`str`, *optional*): the Auto class of transformers that loads it; None = only by its own name.
         stock_class (`str`, *optional*): the class of transformers that loads it once it is written as deberta-v2.
         pipeline_tag (`str`, *optional*): on the Hub.
     """
@@ -38,7 +38,7 @@ class Head:
 
 
 def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
-    """A head whose classes transformers has too, under names that end alike."""
+    """Make the head of a task that transformers has too, under names that end alike."""
     names = dict(auto_class=f"AutoModelFor{task}", stock_class=f"DebertaV2For{task}")
     return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, **names, **fields)
 

@@ -135,7 +135,7 @@ class JointCheckpointsMixin:
         else:
             config.generator = {}
             for name, value in generator.config.difference(config).items():
-                # Dropout is that of the joint model, whatever the files say.
+                # The joint model decides on dropout, whatever the files say.
                 if "dropout" not in name or name in overrides:
                     config.generator[name] = value
             for name in DERIVED:

@@ -92,8 +92,9 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> SequenceClassifierOutput:
-        """`labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression), [B, C] (regression
-        or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the labels."""
+        """Classify rows. `labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression),
+        [B, C] (regression or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the
+        labels."""
         outputs, packed = self.encode(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states
         )  # fmt: skip
@@ -131,7 +132,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
-        """`labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits [B, N, C]."""
+        """Classify tokens. `labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits
+        [B, N, C]."""
         outputs, packed = self.encode(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
             document_ids, labels,
@@ -177,9 +179,9 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
-        """`entity_indices` [B, E, T] ints: the tokens of each entity, 0 = none; `labels` [B, E]: 1 for a right entity, 0 for
-        a wrong one, -100 for one without tokens, which is not counted. Returns the mean binary cross-entropy and logits
-        [B, E], -10,000 for an entity without tokens."""
+        """Score entities. `entity_indices` [B, E, T] ints: the tokens of each entity, 0 = none; `labels` [B, E]: 1 for a
+        right entity, 0 for a wrong one, -100 for one without tokens, which is not counted. Returns the mean binary
+        cross-entropy and logits [B, E], -10,000 for an entity without tokens."""
         if entity_indices is None:
             raise ValueError("entity_indices [B, E, T] are needed: the indices of the tokens of each entity, filled with 0")
         outputs, _ = self.encode(
@@ -232,8 +234,9 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> QuestionAnsweringModelOutput:
-        """`start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted. Returns the
-        mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at padding."""
+        """Find answers. `start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted.
+        Returns the mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at
+        padding."""
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions come together, or there is no loss; got one of them")
         # Padding takes part in the softmax of the loss.
@@ -290,8 +293,8 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> MultipleChoiceModelOutput:
-        """All inputs [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right choice. Returns the mean
-        cross-entropy and logits [B, C]."""
+        """Choose among texts. All inputs are [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right
+        choice. Returns the mean cross-entropy and logits [B, C]."""
         batch = inputs_embeds if input_ids is None else input_ids
         if batch is None or batch.dim() < 3:
             shape = None if batch is None else list(batch.shape)

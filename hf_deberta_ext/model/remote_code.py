@@ -28,7 +28,7 @@ def is_model_code(file: Path) -> bool:
 def copy_code(folder: Path, loaded_from: str):
     """Copy the model's Python files into `folder`, all or none.
 
-    They lie beside this one, unless transformers has put this one alone into its module cache, for a configuration
+    They lie beside this one, unless transformers has put only this one into its module cache, for a configuration
     loaded without a model. Then they are fetched from where the configuration came from, if that still exists.
 
     Raises:

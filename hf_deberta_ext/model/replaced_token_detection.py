@@ -30,8 +30,8 @@ class ReplacedTokenDetectionHead(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     def forward(self, hidden_states: torch.Tensor, cls_states: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, N, hidden] -> [B, N] logits; positive = the token was replaced. `cls_states` [B, 1 or N, hidden]: the [CLS]
-        state for each token; None = the first token's."""
+        """Return logits [B, N] of [B, N, hidden]; positive = the token was replaced. `cls_states` [B, 1 or N, hidden]: the
+        [CLS] state for each token; None = the first token's."""
         states = self.LayerNorm((hidden_states[:, :1] if cls_states is None else cls_states) + hidden_states)
         return self.classifier(self.activation(self.dense(states))).squeeze(-1)
 
@@ -59,8 +59,8 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> TokenClassifierOutput:
-        """`labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted either (label it -100
-        where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        """Tell replaced tokens. `labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted
+        either (label it -100 where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
         outputs, packed = self.encode(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
             document_ids,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..model.attention_inputs import empty_heads
+from ..model.attention_inputs import differentiate_by, empty_heads, fake_backward, fake_forward, save_operands
 
 __all__ = ["INSTRUCTION_SETS", "kernel_status", "load"]
 
@@ -193,34 +193,6 @@ def backward(grad, out, lse, *operands):
     return *content, dK_r.to(grad.dtype), dQ_r.to(grad.dtype), dbias
 
 
-def fake_forward(q, *_):
-    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def fake_backward(grad, out, lse, q, k, v, K_r, Q_r, bias, *others):
-    gradients = [empty_heads(q), empty_heads(k), empty_heads(v)]
-    for x, is_wanted in zip((K_r, Q_r, bias), others[-1], strict=True):
-        gradients.append(x.new_empty(x.shape) if is_wanted else q.new_empty(0))
-    return tuple(gradients)
-
-
-def save(ctx, inputs, output):
-    *tensors, reach, scale, dropout = inputs
-    ctx.save_for_backward(*output, *tensors)
-    ctx.numbers = reach, scale, dropout
-    ctx.mark_non_differentiable(output[1])
-
-
-def differentiate(ctx, grad, _):
-    wanted = ctx.needs_input_grad[3:6]
-    operator = torch.ops.hf_deberta_ext.disentangled_attention_backward.default
-    dq, dk, dv, *tables = operator(grad, *ctx.saved_tensors, *ctx.numbers, wanted)
-    for place, is_wanted in enumerate(wanted):
-        if not is_wanted:
-            tables[place] = None
-    return dq, dk, dv, *tables, *[None] * 8
-
-
 def refuse(ctx, *grads):
     raise ValueError("native attention has no second derivatives; attn_implementation = 'eager' has")
 
@@ -240,7 +212,8 @@ def register():
         library.impl(operator, function, "CPU")
         # Not register_fake, which searches all modules for the caller's source: 50 ms.
         library.impl(operator, fake, "Meta")
-    torch.library.register_autograd(f"hf_deberta_ext::{name}", differentiate, setup_context=save, lib=library)
+    differentiate = differentiate_by(torch.ops.hf_deberta_ext.disentangled_attention_backward.default)
+    torch.library.register_autograd(f"hf_deberta_ext::{name}", differentiate, setup_context=save_operands, lib=library)
     torch.library.register_autograd(f"hf_deberta_ext::{back}", refuse, lib=library)
     return library
 

@@ -31,9 +31,6 @@ MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
 # Characters that are tokenised at once: their encodings take 50 times the memory of the text, and groups of 100,000 are
 # packed about 15 % slower.
 TOKENIZED_TOGETHER = 1_000_000
-# Tokens of a document in which a character is looked for from the start; offsets of all as Python objects cost more up to
-# about so many.
-SEARCHED = 10_000
 # Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
 SPLIT_TOGETHER = 50_000
 COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
@@ -292,24 +289,15 @@ def tokenize_documents(
                 counts["dropped_tokens"] += n
                 continue
             counts["packed_tokens"] += n
-            cuts = first_tokens(encoding, sentence_starts(text, language), len(text))
+            cuts = first_tokens(encoding, sentence_starts(text, language))
             yield np.array(ids, dtype=np.int32), [*sorted({cut for cut in cuts if 0 < cut < n}), n]
 
 
-def first_tokens(encoding: Any, starts: list[int], end: int) -> Iterator[int]:
-    """Find the first token that ends after each start, for those that have one before the next start or the end."""
-    if len(encoding) > SEARCHED:
-        ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
-        # Monotone although normalisers may reorder.
-        yield from np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
-        return
-    for start, stop in itertools.pairwise([*starts, end]):
-        # White space may be in no token.
-        for character in range(start, stop):
-            token = encoding.char_to_token(character)
-            if token is not None:
-                yield token
-                break
+def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
+    """Find the first token that ends after each start; the number of tokens where there is none."""
+    ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
+    # Monotone although normalisers may reorder.
+    return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
 
 
 def sentence_starts(text: str, language: str) -> list[int]:

@@ -122,11 +122,7 @@ class RunArguments(TrainingArguments):
             )
 
     def check_optimizer(self):
-        """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed.
-
-        Raises:
-            ValueError or ImportError: not so.
-        """
+        """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed."""
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
         try:
             # Trainer drops the options of constant schedules.

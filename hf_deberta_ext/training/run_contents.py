@@ -48,7 +48,7 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         contents["stream_lanes"] = len(rows.lanes)
     if is_decided_by_evaluation(args):
         contents["evaluation_data_digest"] = examples_digest(trainer.eval_dataset)
-    # Checkpoints of the run itself are no beginning.
+    # Checkpoints of the run itself are no beginning. _commit_hash is private: the one place that knows the commit.
     if not Path(source).resolve().is_relative_to(Path(args.output_dir).resolve()):
         contents["weights_digest"] = weights_digest(source, getattr(config, "_commit_hash", None))
     for name, value in plain_values(collator).items():
@@ -73,6 +73,7 @@ def plain_values(value: Any) -> dict[str, Any]:
 
 def attention_backend(config: Any, device: torch.device) -> str | None:
     """Return the attention implementation by name, also where a model of this package chooses it for itself."""
+    # Private: a configuration has no public name for it.
     name = getattr(config, "_attn_implementation", None)
     if name is not None or getattr(config, "model_type", None) != "deberta-ext":
         return name

@@ -174,11 +174,8 @@ class RunTrainer(HubTrainer):
         self._load_from_checkpoint(str(folder))
 
     def train_and_save(self, checkpoint: str | None, **facts: float) -> dict[str, float]:
-        """Train, from a checkpoint if one is given, and save model, state and metrics; of a run that had ended nothing.
-
-        Args:
-            facts: written beside the metrics.
-        """
+        """Train, from a checkpoint if one is given, and save model, state and metrics with these facts, unless the run had
+        ended."""
         if checkpoint is not None:
             # Before the training: the checkpoint may be removed when it ends.
             facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
@@ -197,11 +194,7 @@ class RunTrainer(HubTrainer):
         return metrics
 
     def training_step(self, model, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
-        """As in transformers.
-
-        Raises:
-            ValueError: the loss is not finite.
-        """
+        """Train on a micro-batch as in transformers; a loss that is not finite is a ValueError."""
         self.begin_micro_batch()
         loss = super().training_step(model, inputs, num_items_in_batch)
         check_loss(loss, self)
@@ -222,8 +215,10 @@ class RunTrainer(HubTrainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """At the end of an epoch accelerate gives processes without a (whole) batch the first rows again, so that all have
-        as many. Those have been trained on: they are taken out, and where none is left, one stays, marked as "repeated"."""
+        """Take out the rows that accelerate repeats at the end of an epoch, so that all processes have as many.
+
+        Where none is left, one stays, marked as "repeated".
+        """
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
@@ -231,7 +226,7 @@ class RunTrainer(HubTrainer):
         return [first_rows(batch, rows - number * processes * size) for number, batch in enumerate(batches)]
 
     def rows_left(self) -> int:
-        """Rows of the epoch that no step before this one has read."""
+        """Return the rows of the epoch that no step before this one has read."""
         step_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         rows = len(self.train_dataset)
         return rows - self.state.global_step % math.ceil(rows / step_size) * step_size
@@ -239,19 +234,15 @@ class RunTrainer(HubTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        # A loader draws a seed for its workers: whether and when a run is evaluated would change its dropout.
+        """Evaluate as in transformers, without a draw from the generator of the training, as a data loader makes."""
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Of a process that has not trained: results of a run would have other names when it is evaluated again.
+        # Only reported by processes that have not trained: names of metrics do not depend on how the run was started.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
     def check_best_metric(self, metrics: Mapping[str, float]):
-        """Check the metrics of an evaluation during the training.
-
-        Raises:
-            ValueError: --metric_for_best_model is none of them.
-        """
+        """Raise a ValueError if --metric_for_best_model is not among the metrics of an evaluation during the training."""
         best = self.args.metric_for_best_model
         if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
             uninteresting = ("epoch", "_runtime", "_per_second", "_samples")
@@ -264,6 +255,7 @@ class RunTrainer(HubTrainer):
         Tied weights, which no file holds twice, are no reason to warn. transformers 5.4 saves some weights of BERT in a
         checkpoint under old names, which its Trainer does not find again.
         """
+        # Private, and what Trainer itself compares with.
         unsaved = {*(self.model._keys_to_ignore_on_save or ())}
         tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ())}
         missing = sorted({*load_result.missing_keys} - tied - unsaved)
@@ -389,7 +381,7 @@ class RunTrainer(HubTrainer):
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """The first rows of a batch, and no more padding than they need; for `count` 0 or less one row, marked as "repeated"."""
+    """Return the first rows of a batch without needless padding; for `count` 0 or less one row, marked as "repeated"."""
     if count >= len(next(iter(batch.values()))):
         return batch
     batch = {name: values[: max(count, 1)] for name, values in batch.items()}

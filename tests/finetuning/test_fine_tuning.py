@@ -75,13 +75,6 @@ def missing_package(*_):
     raise ImportError("this task\nneeds a package")
 
 
-def test_a_best_metric_that_is_not_measured_is_refused_before_the_first_step(folder_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(TaskTrainer, "training_step", missing_package)
-    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="eval_acuracy")
-    with pytest.raises(ValueError, match=r"--metric_for_best_model eval_acuracy is not among .*eval_accuracy"):
-        run(folder_of("ours"), tmp_path / "run", "--do_train", **given)
-
-
 @pytest.mark.parametrize("name", ["accuracy", "eval_mm_loss"])
 def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model=name)
@@ -184,7 +177,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: resume from .*--overwrite_output_dir moves it aside"):
+    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir moves it aside"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()

@@ -14,7 +14,7 @@ from datasets import Dataset
 from task_files import DATA, TINY_BERT, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
-from hf_deberta_ext.finetuning.tasks.glue import GLUE, XNLI_LANGUAGES, glue_values, write_index_tsv, xnli_task
+from hf_deberta_ext.finetuning.tasks.glue import GLUE, glue_values, write_index_tsv, xnli_task
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
@@ -105,21 +105,6 @@ def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoi
     # All are called equivalent: three of five right, F1 2 * 0.6 * 1 / 1.6.
     scores = measured.metrics(np.tile([1.0, 0.0], (5, 1)), np.array(measured.rows["labels"]))
     assert scores == pytest.approx(dict(accuracy=0.6, f1=0.75, combined_score=0.675))
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "text", "labels"),
-    [
-        ("rte", "a.tsv", "sentence1\tsentence2\tlabel\nx\ty\tnot_entailment\nx\ty\t0\n", [1, 0]),
-        ("rte", "a.csv", "sentence1,sentence2,label\nx,y,1\nx,y,0\n", [1, 0]),
-        ("stsb", "a.csv", "sentence1,sentence2,label\nx,y,4.5\nx,y,0\n", [4.5, 0.0]),
-    ],
-)
-def test_labels_of_a_task_may_be_names_numbers_or_texts_of_numbers(task, name, text, labels, tmp_path, tokenizer):
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    data = read(task_name=task, train_file=[str(tmp_path / name)])
-    assert (data.config_fields()["problem_type"] == "regression") == (task == "stsb")
-    assert encoded(data, tokenizer).train["labels"][:] == labels
 
 
 @pytest.fixture
@@ -237,24 +222,3 @@ def test_real_files_are_read_by_the_name_of_their_task(name, train, evaluation, 
     if ours.test:
         (file,) = ours.test[""].write(right[:100], tmp_path, "predict")
         assert (file.name, len(file.read_text().splitlines())) == (GLUE[name].files[""], 101)
-
-
-@needs_data
-def test_real_korean_is_evaluated_after_english_as_in_xnli(tokenizer):
-    folder = Path(DATA, "multilingual", "xnli_ko")
-    data = read(
-        task_name="xnli",
-        train_file=[str(Path(DATA, "glue", "mnli", "train.jsonl.gz"))],
-        validation_file=[
-            f"en={Path(DATA, 'glue', 'mnli', 'validation_matched.jsonl.gz')}", f"ko={folder / 'validation.jsonl.gz'}",
-        ],
-        test_file=[f"ko={folder / 'test.jsonl.gz'}"],
-        max_train_samples=100,
-        max_eval_samples=50,
-    )  # fmt: skip
-    ours = encoded(data, tokenizer)
-    assert {name: one.examples for name, one in ours.evaluation.items()} == {"en": 50, "ko": 50}
-    # The test set has its labels there.
-    assert ours.test["ko"].examples == 5010
-    assert ours.test["ko"].metrics is not None
-    assert "ko" not in XNLI_LANGUAGES

@@ -111,10 +111,10 @@ def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
     assert DebertaExtModel.from_pretrained(folder).loading_report.unused.keys() == {
         "proj.weight", "proj.bias", "classifier.weight", "classifier.bias",
     }  # fmt: skip
-    with pytest.raises(ValueError, match="NER models is DebertaExtForTokenClassification"):
+    with pytest.raises(ValueError, match="NER model as DebertaExtForTokenClassification"):
         DebertaExtForSequenceClassification.from_pretrained(folder)
     record = {name: x[:1] if name.startswith("classifier") else x for name, x in weights.items()}
-    with pytest.raises(ValueError, match="that of ReCoRD, with one output, is DebertaExtForEntityScoring"):
+    with pytest.raises(ValueError, match="ReCoRD model, with one output, as DebertaExtForEntityScoring"):
         DebertaExtForTokenClassification.from_pretrained(trainer_folder(tmp_path, "v3", record))
 
 

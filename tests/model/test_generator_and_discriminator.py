@@ -357,9 +357,9 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(generator={"layers": 2}), "generator = .*layers is no field of a generator"),
+        (dict(generator={"layers": 2}), "generator = .*layers is not a field of a generator"),
         (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers = 0"),
-        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda is no field of a generator"),
+        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda is not a field of a generator"),
         (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
         (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
         (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),

@@ -88,6 +88,26 @@ def test_gradients_equal_those_of_transformers(kind, tmp_path, stock_config, sha
             assert (grad - fused[:, index]).norm() <= 1e-6 * grad.norm()
 
 
+@pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
+def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, shake, batch, relative_error, monkeypatch):
+    """A dropout of p multiplies by 1 - p here, instead of drawing."""
+    config = stock_config(kind, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
+    stock = shake((DebertaModel if kind == "v1" else DebertaV2Model)(config))
+    stock.save_pretrained(tmp_path)
+    model = DebertaExtModel.from_pretrained(tmp_path, attn_implementation="eager")
+    ids, _ = batch(2, 20)
+
+    def scaled(x, p=0.5, training=True, inplace=False):
+        return x * (1 - p) if training else x
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", scaled)
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        ours, theirs = (m.train()(ids).last_hidden_state for m in (model, stock))
+    assert relative_error("dropout in the places of transformers", ours, theirs) < 1e-5
+    assert not torch.allclose(ours, before, atol=1e-2)
+
+
 TASKS = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
 
 

@@ -197,7 +197,7 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
     [
         (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which nothing reads here"),
         (dict(generator_model="somewhere"), "--generator_model needs --model"),
-        (dict(generator_overrides="depth=3"), "depth is no field of a generator"),
+        (dict(generator_overrides="depth=3"), "--generator_overrides: there is no field 'depth'"),
         (dict(generator_overrides="hidden_size"), "--generator_overrides takes name=value"),
         (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
         (dict(rtd_lambda=0), "rtd_lambda = 0"),

@@ -99,9 +99,9 @@ class _NoiseOfFloat32(Sift):
     """Draws the first perturbation in float32 whatever the model computes in, so that one seed is one perturbation."""
 
     def first_delta(self, inputs, generator):
-        dtype, self._hook.dtype = self._hook.dtype, torch.float32
+        shape, device, dtype = self._seen
+        self._seen = shape, device, torch.float32
         delta, real, rows = super().first_delta(inputs, generator)
-        self._hook.dtype = dtype
         return delta.to(dtype), real, rows
 
 

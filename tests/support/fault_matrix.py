@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of faults that can meet a training run, and what came of each.
 
-    python tests/support/fault_matrix.py --log faults.md     # some minutes
+    python tests/support/fault_matrix.py                     # some minutes
     python tests/support/fault_matrix.py --short             # under a minute
     python tests/support/fault_matrix.py --script run_glue --fault optimizer
 
@@ -327,8 +327,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fault", default="", help="only faults with this text in their name")
     parser.add_argument("--short", action="store_true", help="a few faults of each kind, each with one script")
     parser.add_argument("--jobs", type=int, default=2, help="starts at a time")
-    parser.add_argument("--limit", type=float, default=120, help="seconds of a start")
-    parser.add_argument("--log", type=Path, help="Markdown: what is printed, too")
     args = parser.parse_args(arguments)
     preload()
     faults = [fault for fault in FAULTS if args.fault in fault.name and (fault.name in SHORT or not args.short)]
@@ -336,37 +334,31 @@ def main(arguments: list[str] | None = None) -> int:
     if args.short:
         # Each with one of its scripts in turn.
         chosen = [(fault.scripts[number % len(fault.scripts)], fault) for number, fault in enumerate(faults)]
-    lines, outcomes, wrong = [], collections.Counter(), 0
-
-    def say(line: str):
-        lines.append(line)
-        print(line, flush=True)
-        if args.log is not None:
-            args.log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    outcomes, wrong = collections.Counter(), 0
 
     # Drawing is a third of a start's time, and no fault's concern.
     with mock.patch("matplotlib.figure.Figure.savefig"), tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         examine(lambda: make_material(work / "material"), work / "material")
-        say("| script | fault | outcome | message |\n| --- | --- | --- | --- |")
+        print("| script | fault | outcome | message |\n| --- | --- | --- | --- |")
         references = [Case(work, script) for script in sorted({script for script, _ in chosen})]
-        for case, code in run_all(references, args.jobs, 5 * args.limit):
+        for case, code in run_all(references, args.jobs, 600):
             if code:
                 raise RuntimeError(f"the undisturbed run failed: {case.printed.read_text(encoding='utf-8')[-3000:]}")
         cases = [Case(work, script, fault, number) for number, (script, fault) in enumerate(chosen)]
-        for case, code in run_all(cases, args.jobs, args.limit):
+        for case, code in run_all(cases, args.jobs, 120):
             outcome, message = case.outcome(code)
             outcomes[case.script, outcome] += 1
             if outcome not in case.fault.allowed:
                 wrong += 1
                 outcome = f"**{outcome}**"
-            say(f"| {case.script} | {case.fault.name} | {outcome} | {message.replace('|', '/')[:300]} |")
+            print(f"| {case.script} | {case.fault.name} | {outcome} | {message.replace('|', '/')[:300]} |", flush=True)
             shutil.rmtree(case.folder)
         columns = [REFUSED, SAME, TOLD, SILENT, OTHER]
-        say(f"\n| script | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
+        print(f"\n| script | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
         for script in args.script:
-            say(f"| {script} | {' | '.join(str(outcomes[script, column]) for column in columns)} |")
-    say(f"\n{len(chosen)} faults, {wrong} with another outcome than they may have.")
+            print(f"| {script} | {' | '.join(str(outcomes[script, column]) for column in columns)} |")
+    print(f"\n{len(chosen)} faults, {wrong} with another outcome than they may have.")
     return int(wrong > 0)
 
 

@@ -196,45 +196,40 @@ def normalised(text: str, root: Path | None = None) -> str:
     return text
 
 
-def differences(before, after, place: str = ""):
+def leaves(value, place: str = ""):
+    """Place and value of each number, text or list of texts."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from leaves(entry, f"{place} > {key}")
+    elif isinstance(value, list) and not all(isinstance(entry, str) for entry in value):
+        for number, entry in enumerate(value):
+            yield from leaves(entry, f"{place}[{number}]")
+    else:
+        yield place.removeprefix(" > "), value
+
+
+def differences(before, after):
     """Place and description of each difference between two facts."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for word, keys in (("missing", before.keys() - after.keys()), ("new", after.keys() - before.keys())):
-            if keys:
-                yield place, f"{word}: {', '.join(sorted(keys))}"
-        for key in before:
-            if key in after:
-                yield from differences(before[key], after[key], f"{place} > {key}".removeprefix(" > "))
-    elif is_text(before) and is_text(after):
-        if len(before) != len(after) or not all(map(same_text, before, after)):
-            yield place, "\n    ".join(["", *list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]])
-    elif isinstance(before, list) and isinstance(after, list):
-        if len(before) != len(after):
-            yield place, f"{len(before)} entries -> {len(after)}"
-        for number, (one, two) in enumerate(zip(before, after, strict=False)):
-            yield from differences(one, two, f"{place}[{number}]")
-    elif not same_value(before, after):
-        yield place, f"{json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
-
-
-def is_text(value) -> bool:
-    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+    before, after = dict(leaves(before)), dict(leaves(after))
+    for place in {**before, **after}:
+        old, new = before.get(place), after.get(place)
+        if isinstance(old, list) and isinstance(new, list):
+            if len(old) != len(new) or not all(map(same_value, old, new)):
+                yield place, "\n    ".join(["", *list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]])
+        elif not same_value(old, new):
+            yield place, f"{json.dumps(old)[:200]} -> {json.dumps(new)[:200]}"
 
 
 def same_value(before, after) -> bool:
-    if isinstance(before, str) and isinstance(after, str):
-        return same_text(before, after)
-    are_numbers = all(isinstance(value, (int, float)) for value in (before, after))
-    return math.isclose(before, after, rel_tol=1e-4, abs_tol=1e-6) if are_numbers else before == after
-
-
-def same_text(before: str, after: str) -> bool:
-    """Equal but for the rounding of fractions."""
-    pairs = list(zip(NUMBER.findall(before), NUMBER.findall(after), strict=False))
-    close = all(
-        a == b or (re.search("[.e]", a) and math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)) for a, b in pairs
+    """Equal but for the rounding of numbers, and of fractions in texts."""
+    if all(isinstance(value, (int, float)) for value in (before, after)):
+        return math.isclose(before, after, rel_tol=1e-4, abs_tol=1e-6)
+    if before == after or not (isinstance(before, str) and isinstance(after, str)):
+        return before == after
+    numbers = zip(NUMBER.findall(before), NUMBER.findall(after), strict=False)
+    return NUMBER.sub("#", before) == NUMBER.sub("#", after) and all(
+        a == b or (re.search("[.e]", a) and math.isclose(float(a), float(b), rel_tol=2e-3, abs_tol=1e-6)) for a, b in numbers
     )
-    return before == after or (close and NUMBER.sub("#", before) == NUMBER.sub("#", after))
 
 
 def compare(before: Path, after: Path) -> int:
@@ -243,11 +238,9 @@ def compare(before: Path, after: Path) -> int:
     for section in SECTIONS:
         old, new = (json.loads((folder / f"{section}.json").read_text(encoding="utf-8")) for folder in (before, after))
         entries = {}
-        for key in [*old, *(key for key in new if key not in old)]:
+        for key in {**old, **new}:
             for place, text in differences(old.get(key), new.get(key)):
-                entries.setdefault(f"{place}: {text}".removeprefix(": "), []).append(
-                    key if len(key) < 120 else f"{key[:70]} ... {key[-45:]}"
-                )
+                entries.setdefault(f"{place}: {text}".removeprefix(": "), []).append(key[:120])
         print(f"\n## {section}: {len(entries)} differences")
         for difference, keys in entries.items():
             print("", *keys[:3], *([f"... {len(keys)} in all"] if keys[3:] else []), f"    {difference}", sep="\n")

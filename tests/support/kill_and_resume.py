@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills runs of the training scripts with SIGKILL, starts them again, and compares what they end with.
 
-    python tests/support/kill_and_resume.py --script run_mlm run_rtd run_glue --kills 10 --seed 0 --log kills.md
+    python tests/support/kill_and_resume.py --script run_mlm run_rtd run_glue --kills 10 --seed 0
 
 Of each script there is one undisturbed run of a tiny model, which keeps all its checkpoints. Then the same run is killed
 while a checkpoint, the tokenizer, the model, results or the card are written, and at random times, and resumed. After each
@@ -142,18 +142,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--script", nargs="+", default=SCRIPTS, choices=SCRIPTS)
     parser.add_argument("--kills", type=int, default=10, help="of each script, at least")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", type=Path, help="Markdown: what is printed, too")
     args = parser.parse_args(argv)
     preload()
-    differences, lines = 0, []
+    differences = 0
 
-    def say(line: str):
-        lines.append(line)
-        print(line, flush=True)
-        if args.log is not None:
-            args.log.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    say("| script | killed | found |\n| --- | --- | --- |")
+    print("| script | killed | found |\n| --- | --- | --- |")
     with tempfile.TemporaryDirectory() as temporary:
         material = Path(temporary, "material")
         examine(lambda: make_material(material), material)
@@ -183,8 +176,8 @@ def main(argv: list[str] | None = None) -> int:
                         wrong = examine(functools.partial(compare_ended, folder, reference), folder)
                     shutil.rmtree(folder)
                 differences += len(wrong)
-                say(f"| {script} | {event} | {'; '.join(wrong) or 'as it should be'} |")
-    say(f"\n{args.kills} kills of each script, {differences} differences.")
+                print(f"| {script} | {event} | {'; '.join(wrong) or 'as it should be'} |", flush=True)
+    print(f"\n{args.kills} kills of each script, {differences} differences.")
     return int(differences > 0)
 
 

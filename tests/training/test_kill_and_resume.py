@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_pretraining import SIZES, Rows, build, train
+from transformers import Trainer
 
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
@@ -219,6 +220,12 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
         results = left_by_kills.read(tmp_path / "all_results.json")
         ends.append(({*left_by_kills.without_times(results)}, left_by_kills.losses(tmp_path / STATE)))
     assert ends[0] == ends[1] == ends[2]
+
+
+def test_trainer_has_the_private_methods_that_are_replaced():
+    """A new version of transformers that drops one would train, and save nothing of what is promised."""
+    names = ("_get_output_dir", "_issue_warnings_after_load", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_save")
+    assert all(callable(getattr(Trainer, name)) for name in (*names, "_save_checkpoint"))
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
 # Flags of theirs that mean nothing here.
 GONE = {"use_fast_tokenizer", "overwrite_cache"}
-FINE_TUNING = ["run_glue", "run_squad", "run_race", "run_ner", "run_superglue"]
 PRETRAINING = ["run_mlm", "run_rtd"]
 
 # Flags and values of transformers' run_glue.py, run_qa.py, run_swag.py, run_ner.py and run_mlm.py, at 5.23.
@@ -90,31 +89,6 @@ def test_texts_of_pretraining_are_files_or_a_data_set_and_slips_get_the_nearest_
         assert flags_of(script, [f"--{flag}", "texts", "--output_dir", "out"], monkeypatch)["train_data"] == ["texts"]
     with pytest.raises(SystemExit, match=rf"{script}: error: unknown flag --masking_rat3: is it --masking_rate\?"):
         flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--masking_rat3", "0.1"], monkeypatch)
-
-
-CONTROLS = {
-    "max_train_samples": "5", "max_eval_samples": "5", "max_steps": "5", "preprocessing_num_workers": "2", "cache_dir": "x",
-    "token": "x", "model_revision": "x", "config_overrides": "hidden_size=32", "gradient_checkpointing": "true",
-    "torch_compile": "false", "attn_implementation": "eager", "seed": "1", "data_seed": "2", "dataloader_num_workers": "2",
-}  # fmt: skip
-OF_FINE_TUNING = {
-    "pad_to_max_length": "true", "pad_to_multiple_of": "8", "max_predict_samples": "5", "trust_remote_code": "true",
-    "use_lora": "true", "overwrite_output_dir": "true", "sift_weight": "1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("script", [*FINE_TUNING, *PRETRAINING])
-def test_every_control_is_a_flag(script, monkeypatch):
-    flags = dict(CONTROLS)
-    if script in FINE_TUNING:
-        flags |= dict(model_name_or_path="m", do_train="true") | OF_FINE_TUNING
-    else:
-        flags |= dict(train_data="a.txt")
-    values = flags_of(script, line(flags | dict(output_dir="out")), monkeypatch)
-    expected = dict(max_train_samples=5, max_steps=5, cache_dir="x", token="x", attn_implementation="eager", data_seed=2)
-    assert {name: values[name] for name in expected} == expected
-    if script in FINE_TUNING:
-        assert values["lora"] is True and values["pad_to_multiple_of"] == 8 and values["sift_weight"] == 1
 
 
 @pytest.mark.parametrize("script", EXAMPLES)

@@ -22,7 +22,7 @@ class AdapterMixin:
 
     @property
     def peft_config(self) -> dict:
-        """The configuration of each adapter, which peft assigns once the first one is in the model."""
+        """Configuration of each adapter, which peft assigns once the first one is in the model."""
         if "peft_config" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no adapters")
         return self.__dict__["peft_config"]
@@ -31,7 +31,9 @@ class AdapterMixin:
     def peft_config(self, configs: dict):
         self.__dict__["peft_config"] = configs
         unsaved = self._unsaved_modules()
-        for config in configs.values() if unsaved else ():
+        if not unsaved:
+            return
+        for config in configs.values():
             named = getattr(config, "modules_to_save", None) or []
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
@@ -47,40 +49,54 @@ class AdapterMixin:
         del self.__dict__["peft_config"]
 
     def check_adapters(self):
-        """
+        """Refuse to train adapters without the new weights of the model.
+
         Raises:
             ValueError: in training, new weights would be neither trained nor saved with the active adapter.
         """
         if not (self.training and torch.is_grad_enabled() and self.loading_report and self.loading_report.initialised):
             return
         has_adapters = "peft_config" in self.__dict__ or any(hasattr(x, "modules_to_save") for x in self._modules.values())
-        if has_adapters and (unsaved := self._unsaved_modules()):
-            names = [module_to_save(self, name) for name in self._new_modules()]
-            task = "" if PEFT_HEADS & self._modules.keys() else "no task_type and "
-            task = "task_type='TOKEN_CLS' and " if names != self._new_modules() else task
+        unsaved = self._unsaved_modules()
+        if has_adapters and unsaved:
+            new = self._new_modules()
+            names = [module_to_save(self, name) for name in new]
+            task = ""
+            if names != new:
+                task = "task_type='TOKEN_CLS' and "
+            elif not PEFT_HEADS & self._modules.keys():
+                task = "no task_type and "
             raise ValueError(
                 f"the weights of {', '.join(unsaved)} are new, and the adapter would neither train nor save them: give its "
                 f"configuration {task}modules_to_save={names}"
             )
 
     def _new_modules(self) -> list[str]:
-        """Modules with weights that the checkpoint did not have: parts of the head by name, layers of the body by path."""
+        """Return modules with weights that the checkpoint did not have: parts of the head by name, layers of the body by
+        path."""
+        if self.loading_report is None:
+            return []
         reads_positions = self._decodes_absolute_positions or self.config.position_biased_input
         modules = {}
-        for name in self.loading_report.initialised if self.loading_report else ():
-            if reads_positions or not name.endswith("position_embeddings.weight"):
-                is_head = self.base_model is not self and not name.startswith(f"{self.base_model_prefix}.")
-                modules[name.partition(".")[0] if is_head else name.rpartition(".")[0]] = None
-        return [*modules]
+        for name in self.loading_report.initialised:
+            if name.endswith("position_embeddings.weight") and not reads_positions:
+                continue
+            module = name.rpartition(".")[0]
+            if self.base_model is not self and not name.startswith(f"{self.base_model_prefix}."):
+                module = name.partition(".")[0]
+            modules[module] = None
+        return list(modules)
 
     def _unsaved_modules(self) -> list[str]:
         return [name for name in self._new_modules() if not _is_saved(self, name)]
 
 
 def module_to_save(model: nn.Module, name: str) -> str:
-    """The name of a module for `modules_to_save`. peft compares the ends of paths, and takes "query_proj" for "proj"; with a
-    `task_type`, paths of the model begin with "model"."""
-    return f"model.{name}" if any(path.endswith(name) and path != name for path, _ in model.named_modules()) else name
+    """Return the name of a module for `modules_to_save`. peft compares the ends of paths, and takes "query_proj" for "proj";
+    with a `task_type`, paths of the model begin with "model"."""
+    if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
+        return f"model.{name}"
+    return name
 
 
 def _has_adapters(module: nn.Module) -> bool:

@@ -40,7 +40,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         packed: PackedSequences | None = None,
         may_pack: bool = True,
     ) -> BaseModelOutput:
-        """
+        """Encode a batch.
+
         Args:
             input_ids (`torch.LongTensor`, *optional*): [B, N]; or `inputs_embeds` [B, N, E].
             attention_mask (`torch.Tensor`, *optional*): [B, N], [B, N, N] or [B, 1, N, N], int, float or bool; 1 = real
@@ -50,7 +51,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
                 reads it; None counts from the first real token. Relative positions count from one token to the next.
                 In a single row without a mask, positions that restart at 0 begin another document.
             document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
-                one number > 0, padding 0. Documents do not see each other, and positions start anew in each.
+                one number > 0, padding 0. Documents do not see each other, and positions start again in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
             packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is,
                 [1, T, hidden]: for heads.
@@ -60,7 +61,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
             attentions [B, H, N, N]. States at padding mean nothing: zeros in an unpadded batch, else, with a mask [B, N],
-            those of queries that attend to the real tokens (in the official code, to nothing).
+            states of queries that attend to the real tokens (in the official code, to nothing).
 
         Raises:
             ValueError: both or neither of the inputs, a tensor of another shape, a mask with other values than 0 and 1 (on

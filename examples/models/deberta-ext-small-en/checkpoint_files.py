@@ -32,7 +32,7 @@ WEIGHT_FILES = (
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # The generator beside an official discriminator (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
-# Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json alone is none.
+# Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json is not one.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded only on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")

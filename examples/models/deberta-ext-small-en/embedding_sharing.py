@@ -37,21 +37,21 @@ def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """The word and position tables of an encoder that shares none, by name."""
+    """Return the word and position tables of an encoder that shares none, by name."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
 class DeltaEmbedding(nn.Embedding):
-    """A table that begins at zero. A class of its own, because transformers initialises modules by their class, and leaves
-    out those without parameters of their own, such as the next."""
+    """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
+    out modules without parameters, such as the next."""
 
     def reset_parameters(self):
         nn.init.zeros_(self.weight)
 
 
 class GradientDisentangledEmbedding(nn.Module):
-    """The discriminator's embedding table under GDES, by two look-ups: the generator's row, of which no gradient comes back,
-    and the row of a table of its own, E_delta, which begins at zero and takes all of the gradient.
+    """The discriminator's embedding table under GDES, by two look-ups: the generator's row, which gets no gradient, and the
+    row of a separate table, E_delta, which begins at zero and takes all of the gradient.
 
     No table of the sums is ever made for a forward pass, and there are no hooks, so that copies, checkpoints, compilers and
     distributed wrappers see an embedding like any other.
@@ -66,7 +66,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Reads `source` from now on: after the generator's table was exchanged."""
+        """Read `source` from now on, after the generator's table was exchanged."""
         # In a tuple, where nn.Module does not find it and register it twice.
         self._source = (source,)
 
@@ -79,11 +79,11 @@ class GradientDisentangledEmbedding(nn.Module):
         return self.delta.num_embeddings
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """[...] ids -> [..., E]"""
+        """Look up ids [...] -> [..., E]."""
         return self.source(ids).detach() + self.delta(ids)
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:
-        """[V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
+        """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
         weight = self.source.weight
         return (weight.float() + self.delta.weight.float()).to(weight.dtype)

@@ -51,7 +51,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
     """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
 
     `generator` is a `DebertaExtForMaskedLM`, with the Enhanced Mask Decoder; `discriminator` is a
-    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, of which a discriminator sees none (so
+    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, and a discriminator sees none (so
     it is in the released code). `config` describes the discriminator, and says how the generator differs and how the two
     share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its input
     reads one: an exported one has the generator's.
@@ -60,12 +60,12 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
     """
 
     base_model_prefix = ""
-    # Trainer would count the selected positions alone.
+    # Trainer would count only the selected positions.
     accepts_loss_kwargs = False
 
     def __init__(self, config: DebertaExtConfig):
         if config.generator is None:
-            # A generator that differs in nothing but its depth: by this a checkpoint is known as a joint one.
+            # A generator that only differs in its depth; the field marks a joint checkpoint.
             config.generator = {}
         super().__init__(config)
         self.generator = DebertaExtForMaskedLM(config.generator_config())
@@ -82,7 +82,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
             getattr(self, part)._freeze_unread_positions()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The generator's table."""
+        """Return the generator's table."""
         return self.generator.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Embedding):
@@ -133,14 +133,15 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> DebertaExtForPreTrainingOutput:
-        """
+        """Run a step of replaced token detection.
+
         Args:
             input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
                 these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as is.
-            part (`str`, *optional*): None = both in one step. "generator": it alone, and what it makes of the batch,
-                `corrupted_ids` and `discriminator_labels`. "discriminator": it alone, on these two as `input_ids` and
-                `labels`. For steps in turn, where the generator's weights change between the two.
+            part (`str`, *optional*): None = both in one step. "generator": only the generator, and what it makes of the
+                batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
+                `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
             random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
             output_attentions, output_hidden_states (`bool`, *optional*): of the discriminator.
 
@@ -171,12 +172,15 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         return self._judge(corrupted, replaced, inputs | optional, **generated)
 
     def _judge(self, corrupted_ids, discriminator_labels, inputs: dict, **generated) -> DebertaExtForPreTrainingOutput:
-        """The discriminator's part beside the generator's, `generated`, if there is one."""
+        """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
         judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         loss = generated.get("generator_loss")
         if judged.loss is not None:
             weighted = self.config.rtd_lambda * judged.loss
-            loss = weighted if loss is None else loss + weighted
+            if loss is None:
+                loss = weighted
+            else:
+                loss = loss + weighted
         # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
         return DebertaExtForPreTrainingOutput(
             loss=loss,
@@ -199,7 +203,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         document_ids: torch.Tensor | None = None,
         random_generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts samples of the generator in the selected positions.
+        """Put samples of the generator in the selected positions.
 
         Args:
             logits (`torch.Tensor`): [n, V] at the positions where `labels` [B, N] are not -100.
@@ -228,7 +232,7 @@ class DebertaExtForPreTraining(JointCheckpointsMixin, DebertaExtPreTrainedModel)
         attention_mask: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[B, N] bool: the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
+        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
         `forward`."""
         selected = labels != -100
         _, counted = attention_masks(attention_mask, input_ids.shape)

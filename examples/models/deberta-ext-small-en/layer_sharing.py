@@ -2,8 +2,8 @@
 # hf_deberta_ext model code
 """ALBERT's cross-layer parameter sharing (Lan et al. 2020, section 3.1).
 
-The encoder runs `num_hidden_layers` layers. With `share_layers` = "all" it stores layer 0 alone, which runs every time; with
-"ffn" or "attention" it stores that half of a layer in layer 0 alone.
+The encoder runs `num_hidden_layers` layers. With `share_layers` = "all" it stores only layer 0, which runs every time; with
+"ffn" or "attention" it stores that half of a layer only in layer 0.
 """
 
 import torch
@@ -13,12 +13,14 @@ __all__ = ["owned_halves", "run_layer", "stored_layers"]
 
 
 def stored_layers(config) -> int:
-    """Number of layers that have parameters of their own."""
-    return 1 if config.share_layers == "all" else config.num_hidden_layers
+    """Return the number of layers that are stored."""
+    if config.share_layers == "all":
+        return 1
+    return config.num_hidden_layers
 
 
 def owned_halves(config, index: int) -> tuple[bool, bool]:
-    """True for the attention, and for the feed-forward network, if layer `index` stores its own."""
+    """Tell if layer `index` stores its attention, and its feed-forward network."""
     return index == 0 or config.share_layers != "attention", index == 0 or config.share_layers != "ffn"
 
 

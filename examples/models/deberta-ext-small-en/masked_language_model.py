@@ -43,7 +43,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
     _tied_weights_keys = {  # noqa: RUF012
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     }
-    # Heads of objectives that were trained beside this one.
+    # Heads of other objectives of the same pre-training.
     _keys_to_ignore_on_load_unexpected = [r"^span_boundary\.", r"^sentence_relationship\."]  # noqa: RUF012
     _decodes_absolute_positions = True
 
@@ -77,7 +77,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         """Run the Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
 
         Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position. With `packed`,
-        hidden_states, position_ids and query_positions are those of the stream, and there is no mask.
+        hidden_states, position_ids and query_positions belong to the stream, and there is no mask.
         """
         encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
         B, N = hidden_states.shape[:2]
@@ -115,7 +115,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         masked_only: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> MaskedLMOutput:
-        """
+        """Predict masked words.
+
         Args:
             labels (`torch.LongTensor`, *optional*): [B, N] or [B * N]; -100 = not a target.
             masked_only (`bool`, *optional*): compute queries, logits and loss at labelled positions only; None: the

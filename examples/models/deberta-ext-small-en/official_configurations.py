@@ -49,7 +49,8 @@ def configuration_file(folder: str | os.PathLike | None, subfolder: str | None =
 
 
 def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
-    """Fields that a configuration of Microsoft's code leaves out, with the values that its code takes, as ours."""
+    """Return the fields that a configuration of Microsoft's code leaves out, with the values that its code takes, as
+    ours."""
     absent = {name: value for name, value in STOCK_DEFAULTS[MICROSOFT].items() if name not in stock}
     return {name: value for name, value in absent.items() if name != "conv_act" or stock.get("conv_kernel_size")}
 
@@ -64,7 +65,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     """
     is_microsoft = stock["model_type"] == MICROSOFT
     config = STOCK_DEFAULTS[stock["model_type"]] | stock
-    # The code map of a stock repo would be that of somebody else's class.
+    # The code map of a stock repo is for somebody else's class.
     for name in ("model_type", "auto_map", *STOCK_IGNORED):
         config.pop(name, None)
     for name in ("position_buckets", "max_relative_positions"):
@@ -79,7 +80,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     if is_microsoft:
         if "vocab_size" not in stock:
             raise ValueError("vocab_size is missing; it is the number of rows of the word embeddings")
-        # Its pooler reads the fields of the model where there are none of its own.
+        # Its pooler reads the fields of the model if `pooling` is missing.
         pooling = pooling or dict(hidden_act=config["hidden_act"], dropout=config.pop("dropout", 0))
     for name in ("dropout", "hidden_act"):
         if name in pooling:

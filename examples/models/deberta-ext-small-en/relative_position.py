@@ -13,7 +13,7 @@ __all__ = ["RelativePosition", "log_bucket"]
 
 
 def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
-    """The official log bucket of the relative position r = i - j, in exact integers.
+    """Return the official log bucket of the relative position r = i - j, in exact integers.
 
     With m = buckets / 2 and M = max_distance, r clamped to [-(M - 1), M - 1]:
     r where |r| <= m, else sign(r) · (ceil(ln(|r| / m) / ln((M - 1) / m) · (m - 1)) + m).
@@ -27,7 +27,7 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
     if abs(r) <= middle:
         return r
     far = math.ceil(math.log(abs(r) / middle) / math.log((max_distance - 1) / middle) * (middle - 1)) + middle
-    return far if r > 0 else -far
+    return int(math.copysign(far, r))
 
 
 class RelativePosition(nn.Module):
@@ -44,7 +44,7 @@ class RelativePosition(nn.Module):
         self.register_buffer("rows", self.compute_rows(), persistent=False)
 
     def compute_rows(self) -> torch.Tensor:
-        """[2M] rows of the relative table for r = -M ... M - 1; int64 whatever the default dtype and device."""
+        """Return rows of the relative table, [2M], for r = -M ... M - 1; int64 whatever the default dtype and device."""
         M, b = self.max_distance, self.buckets
         r = torch.arange(-M, M, dtype=torch.int64)
         if b < 0:
@@ -57,11 +57,13 @@ class RelativePosition(nn.Module):
         return r.sign() * (distance.clamp(max=b // 2) + far) + b
 
     def row(self, r: int) -> int:
-        """The row of the relative table for r = i - j, without a tensor."""
+        """Return the row of the relative table for r = i - j, without a tensor."""
         M, b = self.max_distance, self.buckets
-        return log_bucket(r, buckets=b, max_distance=M) + b if b > 0 else max(-M, min(r, M - 1)) + M
+        if b > 0:
+            return log_bucket(r, buckets=b, max_distance=M) + b
+        return max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
-        """[2N - 1] int64 for N = `length`; values in [0, rows of the table)."""
+        """Return delta, [2N - 1] int64 for N = `length`; values in [0, rows of the table)."""
         r = torch.arange(1 - length, length, device=self.rows.device)
         return self.rows[r.clamp(-self.max_distance, self.max_distance - 1) + self.max_distance]

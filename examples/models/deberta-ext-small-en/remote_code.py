@@ -6,8 +6,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from transformers.dynamic_module_utils import get_cached_module_file
-from transformers.utils import HF_MODULES_CACHE
+from huggingface_hub import snapshot_download
 
 from .heads import HEADS
 
@@ -26,25 +25,27 @@ def is_model_code(file: Path) -> bool:
     return CODE_MARK in file.read_text(encoding="utf-8", errors="replace")[:200]
 
 
-def copy_code(folder: Path, loaded_from: str, yielding: bool = False):
-    """Copies the model's Python files into `folder`, all or none; if `yielding`, silently none where another's file of such
-    a name is there.
+def copy_code(folder: Path, loaded_from: str):
+    """Copy the model's Python files into `folder`, all or none.
 
-    They lie beside this one, unless transformers has put this one alone into its module cache, for a configuration
+    They lie beside this one, unless transformers has put only this one into its module cache, for a configuration
     loaded without a model. Then they are fetched from where the configuration came from, if that still exists.
+
+    Raises:
+        ValueError: the folder holds a Python file of the same name that is not the model's.
     """
     source = Path(__file__).resolve().parent
     if not (source / ENTRY).exists() and not (folder / ENTRY).exists():
-        with contextlib.suppress(OSError):
-            # In the module cache, the code of a repo lies in a folder with the name of its commit.
-            entry = get_cached_module_file(loaded_from, ENTRY, revision=source.name)
-            source = Path(HF_MODULES_CACHE, entry).resolve().parent
+        if Path(loaded_from, ENTRY).is_file():
+            source = Path(loaded_from).resolve()
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                # In the module cache, the code of a repo lies in a folder with the name of its commit.
+                source = Path(snapshot_download(loaded_from, revision=source.name, allow_patterns="*.py"))
     files = [file for file in sorted(source.glob("*.py")) if is_model_code(file)]
     for file in files:
         target = folder / file.name
         if target.exists() and not is_model_code(target):
-            if yielding:
-                return
             raise ValueError(
                 f"{target} exists and is not part of the model, which brings a file of that name; save to another folder"
             )

@@ -16,7 +16,7 @@ def sample_replacements(
     temperature: float = 1.0,
     random_generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """[n, V] logits -> [n] ids, drawn from softmax(logits / temperature) in float32, without a gradient.
+    """Draw ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
 
     On CPU by the inverse of the distribution function, summed in float64: one random number a row, where
     `torch.multinomial` draws one for every token of the vocabulary, which costs a CPU more than the rest.

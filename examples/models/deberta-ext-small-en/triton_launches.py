@@ -60,8 +60,13 @@ def find_launches(kernel: str, dtype: torch.dtype, head_size: int, N: int, capab
         N (`int`): length of the input.
         capability (`tuple[int, int]`): compute capability of the GPU.
     """
-    precision = "float32" if dtype == torch.float32 else "half"
-    rows = LAUNCHES.get((kernel, precision, head_size), ())
+    precision, fallbacks = "half", FALLBACKS
+    if dtype == torch.float32:
+        precision = "float32"
+        if head_size > 64:
+            fallbacks = FALLBACKS[1:]
     number = 10 * capability[0] + capability[1]
-    chosen = (launch for least, longest, launch in rows if number >= least and (longest is None or longest >= N))
-    return [*list(chosen)[:1], *(FALLBACKS[1:] if precision == "float32" and head_size > 64 else FALLBACKS)]
+    for least, longest, launch in LAUNCHES.get((kernel, precision, head_size), ()):
+        if number >= least and (longest is None or longest >= N):
+            return [launch, *fallbacks]
+    return fallbacks

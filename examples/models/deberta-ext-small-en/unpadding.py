@@ -39,7 +39,7 @@ class PackedSequences:
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
-        """One document a row from a mask [B, N] of real tokens; None if a row has gaps or no token at all.
+        """Make one document of each row of a mask [B, N] of real tokens; None if a row has gaps or no token at all.
 
         A gap would shift the tokens after it: relative positions are differences of batch columns.
         """
@@ -51,7 +51,7 @@ class PackedSequences:
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
-        """Documents from runs of equal positive ids in a row of [B, N]; 0 is padding.
+        """Make documents of runs of equal positive ids in a row of [B, N]; 0 is padding.
 
         Raises:
             ValueError: negative ids, a document that is not in one piece, or nothing but padding.
@@ -75,18 +75,18 @@ class PackedSequences:
         return cls(token_index, lengths, (B, N))
 
     def unpad(self, x: torch.Tensor) -> torch.Tensor:
-        """[1 or B, N, ...] -> the stream [1, T, ...]"""
+        """Return the stream [1, T, ...] of the tokens of x [1 or B, N, ...]."""
         x = x.expand(self.shape[0], *x.shape[1:])
         return x.flatten(0, 1).index_select(0, self.token_index)[None]
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
-        """The stream [1, T, ...] -> [B, N, ...], zeros at padding."""
+        """Return the batch [B, N, ...] of a stream [1, T, ...], with zeros at padding."""
         B, N = self.shape
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
     @cached_property
     def groups(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, torch.Tensor | None]]]:
-        """Groups of documents of similar lengths, padded to the longest.
+        """Group documents of similar lengths, padded to the longest.
 
         Returns:
             the stream index of each padded token of all groups; the index of each token of the stream among those; and for
@@ -105,8 +105,10 @@ class PackedSequences:
             first = torch.tensor([starts[document] for document in documents])[:, None]
             index.append((first + places.minimum(lengths - 1)).flatten())
             mask.append(real.flatten())
-            same = bool(real.all())
-            groups.append((count, longest, None if same else real[:, None, None].to(self.token_index.device)))
+            group_mask = None
+            if not bool(real.all()):
+                group_mask = real[:, None, None].to(self.token_index.device)
+            groups.append((count, longest, group_mask))
         index, mask = torch.cat(index), torch.cat(mask)
         inverse = torch.empty(len(self.token_index), dtype=torch.long)
         inverse[index[mask]] = mask.nonzero().squeeze(1)
@@ -132,6 +134,6 @@ class PackedSequences:
         return torch.cat(outs).index_select(0, inverse).transpose(0, 1)[None]
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Indices [T] of the tokens in a stream with `margin` zeros around every document, and the length of that stream."""
+        """Return the indices [T] of the tokens in a stream with `margin` zeros around every document, and its length."""
         places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin

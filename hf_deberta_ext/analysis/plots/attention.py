@@ -38,7 +38,7 @@ def plot_attention(
     Raises:
         ValueError: there is no such head.
     """
-    maps = {name: values.numpy() for name, values in decomposition.of_head(head).items()}
+    maps = decomposition.of_head(head)
     N, columns = len(tokens), len(maps)
     if columns > 3:
         columns = math.ceil(columns / 2)

@@ -103,12 +103,13 @@ def _use_log_scale(axes):
 
 def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines):
     """Draw the curves of one panel, its axis labels and its legend."""
-    has_lines = any(len(points) > 1 for _, points, _ in curves)
-    metrics, last = [], 0
-    for metric, points, style in curves:
-        step, value = points[-1]
+    metrics, last, has_lines = [], 0, False
+    for metric, points, _ in curves:
         metrics.append(metric)
-        last = max(last, step)
+        last = max(last, points[-1][0])
+        has_lines = has_lines or len(points) > 1
+    for _, points, style in curves:
+        step, value = points[-1]
         if len(points) > 1:
             axes.plot(*zip(*points, strict=True), linewidth=1.8, **style)
             continue
@@ -172,9 +173,10 @@ def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tup
 
 def _axis_label(metrics: Sequence[str]) -> str:
     """Name the quantities of a panel, each kind once."""
-    if all(metric.endswith("loss") for metric in metrics):
+    kinds = {metric.rpartition("_")[2] for metric in metrics}
+    if kinds == {"loss"}:
         return "loss"
-    if all(metric.endswith("similarity") for metric in metrics):
+    if kinds == {"similarity"}:
         return "average cosine similarity"
     labels = ", ".join(dict.fromkeys(map(metric_label, metrics)))
     if all(metric.startswith("eval_") for metric in metrics):

@@ -46,7 +46,7 @@ def glue_task(
     name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, *, dataset: str = "nyu-mll/glue",
     diagnostic: bool = False, **fields: Any,
 ) -> KnownTask:  # fmt: skip
-    """A task whose configuration on the Hub has the splits train, validation and test, or the last alone (`diagnostic`)."""
+    """Return a task whose configuration has the splits train, validation and test, or only test (`diagnostic`)."""
     train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
     if diagnostic:
         train, evaluation = {}, {}
@@ -83,7 +83,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 
 
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
-    """XNLI: trained on one language, evaluated on others.
+    """Return the task of XNLI: trained on one language, evaluated on others.
 
     Args:
         by_language (`bool`): the sets are called by their languages; else there must be one, the main set.
@@ -105,7 +105,7 @@ def xnli_task(train_language: str, languages: Sequence[str], *, by_language: boo
 
 
 def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
-    """Predictions [n] as GLUE's server takes them: names or numbers of labels; scores are those of STS-B, from 0 to 5."""
+    """Return predictions [n] as GLUE's server takes them: names or numbers of labels, scores from 0 to 5 (STS-B)."""
     if not task.labels:
         return [f"{score:.3f}" for score in np.clip(predicted, 0, 5)]
     if not task.texts:
@@ -114,7 +114,7 @@ def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
 
 
 def write_index_tsv(file: Path, values: Sequence[str]) -> Path:
-    """`values` as the lines of a table with the columns index (from 0) and prediction; line ends and tabs become spaces."""
+    """Write a table with the columns index (from 0) and prediction, `values`, whose line ends and tabs become spaces."""
     lines = ["index\tprediction", *(f"{index}\t{' '.join(value.split())}" for index, value in enumerate(values))]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file

@@ -80,7 +80,7 @@ class MultipleChoiceCollator:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", **padding: Any):
-        """`padding`: arguments of transformers' `DataCollatorWithPadding`."""
+        """Take arguments of transformers' `DataCollatorWithPadding`."""
         self.pad = DataCollatorWithPadding(tokenizer, **padding)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -103,7 +103,7 @@ class MultipleChoiceCollator:
 
 
 def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the rows of the cross-entropy of those choices that are there.
+    """Return the mean over the rows of the cross-entropy of those choices that are there.
 
     Args:
         outputs: of a multiple choice model: logits [B, C].
@@ -115,7 +115,7 @@ def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """The best choice of each row among those that are there, [n] ints.
+    """Return the best choice of each row among those that are there, [n] ints.
 
     Args:
         logits (`np.ndarray`): [n, C].
@@ -162,7 +162,7 @@ class MultipleChoiceData(TaskData):
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Number of training questions of each answer, a letter or the number of a choice."""
+        """Return the number of training questions of each answer, a letter or the number of a choice."""
         counts = Counter(row["label"] for row in self.questions.get("train", ()))
         return {str(self.shown(label)): counts[label] for label in sorted(counts)}
 
@@ -172,7 +172,7 @@ class MultipleChoiceData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of the commonest answer of the training data for every question."""
+        """Return the metrics of the commonest answer of the training data for every question."""
         train, evaluated = self.questions.get("train"), self.questions.get("validation")
         if not train or not evaluated:
             return {}
@@ -185,7 +185,8 @@ class MultipleChoiceData(TaskData):
         return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """
+        """Return the features of all sets.
+
         Raises:
             ValueError: question and choice leave no room for the context; the row, the tokens that they need and
                 --max_seq_length are named.
@@ -213,7 +214,7 @@ class MultipleChoiceData(TaskData):
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
     def evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
-        """`rows` are the features of `questions`."""
+        """Return the set of `questions`, whose features are `rows`."""
         counts = [len(row["choices"]) for row in questions]
 
         def metrics(predictions, labels):
@@ -227,7 +228,7 @@ class MultipleChoiceData(TaskData):
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions))
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """`{stem}_answers.json` and .tsv: id and answer of each question, a letter for RACE, else the number of a choice.
+        """Write `{stem}_answers.json` and .tsv: id and answer of each question, a letter (RACE) or the number of a choice.
 
         Args:
             answers (`dict[str, int]`): by the id of the question, in the order of the data.
@@ -240,7 +241,7 @@ class MultipleChoiceData(TaskData):
 
 
 def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
-    """The questions of a set, equal ids of which are numbered.
+    """Return the questions of a set, equal ids of which are numbered.
 
     Raises:
         ValueError: fewer than two choices, a label that is none of them, or none in a set that needs labels.
@@ -262,7 +263,7 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
 
 
 def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
-    """Features of questions: for each a list of pairs, of context and choice.
+    """Return the features of questions: for each a list of pairs, of context and choice.
 
     Raises:
         ValueError: a question and choice without room for the context, which alone may be cut.
@@ -299,7 +300,7 @@ def read_multiple_choice(
     hub: HubArguments | None = None,
     data_class: type["MultipleChoiceData"] = MultipleChoiceData,
 ) -> "MultipleChoiceData":
-    """The data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
+    """Read the data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
 
     Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
     RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's, or the configuration.

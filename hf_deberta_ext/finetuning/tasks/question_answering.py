@@ -102,7 +102,7 @@ class QuestionAnsweringData(TaskData):
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Number of training questions with an answer and without; empty where all have one."""
+        """Return the number of training questions with an answer and without; empty where all have one."""
         if not self.with_null or "train" not in self.sets:
             return {}
         answered = [bool(texts) for texts in self.sets["train"].texts]
@@ -110,7 +110,7 @@ class QuestionAnsweringData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of no answer to any question. Where all have one, no answer is common to several: there is no baseline."""
+        """Return the metrics of no answer to any question; nothing where all questions have an answer."""
         if not self.label_counts or "validation" not in self.sets:
             return {}
         evaluated = self.sets["validation"]
@@ -123,8 +123,10 @@ class QuestionAnsweringData(TaskData):
         return two_outputs()
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """See `TaskData`. A question that leaves no room for windows is left out of the training and answered with "" in the
-        other sets, with a warning.
+        """Return the features of all sets.
+
+        A question that leaves no room for windows is left out of the training and answered with "" in the other sets, with a
+        warning.
 
         Raises:
             ValueError: the tokenizer is not fast, or --doc_stride leaves no room in --max_seq_length.
@@ -152,7 +154,7 @@ class QuestionAnsweringData(TaskData):
         return EncodedTask.of_splits(sets, collator, "f1")
 
     def evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
-        """`rows` are the features of `windows`, and these those of `questions`."""
+        """Return the set of `questions`, with `windows` whose features are `rows`."""
         threshold = self.data_args.null_score_diff_threshold
         references = dict(zip(questions.ids, questions.texts or (), strict=bool(questions.texts)))
 
@@ -193,7 +195,7 @@ def encode_windows(
     offsets: bool = True,
     source: str = "the set",
 ) -> tuple["Dataset", Windows | None]:
-    """The windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
+    """Return the windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
 
     The columns start_positions and end_positions are added where the set has answers: tokens of the first answer in the
     windows that hold all of it, the place of [CLS] in the others.
@@ -257,7 +259,7 @@ def encode_windows(
 def encode_batch(
     batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, offsets: bool, positions: bool
 ) -> dict[str, list]:
-    """The windows of some questions. On the left is what is read first where padding is on the right."""
+    """Return the windows of some questions. On the left is what is read first where padding is on the right."""
     question_first = tokenizer.padding_side == "right"
     pair, truncation = (batch["context"], batch["question"]), "only_first"
     if question_first:
@@ -294,7 +296,7 @@ def encode_batch(
 
 
 def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """For each place of a text the first character from there on that is no white space, the end of the last before it."""
+    """Return for each place of a text the next character that is no white space, and the end of the last before it."""
     is_space = np.array([character.isspace() for character in text], dtype=bool)
     places = np.arange(len(text))
     ahead = np.minimum.accumulate(np.append(np.where(is_space, len(text), places), len(text))[::-1])[::-1]
@@ -303,7 +305,7 @@ def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cls_position(window: Any, cls_token_id: int | None) -> int:
-    """The place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
+    """Return the place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
     real = np.array(window.attention_mask) == 1
     is_cls = real & (np.array(window.ids) == cls_token_id) & np.array([part is None for part in window.sequence_ids])
     if not is_cls.any():
@@ -312,7 +314,7 @@ def cls_position(window: Any, cls_token_id: int | None) -> int:
 
 
 def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """The tokens of the characters [begin, end), all of which must be in the window; None where they are not."""
+    """Return the tokens of the characters [begin, end), all of which must be in the window; None where they are not."""
     tokens = np.flatnonzero(first < last)
     if begin < 0 or not len(tokens) or first[tokens[0]] > begin or last[tokens[-1]] < end:
         return None

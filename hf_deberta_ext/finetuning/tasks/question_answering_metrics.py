@@ -17,17 +17,17 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without the words a, an and the, white space squeezed; in this order."""
+    """Return a text in lower case, without ASCII punctuation, then without a, an and the, with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """1.0 if the two are equal after `normalise_answer`, else 0.0."""
+    """Return 1.0 if the two are equal after `normalise_answer`, else 0.0."""
     return float(normalise_answer(prediction) == normalise_answer(reference))
 
 
 def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) -> float:
-    """F1 over the words of the two after `normalise_answer`, as multisets: "to to" hits one of "to be or not to be" twice.
+    """Return F1 over the words of the two after `normalise_answer`, as multisets: "to to" hits "to be or not to be" twice.
 
     Args:
         both_empty (`float`): what two answers without a word get: 1.0 in SQuAD 2.0, 0.0 in 1.1. One alone gets 0.0.
@@ -44,7 +44,7 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 
 
 def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """SQuAD 1.1: for each question the best over its references, and the mean over all questions.
+    """Compute SQuAD 1.1: for each question the best over its references, and the mean over all questions.
 
     Args:
         predictions (`dict[str, str]`): text by id, of every question.
@@ -56,7 +56,7 @@ def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, 
 
 
 def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """ReCoRD: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE.
+    """Compute ReCoRD: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE.
 
     Args:
         predictions (`dict`): the entity by query.
@@ -79,7 +79,7 @@ def squad_v2(
     no_answer_probabilities: Mapping[Hashable, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """SQuAD 2.0: as 1.1, and questions may have no answer, for which "" is right.
+    """Compute SQuAD 2.0: as 1.1, and questions may have no answer, for which "" is right.
 
     References that normalise to nothing are dropped; where none is left the reference is "". With probabilities, what is
     above the threshold is taken for "no answer", whatever the prediction says.
@@ -125,7 +125,7 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """The highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
+    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
 
     Args:
         kept_scores, dropped: [n], the score of each question if its probability is at most the threshold, or above.

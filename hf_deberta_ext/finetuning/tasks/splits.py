@@ -38,7 +38,7 @@ def read_splits(
     read_file: Callable[[Path, str], T],
     read_rows: Callable[["Dataset", str, str], T],
 ) -> tuple[dict[str, list[T]], str]:
-    """The sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
+    """Read the sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
 
     Args:
         arguments (`DataArguments`): the flags.
@@ -75,7 +75,7 @@ def read_splits(
 
 
 def hold_out(texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], share: float) -> tuple[list[int], list[int]]:
-    """Numbers of the rows to train on, and of a random share to evaluate on, the same at each call.
+    """Return the numbers of the rows to train on, and of a random share to evaluate on, the same at each call.
 
     Rows of equal text stay together, and those to train on have every label.
 

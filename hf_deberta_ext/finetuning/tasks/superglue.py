@@ -68,7 +68,7 @@ class SuperGlueArguments(TextClassificationArguments):
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
-    """The data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
+    """Read the data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
 
     Raises:
         ValueError: a flag is refused; what `SuperGlueData` and `read_multiple_choice` find wrong.
@@ -114,7 +114,7 @@ class SuperGlueData(TextClassificationData):
         return compute(TASK_METRICS[self.name], self.labels.predicted(logits), references, groups)
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """{stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
+        """Write {stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
         rows, predicted = part.rows, self.labels.predicted(logits)
         if self.name == "record":
             lines = [dict(idx=query, label=entity) for query, entity in self._best_entities(part, logits).items()]
@@ -132,7 +132,7 @@ class SuperGlueData(TextClassificationData):
         return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
-        """By query, the entity whose logit of "True" stands out most from that of "False"."""
+        """Return by query the entity whose logit of "True" stands out most from that of "False"."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
@@ -154,7 +154,7 @@ class CopaData(MultipleChoiceData):
 
 
 def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Dataset":
-    """`columns`, and what `rows` have of label and idx."""
+    """Return `columns`, and what `rows` have of label and idx."""
     from datasets import Dataset
 
     labels = {name: cells(rows, name) for name in ("label", "idx") if name in rows.column_names}
@@ -246,7 +246,7 @@ def _wsc(rows: "Dataset", source: str) -> "Dataset":
 
 
 def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str = "the text") -> str:
-    """A text with marks around some of its words: "Mary saw # Ann # ; * she * waved".
+    """Return a text with marks around some of its words: "Mary saw # Ann # ; * she * waved".
 
     Args:
         spans: (number of the first word, from 0; the words; the mark) of each. Words are separated by spaces. Where others
@@ -269,7 +269,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """For comparison: spans are written without the punctuation and the 's of the text, and in another case."""
+    """Return a word for comparison: spans lack the punctuation and the 's of the text, and have another case."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
@@ -281,7 +281,7 @@ def _numbers(rows: "Dataset", column: str) -> list[int]:
 
 
 def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:
-    """MultiRC: paragraphs of questions of answers."""
+    """Return answers of MultiRC: paragraphs of questions of answers."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     numbers = (_numbers(rows, f"{name}_number") for name in ("paragraph", "question", "answer"))
     for paragraph, question, answer, label in zip(*numbers, predicted.tolist(), strict=True):

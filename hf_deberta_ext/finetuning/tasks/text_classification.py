@@ -187,7 +187,7 @@ class TextClassificationData(TaskData):
                 raise ValueError(f"{part.source} has the one label {part.cells[0]!r}: there is nothing to learn")
 
     def known_task(self) -> KnownTask | None:
-        """The task that --task_name names, or None for a user's own data."""
+        """Return the task that --task_name names, or None for a user's own data."""
         data_args, name = self.data_args, self.data_args.task_name
         languages = [data_args.language, data_args.train_language, *data_args.eval_languages]
         if name == "xnli":
@@ -235,7 +235,7 @@ class TextClassificationData(TaskData):
         return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
 
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
-        """The rows with the text columns; those of a known task may have to be made of others.
+        """Return the rows with the text columns; those of a known task may have to be made of others.
 
         Raises:
             ValueError: a column is missing, or a cell is no text.
@@ -252,17 +252,17 @@ class TextClassificationData(TaskData):
         return rows
 
     def count(self, rows: "Dataset") -> int:
-        """Number of examples in the result of `examples`."""
+        """Return the number of examples in the result of `examples`."""
         return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        """Metrics of a set; `references` in the data's order of labels."""
+        """Return the metrics of a set; `references` in the data's order of labels."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), references)
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Number of training rows of each label; empty without training data or classes."""
+        """Return the number of training rows of each label; empty without training data or classes."""
         train = self.parts["train"].get("")
         if train is None or self.labels.problem_type == REGRESSION:
             return {}
@@ -274,7 +274,7 @@ class TextClassificationData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of classifiers without pre-training, {"majority class": {"accuracy": ..., "mm_accuracy": ...}, ...}."""
+        """Return the metrics of classifiers without pre-training: {"majority class": {"accuracy": ...}, ...}."""
         train = self.parts["train"].get("")
         evaluated = self.parts["validation"]
         if train is None or not evaluated:
@@ -303,7 +303,7 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
+        """Write predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
         predicted = self.labels.predicted(logits)
         if part.test and self.task is not None and set_name in self.task.files:
             return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
@@ -315,7 +315,7 @@ class TextClassificationData(TaskData):
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
     def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
-        """The name of the data, and (rows, source) by (train | validation | test, name of the set).
+        """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set).
 
         Raises:
             ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
@@ -381,7 +381,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
-        """The columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
+        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
 
         Raises:
             ValueError: there are none of these.
@@ -415,7 +415,7 @@ class TextClassificationData(TaskData):
         return self.labels.config_fields()
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Pairs are cut token by token at the end of the longer text; a warning says how many rows are."""
+        """Return the features of all sets. Pairs are cut at the end of the longer text; a warning counts such rows."""
         # The first set says which checkpoint is best: "", or the language of the training.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:
@@ -431,7 +431,7 @@ class TextClassificationData(TaskData):
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
 
     def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
-        """Features of a set, with a warning of rows that are longer than `length`."""
+        """Return the features of a set, with a warning of rows that are longer than `length`."""
         texts = part.rows.select_columns([*self.text_columns])
         rows = texts.map(
             partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length),
@@ -450,7 +450,7 @@ class TextClassificationData(TaskData):
         return rows.add_column("labels", self.labels.for_model(part.labels))
 
     def evaluation_set(self, part: Part, name: str, rows: "Dataset") -> EvaluationSet:
-        """`rows` are the features of the set `part`, which is called `name`."""
+        """Return the set `part`, which is called `name` and whose features are `rows`."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
             return self.scores(part, np.asarray(logits), self.labels.from_model(labels))
@@ -464,7 +464,7 @@ class TextClassificationData(TaskData):
 def tokenise_texts(
     batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int
 ) -> dict[str, list]:
-    """Features of texts or pairs; "cut" is True for those that are longer than `length`.
+    """Return the features of texts or pairs; "cut" is True for those that are longer than `length`.
 
     A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
     """

@@ -82,7 +82,7 @@ def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
 def encode_words(
     batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, inside: Mapping[int, int] | None
 ) -> dict[str, list]:
-    """Features, and `word_tokens`: the position of the first token of each word, -1 for a word that no token stands for.
+    """Return the features, and `word_tokens`: the position of each word's first token, -1 for a word without any.
 
     Args:
         inside (`dict[int, int]`, *optional*): label of a word's first token -> that of its other ones; None = -100.
@@ -207,7 +207,7 @@ class TokenClassificationData(TaskData):
         return label_fields(self.labels)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Byte-level tokenizers are set to read each word as within a text, see `take_prefix_space`.
+        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says.
 
         Raises:
             ValueError: the tokenizer is not a fast one.
@@ -234,7 +234,7 @@ class TokenClassificationData(TaskData):
         return EncodedTask.of_splits(sets, collator, metric)
 
     def encoded_rows(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
-        """Features of a set, with a warning of words that no token stands for."""
+        """Return the features of a set, with a warning of words that no token stands for."""
         from datasets import Dataset
 
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
@@ -261,7 +261,7 @@ class TokenClassificationData(TaskData):
         return rows
 
     def scores(self, predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Metrics of predicted tags, a list for each sentence."""
+        """Return the metrics of predicted tags, a list for each sentence."""
         if not self.entities:
             return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(tags)])}
         scores = entity_scores(predicted, tags)
@@ -274,7 +274,7 @@ class TokenClassificationData(TaskData):
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Number of training words of each label."""
+        """Return the number of training words of each label."""
         if "train" not in self.sets:
             return {}
         counts = Counter(chain.from_iterable(self.sets["train"].tags))
@@ -282,7 +282,7 @@ class TokenClassificationData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of the commonest label for every word: for entities "O", with an F1 of 0."""
+        """Return the metrics of the commonest label for every word: for entities "O", with an F1 of 0."""
         counts, evaluated = self.label_counts, self.sets.get("validation")
         if not counts or evaluated is None:
             return {}
@@ -290,11 +290,11 @@ class TokenClassificationData(TaskData):
         return {MAJORITY: self.scores([[label] * len(tags) for tags in evaluated.tags], evaluated.tags)}
 
     def evaluation_set(self, rows: "Dataset", sentences: Sentences) -> EvaluationSet:
-        """`rows` are the features of `sentences`."""
+        """Return the set of `sentences`, whose features are `rows`."""
         positions = rows["word_tokens"][:]
 
         def tags_of(logits: Any) -> list[list[str]]:
-            """A tag for each word of each sentence, from logits [n, N, C]."""
+            """Return a tag for each word of each sentence, from logits [n, N, C]."""
             return [
                 [self.labels[row[position]] if position >= 0 else OUTSIDE for position in tokens]
                 for row, tokens in zip(check_logits(logits).argmax(-1), positions, strict=True)
