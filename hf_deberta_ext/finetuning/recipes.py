@@ -193,9 +193,12 @@ def recipe_arguments(
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
     arguments = dict(
-        num_train_epochs=float(recipe.epochs), warmup_steps=recipe.warmup_steps, learning_rate=recipe.learning_rate,
-        max_seq_length=recipe.max_length, **COMMON,
-    )  # fmt: skip
+        num_train_epochs=float(recipe.epochs),
+        warmup_steps=recipe.warmup_steps,
+        learning_rate=recipe.learning_rate,
+        max_seq_length=recipe.max_length,
+        **COMMON,
+    )
     if OWN_OPTIMIZER & {*flags}:
         del arguments["published_optimizer"]
     if recipe.sift_weight:

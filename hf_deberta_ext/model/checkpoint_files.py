@@ -172,7 +172,7 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: the file is damaged.
     """
-    with damage_named(str(file), RuntimeError):
+    with damage_named(str(file), RuntimeError, OSError, LookupError):
         if str(file).endswith(".safetensors"):
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -185,7 +185,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ValueError: the file is damaged.
     """
     tensors = {}
-    with damage_named(str(file), RuntimeError):
+    with damage_named(str(file), RuntimeError, OSError, LookupError):
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():

@@ -301,7 +301,11 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
             raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
 
         def flat(x):
-            return None if x is None else x.flatten(0, 1)
+            if x is None:
+                return None
+            if x.shape[:2] != batch.shape[:2]:
+                raise ValueError(f"expected inputs of shape {list(batch.shape[:2])} x ..., got {list(x.shape)}")
+            return x.flatten(0, 1)
 
         attention_mask = flat(attention_mask)
         outputs, packed = self.encode(

@@ -29,7 +29,7 @@ def refused(monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["benchmark_attention.py", *map(str, arguments)])
-        with pytest.raises(SystemExit, match="2"):
+        with pytest.raises(SystemExit):
             benchmark.main()
         return capsys.readouterr().err
 

@@ -3,7 +3,6 @@
 
 import json
 import random
-import re
 
 import fine_tuning_scripts
 import pytest
@@ -113,17 +112,6 @@ def test_metrics_and_the_adversarial_loss_are_logged_during_the_training(run_squ
     assert measured["eval_f1"] == max(entry["eval_f1"] for entry in log)
     losses = [entry for entry in history if "loss" in entry]
     assert len(losses) == 2 and all(entry["sift_loss"] > 0 for entry in losses)
-
-
-def test_the_documented_tiny_run(run_squad, model, tmp_path):
-    [row] = re.findall(r"printf '(\{.*\})'", run_squad.__doc__)
-    file = tmp_path / "tiny.jsonl"
-    file.write_text(row, encoding="utf-8")
-    measured = run(
-        run_squad, model, tmp_path / "out", "--from_scratch", *TRAIN_AND_EVALUATE, train_file=file, validation_file=file,
-        config_overrides="num_hidden_layers=2", max_seq_length=384, doc_stride=128,
-    )  # fmt: skip
-    assert read_json(tmp_path / "out" / "eval_predictions.json").keys() == {"1"} and "eval_exact_match" in measured
 
 
 TINY = dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64)

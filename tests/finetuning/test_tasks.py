@@ -107,6 +107,7 @@ CASES = {
             ({"text_columns": ["a", "b", "c"]}, "--text_columns takes one column, or two"),
             ({"text_columns": ["label"]}, "the label 'label' is one of --text_columns"),
             ({"label_names": ["a", "A"]}, "--label_names takes two or more names, each once"),
+            ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names are of classes"),
             ({"eval_languages": ["de", "de"]}, "--eval_languages takes each language once"),
             ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
             ({"max_seq_length": 0}, "--max_seq_length must be at least 1"),

@@ -250,7 +250,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
         (dict(train=rows(["a"], ["b"]), problem_type=SINGLE), r"has the label \['a'\], expected text, a number"),
         (dict(train=rows(0.5, float("nan"))), "row 2 of --train_file has the label nan"),
         (dict(train=rows({"id": 1}), task_name="sst2", text_columns=["text"]), "{'id': 1}, expected one"),
-        (dict(train=rows(0, 2), label_names=["no", "yes"]), "labels of --label_names, which are 2: no, yes"),
+        (dict(train=rows(0, 2), label_names=["no", "yes"]), "labels of --train_file, which are 2: no, yes"),
         (dict(train=GOOD, validation=PAIRS), "--validation_file has no column 'text'"),
         (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* has no validation set"),
         (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "splits training data of your"),

@@ -90,7 +90,7 @@ def test_gradients_equal_those_of_transformers(kind, tmp_path, stock_config, sha
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, shake, batch, relative_error, monkeypatch):
-    """A dropout of p multiplies by 1 - p here, instead of drawing."""
+    """A dropout of p multiplies every second number by 1 - p here, instead of drawing."""
     config = stock_config(kind, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
     stock = shake((DebertaModel if kind == "v1" else DebertaV2Model)(config))
     stock.save_pretrained(tmp_path)
@@ -98,7 +98,7 @@ def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, 
     ids, _ = batch(2, 20)
 
     def scaled(x, p=0.5, training=True, inplace=False):
-        return x * (1 - p) if training else x
+        return x * (1 - p * (torch.arange(x.shape[-1]) % 2)) if training else x
 
     monkeypatch.setattr(torch.nn.functional, "dropout", scaled)
     with torch.no_grad():

@@ -170,7 +170,7 @@ def test_table_says_what_set_each_value_and_that_the_batch_is_another():
     assert lines[0].startswith("recipe v3-study: ") and "He et al. 2021" in lines[0]
     expected = {
         "rtd_lambda 50.0 recipe",
-        "max_steps 125000 recipe",
+        "max_steps 125,000 recipe",
         "learning_rate 0.001 your flag, recipe: 0.0005",
         "per_device_train_batch_size 16 your flag",
         "gradient_accumulation_steps 32 hardware",

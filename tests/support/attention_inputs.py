@@ -40,6 +40,8 @@ def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dt
     buckets, distance, R = -1, N + 3, 2 * (N + 3)
     if table == "buckets":
         buckets, distance, R = 16, 40, 32
+    elif table == "clamped":
+        distance, R = 40, 80
     position = RelativePosition(buckets=buckets, max_distance=distance)
     content = [torch.randn(B, N, H * d, generator=generator).unflatten(-1, (H, d)).transpose(1, 2) for _ in range(3)]
     tables = [torch.randn(H, R, d, generator=generator) for _ in range(2)]

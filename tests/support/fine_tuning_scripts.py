@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the fine-tuning scripts on made files: a tiny model, the flags, and the one line of a refused run."""
+"""Runs of the fine-tuning scripts on made files: a tiny model, the flags."""
 
-import gzip
-import itertools
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from task_files import DATA
 from tiny_constants import TINY
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-__all__ = ["TRAIN_AND_EVALUATE", "first_rows", "read_json", "refused", "run", "save_model"]
+__all__ = ["TRAIN_AND_EVALUATE", "read_json", "run", "save_model"]
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
@@ -42,20 +38,5 @@ def run(script, model, folder, *flags, **values):
     return script.main([str(word) for pair in pairs for word in pair] + [*flags])
 
 
-def refused(capsys, script, model, folder, *flags, **values):
-    """The line with which a run ends that is refused before it writes anything."""
-    with pytest.raises(SystemExit) as ended:
-        run(script, model, folder, *flags, **values)
-    lines = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
-    assert ended.value.code == 2 and len(lines) == 1 and not folder.exists()
-    return lines[0]
-
-
 def read_json(file):
     return json.loads(file.read_text(encoding="utf-8"))
-
-
-def first_rows(name, count):
-    """The first rows of a compressed file of the real data."""
-    with gzip.open(Path(DATA, name), "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in itertools.islice(lines, count)]

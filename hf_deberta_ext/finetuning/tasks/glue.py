@@ -43,9 +43,15 @@ PAIR = ("sentence1", "sentence2")
 
 
 def glue_task(
-    name: str, columns: tuple[str, ...], labels: tuple[str, ...], file: str, *, dataset: str = "nyu-mll/glue",
-    diagnostic: bool = False, **fields: Any,
-) -> KnownTask:  # fmt: skip
+    name: str,
+    columns: tuple[str, ...],
+    labels: tuple[str, ...],
+    file: str,
+    *,
+    dataset: str = "nyu-mll/glue",
+    diagnostic: bool = False,
+    **fields: Any,
+) -> KnownTask:
     """Return a task whose configuration has the splits train, validation and test, or only test (`diagnostic`)."""
     train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
     if diagnostic:

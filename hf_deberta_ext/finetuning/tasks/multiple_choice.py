@@ -204,10 +204,12 @@ class MultipleChoiceData(TaskData):
                     for row in questions
                 ]
             sets[split] = Dataset.from_dict(columns).map(
-                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length), batched=True,
-                remove_columns=["id", "context", "choices"], num_proc=arguments.preprocessing_num_workers,
+                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length),
+                batched=True,
+                remove_columns=["id", "context", "choices"],
+                num_proc=arguments.preprocessing_num_workers,
                 desc=f"tokenising {split}",
-            )  # fmt: skip
+            )
             if split != "train":
                 sets[split] = self.evaluation_set(sets[split], questions)
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
@@ -320,9 +322,12 @@ def read_multiple_choice(
     letters = arguments.task_name == "race"
     if arguments.choice_columns:
         by_flags = ChoiceColumns(
-            arguments.choice_columns, arguments.context_column, arguments.question_column, answers="number or letter",
+            arguments.choice_columns,
+            arguments.context_column,
+            arguments.question_column,
+            answers="number or letter",
             by_flags=True,
-        )  # fmt: skip
+        )
 
     def from_rows(rows, place, split, level):
         nonlocal letters
@@ -345,6 +350,9 @@ def read_multiple_choice(
     sets, source = read_splits(arguments, hub, HUB, from_file, from_hub)
     questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
     return data_class(
-        arguments, questions, name=arguments.task_name or "multiple-choice", dataset=source,
+        arguments,
+        questions,
+        name=arguments.task_name or "multiple-choice",
+        dataset=source,
         answer_names=LETTERS if letters else None,
-    )  # fmt: skip
+    )

@@ -90,10 +90,12 @@ class QuestionAnsweringData(TaskData):
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
         tables, self.dataset = read_splits(
-            data_args, hub, HUB,
+            data_args,
+            hub,
+            HUB,
             read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
             read_rows=lambda rows, place, split: Table(rows, columns, place),
-        )  # fmt: skip
+        )
         self.sets = {
             split: checked_questions(sources, data_args.limits[split], kind=split, with_null=self.with_null)
             for split, sources in tables.items()
@@ -138,9 +140,11 @@ class QuestionAnsweringData(TaskData):
             )
         arguments = self.data_args
         options = dict(
-            tokenizer=tokenizer, max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
-            doc_stride=arguments.doc_stride, num_proc=arguments.preprocessing_num_workers,
-        )  # fmt: skip
+            tokenizer=tokenizer,
+            max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
+            doc_stride=arguments.doc_stride,
+            num_proc=arguments.preprocessing_num_workers,
+        )
         sets = {}
         for split, questions in self.sets.items():
             rows, windows = encode_windows(questions, source=f"the {split} set", offsets=split != "train", **options)
@@ -160,9 +164,15 @@ class QuestionAnsweringData(TaskData):
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
-                questions.ids, questions.contexts, windows, *predictions[:2], n_best=self.data_args.n_best_size,
-                max_answer_length=self.data_args.max_answer_length, with_null=self.with_null, null_threshold=threshold,
-            )  # fmt: skip
+                questions.ids,
+                questions.contexts,
+                windows,
+                *predictions[:2],
+                n_best=self.data_args.n_best_size,
+                max_answer_length=self.data_args.max_answer_length,
+                with_null=self.with_null,
+                null_threshold=threshold,
+            )
 
         def metrics(predictions: tuple[np.ndarray, ...], labels: Any) -> dict[str, float]:
             best = answers(predictions)
@@ -232,11 +242,18 @@ def encode_windows(
     )
     encoded = rows.map(
         partial(
-            encode_batch, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, offsets=offsets,
+            encode_batch,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            doc_stride=doc_stride,
+            offsets=offsets,
             positions=questions.texts is not None,
         ),
-        batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc=f"windows of {source}",
-    )  # fmt: skip
+        batched=True,
+        remove_columns=rows.column_names,
+        num_proc=num_proc,
+        desc=f"windows of {source}",
+    )
     table = encoded.with_format("numpy")
     examples, null = table["example"][:], table["null"][:]
     if questions.texts is not None:
@@ -265,9 +282,13 @@ def encode_batch(
     if question_first:
         pair, truncation = (batch["question"], batch["context"]), "only_second"
     encoding = tokenizer(
-        *pair, truncation=truncation, max_length=max_length, stride=doc_stride, return_overflowing_tokens=True,
+        *pair,
+        truncation=truncation,
+        max_length=max_length,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
         return_offsets_mapping=True,
-    )  # fmt: skip
+    )
     # Several questions are about one context.
     edges = {context: word_edges(context) for context in {*batch["context"]}}
     columns = ["example", "null"]

@@ -63,8 +63,14 @@ class SuperGlueArguments(TextClassificationArguments):
     """Flags of SuperGLUE, without those of data of your own and of XNLI."""
 
     refused = (
-        "validation_share", "text_columns", "label_names", "problem_type", "language", "train_language", "eval_languages"
-    )  # fmt: skip
+        "validation_share",
+        "text_columns",
+        "label_names",
+        "problem_type",
+        "language",
+        "train_language",
+        "eval_languages",
+    )
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:

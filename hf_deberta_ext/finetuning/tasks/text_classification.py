@@ -36,9 +36,14 @@ logger = logging.get_logger(__name__)
 
 # Tried in this order where neither a task nor a flag names the columns.
 TEXT_COLUMNS = (
-    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"),
-    ("question", "passage"), ("sentence",), ("text",),
-)  # fmt: skip
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("sentence",),
+    ("text",),
+)
 METRICS = {
     SINGLE: ("accuracy", "macro_f1"),
     MULTI: ("micro_f1",),
@@ -60,9 +65,10 @@ class TextClassificationArguments(DataArguments):
         None, "without --validation_file: share of the training rows that are held out to evaluate on, such as 0.2"
     )
     text_columns: list[str] = option(
-        list, "the column of the text, or two of a pair; default: those of the task, or of GLUE",
+        list,
+        "the column of the text, or two of a pair; default: those of the task, or of GLUE",
         aliases=["--text_column_names"],
-    )  # fmt: skip
+    )
     label_column: str = option("label", "the column of the labels", aliases=["--label_column_name"])
     label_names: list[str] = option(list, "names of the labels 0, 1, ... of your own data: negative positive")
     problem_type: str | None = option(
@@ -82,6 +88,8 @@ class TextClassificationArguments(DataArguments):
             raise ValueError(f"the label {self.label_column!r} is one of --text_columns: a model could read it off")
         if len({name.lower() for name in self.label_names}) < len(self.label_names) or len(self.label_names) == 1:
             raise ValueError(f"--label_names takes two or more names, each once, got {', '.join(self.label_names)}")
+        if self.label_names and self.problem_type == REGRESSION:
+            raise ValueError("--label_names are of classes: leave them out with --problem_type regression")
         if len({*self.eval_languages}) < len(self.eval_languages):
             raise ValueError(f"--eval_languages takes each language once, got {', '.join(self.eval_languages)}")
 
@@ -292,9 +300,12 @@ class TextClassificationData(TaskData):
                 majority_logits(labels, len(self.labels.names), len(part.rows)) for part in evaluated.values()
             ]
         answers[name] = tfidf_logits(
-            columns(train), labels, [*map(columns, evaluated.values())], num_labels=len(self.labels.names),
+            columns(train),
+            labels,
+            [*map(columns, evaluated.values())],
+            num_labels=len(self.labels.names),
             balanced=self.task is not None and self.task.metric == "matthews_correlation",
-        )  # fmt: skip
+        )
         scores = {kind: {} for kind in answers}
         for kind, logits in answers.items():
             for (set_name, part), of_set in zip(evaluated.items(), logits, strict=True):

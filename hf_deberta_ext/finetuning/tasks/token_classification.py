@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-__all__ = [
-    "TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space",
-]  # fmt: skip
+__all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
 
 logger = logging.get_logger(__name__)
 
