@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of corpora and tokenizers, for a preparation and all pre-training scripts; imports neither Trainer nor models."""
 
+import functools
 from dataclasses import dataclass
 
 from ..data.languages import language_problem
@@ -71,9 +72,10 @@ class CorpusArguments:
     min_tokens: int = option(1, "shorter documents are left out, and counted")
     language: str = option("en", "ISO code of the text, for the ends of sentences")
 
-    def __post_init__(self):
-        # Looked up once: the folder may be a remote one.
-        self.is_prepared = is_prepared(*self.train_data)
+    @functools.cached_property
+    def is_prepared(self) -> bool:
+        """Training data are a prepared folder; looked up once, since the folder may be remote."""
+        return is_prepared(*self.train_data)
 
 
 def check_corpus(arguments: CorpusArguments):
