@@ -2,7 +2,8 @@
 """The command line, `deberta-ext COMMAND ...` or `python -m hf_deberta_ext COMMAND ...`.
 
 A command is a module of this folder with HELP (one line), EXAMPLE (command lines, shown at the end of its --help),
-add_arguments(parser), and run(arguments), which returns the exit status (None is 0) and does the heavy imports.
+add_arguments(parser), and run(arguments), which returns the exit status (None is 0) and does the heavy imports. With
+SHOWS_PROGRESS it logs, and shows progress bars, as a script does.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from ..training.user_errors import ExitOnUserError
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
-COMMANDS = ("convert", "info", "card", "push", "explain", "eval", "demo")
+COMMANDS = ("finetune", "convert", "info", "card", "push", "explain", "eval", "demo")
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="DeBERTa v1, v2, v3 and mDeBERTa for transformers: checkpoints, model cards, the Hub, and figures.",
+        description="DeBERTa v1, v2, v3 and mDeBERTa for transformers: fine-tuning, checkpoints, the Hub, and figures.",
         epilog=f"{PROGRAM} COMMAND --help has the arguments of a command and examples.",
         allow_abbrev=False,
     )
@@ -81,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from ..training.model_sources import check_source
 
     module = importlib.import_module(f".{arguments.command}", __name__)
-    quiet = contextlib.nullcontext() if arguments.debug else _quiet()
+    quiet = _quiet()
+    if arguments.debug or getattr(module, "SHOWS_PROGRESS", False):
+        quiet = contextlib.nullcontext()
     with ExitOnUserError(f"{PROGRAM} {arguments.command}", expected=EXPECTED, show_traceback=arguments.debug):
         try:
             with quiet:

@@ -158,12 +158,13 @@ class FineTuningArguments(RunArguments, SiftArguments):
 
 
 def parse(
-    argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str
+    argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str, program: str = "%(prog)s"
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
     """Parse the flags of a command line, or of the one .json or .yaml file that it names, as `parse_flags`.
 
     Args:
         data_arguments: the class of the task's flags.
+        program (`str`): its name in `--help`.
     Returns:
         The three groups of flags, and those of the command line, by name.
     """
@@ -176,6 +177,6 @@ def parse(
         return settings, recipe_table(name, task, settings, flags)
 
     groups = (data_arguments, ModelArguments, FineTuningArguments)
-    usage = "%(prog)s --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
+    usage = f"{program} --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
     return data_args, model_args, args, flags

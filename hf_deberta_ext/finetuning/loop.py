@@ -43,6 +43,7 @@ def main(
     argv: Sequence[str] | None = None,
     *,
     description: str,
+    program: str = "%(prog)s",
 ) -> dict[str, Any]:
     """Parse the flags of a script and run all stages. An error of the user ends the program as `ExitOnUserError` says, with
     a traceback once the training has begun.
@@ -52,11 +53,12 @@ def main(
         data_arguments: the class of the task's flags, a subclass of `DataArguments`.
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
+        program (`str`): its name in `--help`.
     """
-    with ExitOnUserError() as program:
-        prepared = prepare(read, *parse(argv, data_arguments, description=description))
-        program.show_traceback = True
-        program.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
+    with ExitOnUserError() as errors:
+        prepared = prepare(read, *parse(argv, data_arguments, description=description, program=program))
+        errors.show_traceback = True
+        errors.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
         return train_and_report(prepared)
 
 

@@ -18,7 +18,7 @@ from ..training.model_sources import announce_official, check_source
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import PAIR_MODES
-from .prepared_corpus import read_manifest, tokenizer_folder
+from .prepared_corpus import is_prepared, read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
 __all__ = ["ELSEWHERE", "DataArguments", "MaskingArguments", "ModelArguments", "check_arguments", "model_config"]
@@ -47,7 +47,7 @@ class ModelArguments(TokenizerArguments, HubArguments):
 
 def may_train_tokenizer(args: Any) -> bool:
     """Return whether a tokenizer is trained, or the flag for it is still missing."""
-    return args.train_tokenizer is not None or not (args.tokenizer or args.model or args.is_prepared)
+    return args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
 
 
 @dataclass
@@ -64,7 +64,10 @@ class DataArguments(CorpusArguments):
     card_language: str | None = option(None, "ISO code of the text, for the model card")
 
     needs: ClassVar = {
-        "shuffle_buffer": ("without --streaming or prepared data", lambda args: args.streaming or args.is_prepared),
+        "shuffle_buffer": (
+            "without --streaming or prepared data",
+            lambda args: args.streaming or is_prepared(*args.train_data),
+        ),
     }
 
 

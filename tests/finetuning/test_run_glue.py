@@ -11,6 +11,8 @@ from glue_script import arguments, reviews, start
 from scripts import EXAMPLES
 from toy_task import read
 
+from hf_deberta_ext.commands import main
+
 pytest.importorskip("sentencex")
 material = glue_script.material
 
@@ -33,6 +35,15 @@ def test_a_task_is_learned_and_its_test_file_is_what_the_server_takes(finished):
     history = read(folder, "trainer_state.json")["log_history"]
     # Twice during the training, and at its end.
     assert sum("eval_accuracy" in entry for entry in history) == 3
+
+
+def test_the_command_is_the_script(material, tmp_path, capsys):
+    argv = ["finetune", "classification", *arguments(material, tmp_path / "run", "--do_train", "--do_eval")]
+    assert main(argv) == 0
+    assert {"eval_accuracy", "train_loss"} <= {*read(tmp_path / "run", "all_results.json")}
+    assert main(argv) == 2 and "is not empty" in capsys.readouterr().err
+    assert main(["finetune", "ner", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: deberta-ext finetune ner --model_name_or_path MODEL")
 
 
 def test_the_code_of_the_card_runs(finished, monkeypatch):

@@ -37,7 +37,8 @@ ALLOWED = {
     "analysis": {"tokenization"},
     # The command line stands on top, as the examples do: it takes public names of all rooms.
     "commands": {
-        "", "analysis", "conversion", "data", "demo", "native", "pretraining", "publishing", "tokenization", "training",
+        "", "analysis", "conversion", "data", "demo", "finetuning", "native", "pretraining", "publishing", "tokenization",
+        "training",
     },
     "conversion": {"tokenization"},
     "data": set(),

@@ -350,6 +350,16 @@ def test_a_file_that_is_cut_off_is_named(kind, length, tmp_path):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
+def test_weights_that_are_integers_are_refused(kind, tmp_path):
+    """transformers converts them without a word."""
+    path = own_or_official(kind, tmp_path)
+    tensors = {name: (100 * tensor).to(torch.int8) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ValueError, match="int8, expected floating-point weights"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["ours", "v3"])
 def test_weights_of_another_size_are_refused(kind, tmp_path):
     own_or_official(kind, tmp_path)

@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from transformers.utils import cached_file
 __all__ = [
     "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
     "WEIGHT_FILES", "Tensor", "checkpoint_step", "damage_named", "header_tensor", "is_adapter_folder", "is_weight_file",
-    "microsoft_weights", "optional_file", "read_index", "read_json", "read_tensors", "read_weights", "tokenizer_files",
+    "microsoft_weights", "optional_file", "read_index", "read_json", "read_tensors", "read_weights", "refuse_integers",
+    "tokenizer_files", "weight_files",
 ]  # fmt: skip
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
@@ -176,6 +177,17 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
         if str(file).endswith(".safetensors"):
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def refuse_integers(tensors: Mapping[str, Any], source: str):
+    """Refuse weights that are integers, which loading would convert without a word.
+
+    Raises:
+        ValueError: one is not of floating-point numbers.
+    """
+    for name, tensor in tensors.items():
+        if name.endswith((".weight", ".bias")) and "float" not in str(tensor.dtype):
+            raise ValueError(f"{source}: {name} is of {tensor.dtype}, expected floating-point weights: convert them first")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -3,12 +3,21 @@
 """`from_pretrained` of every model, which takes official checkpoints as they are."""
 
 import copy
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from .checkpoint_files import ADAPTER_CONFIG_FILE, damage_named, optional_file, read_json
+from .checkpoint_files import (
+    ADAPTER_CONFIG_FILE,
+    damage_named,
+    optional_file,
+    read_json,
+    read_tensors,
+    refuse_integers,
+    weight_files,
+)
 from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict, set_fields_of_head
 from .configuration_deberta_ext import is_joint
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields, stored_configuration
@@ -52,6 +61,10 @@ class LoadingMixin:
             kwargs |= dict(config=config, delta_bases=delta_bases, stored_config=stored_config)
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
         return_info = kwargs.pop("output_loading_info", False)
+        if reads_source and "quantization_config" not in stored_config:
+            # [] for a repository of the Hub.
+            for file in weight_files(Path(source, kwargs.get("subfolder") or "")):
+                refuse_integers(read_tensors(file), str(file))
         with damage_named(f"a file of {source}"):
             model, info = super().from_pretrained(source, *model_args, config=config, output_loading_info=True, **kwargs)
         report = LoadingReport(str(source))
@@ -84,6 +97,7 @@ class LoadingMixin:
             config, kwargs = cls.config_class.from_pretrained(
                 config or source, return_unused_kwargs=True, **download, **kwargs
             )
+        refuse_integers(state_dict, str(source))
         try:
             state_dict, report = convert_official(state_dict, config, delta_bases)
         except ValueError as error:
