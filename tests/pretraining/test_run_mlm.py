@@ -244,7 +244,7 @@ def test_a_lower_perplexity_is_better(metric, greater, tmp_path):
         (dict(train_tokenizer="unigram"), "knows only the ids of its own tokenizer"),
         (dict(config_overrides="hiden_size=3"), "--config_overrides: there is no field 'hiden_size'"),
         (dict(config_overrides="hidden_size=64"), "with --config_overrides hid"),
-        (dict(model="damaged"), "damaged.*model.safetensors is truncated or damaged"),
+        (dict(model="damaged"), "damaged/model.safetensors is truncated or damaged"),
     ],
 )
 def test_flags_that_do_not_fit_a_checkpoint_are_refused(flags, message, finished, run_mlm, text, tmp_path, monkeypatch):
