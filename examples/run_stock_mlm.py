@@ -12,12 +12,12 @@ as many parameters. Logits are only computed for masked tokens, as in our model.
 
 from dataclasses import dataclass
 
-from run_mlm import GROUPS, parse_and_run, train
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import run_stages as stages
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveOutput, row_statistics
+from hf_deberta_ext.pretraining.run_masked_lm import GROUPS, parse_and_run, train
 from hf_deberta_ext.training.flags import option
 
 # The logits of states [n, hidden_size].

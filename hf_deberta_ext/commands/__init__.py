@@ -24,7 +24,7 @@ from ..training.user_errors import ExitOnUserError
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
-COMMANDS = ("finetune", "convert", "info", "card", "push", "explain", "eval", "demo")
+COMMANDS = ("finetune", "pretrain", "convert", "info", "card", "push", "explain", "eval", "demo")
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="DeBERTa v1, v2, v3 and mDeBERTa for transformers: fine-tuning, checkpoints, the Hub, and figures.",
+        description="DeBERTa v1, v2, v3 and mDeBERTa for transformers: training, checkpoints, the Hub, and figures.",
         epilog=f"{PROGRAM} COMMAND --help has the arguments of a command and examples.",
         allow_abbrev=False,
     )

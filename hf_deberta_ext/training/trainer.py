@@ -347,7 +347,8 @@ class RunTrainer(HubTrainer):
         token = self.args.hub_token
         self.args.hub_token = None
         try:
-            if self._aside is not None:
+            # Trainer calls it in all processes; a checkpoint is aside already.
+            if self._aside is not None or not self.args.should_save:
                 super()._save(output_dir, state_dict)
             else:
                 with write_errors(folder), replaced_model(folder) as part:

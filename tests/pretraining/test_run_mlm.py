@@ -15,6 +15,7 @@ from scripts import EXAMPLES
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, TargetTrainer
 from hf_deberta_ext.training.manifest import MANIFEST_FILE
@@ -34,6 +35,16 @@ def finished(run_mlm, text, tmp_path_factory):
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, eval_strategy="steps", eval_steps=2)
     run_mlm.main(arguments(text, folder, **flags))
     return folder
+
+
+@pytest.mark.parametrize("objective", ["mlm", "rtd"])
+def test_the_command_is_the_script(objective, text, tmp_path, capsys):
+    argv = ["pretrain", objective, *arguments(text, tmp_path / "run", max_steps=1)]
+    assert main(argv) == 0
+    assert (tmp_path / "run" / "README.md").is_file()
+    assert main(argv) == 2 and "is not empty" in capsys.readouterr().err
+    assert main(["pretrain", objective, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: deberta-ext pretrain {objective} --train_data FILES")
 
 
 def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deberta-ext pretrain`: pre-train a model on text, as the scripts run_mlm.py and run_rtd.py of the examples do."""
+
+import argparse
+
+__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
+
+HELP = "pre-train a model on text: mlm, a masked language model, or rtd, generator and discriminator"
+EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe \\
+    --vocab_size 8000 --output_dir small
+deberta-ext pretrain rtd --help"""
+# Logs and progress bars are shown.
+SHOWS_PROGRESS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.add_argument("objective", choices=["mlm", "rtd"], help="`pretrain mlm --help` has its flags")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags, or a .json or .yaml file of flags")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train and evaluate, as the flags say."""
+    from ..pretraining import run_masked_lm, run_replaced_tokens
+
+    script = {"mlm": run_masked_lm, "rtd": run_replaced_tokens}[arguments.objective]
+    script.main(arguments.flags, program=f"deberta-ext pretrain {arguments.objective}")
