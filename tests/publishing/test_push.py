@@ -165,7 +165,7 @@ def test_pushed_models_are_read_back_equal_without_the_package(hub, tmp_path):
     results = read_back(hub, tmp_path, [job(auto, f"user/{auto}", auto) for auto in models])
     for auto, model in models.items():
         inputs = {name: torch.tensor(value) for name, value in tiny_inputs(auto).items()}
-        assert_equal_outputs(results[auto]["outputs"], answers(model, inputs))
+        assert_equal_outputs(results[auto]["answers"], answers(model, inputs))
 
 
 def test_a_folders_card_is_published_and_names_the_repository(hub, saved):
