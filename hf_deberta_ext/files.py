@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .model.heads import PARTS
+
 __all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
 
 
@@ -48,7 +50,7 @@ def shown_source(source: str | os.PathLike) -> str:
         is_local = text.startswith((".", "/", "~")) or "\\" in text or ":" in text or len(names) > 2 or Path(text).exists()
         if not is_local or not names:
             return text
-    return "/".join(names[-2:] if names[-1] in ("discriminator", "generator") else names[-1:])
+    return "/".join(names[-2:] if names[-1] in PARTS else names[-1:])
 
 
 def is_hub_id(name: str | None) -> bool:

@@ -12,7 +12,6 @@ from .prepared_corpus import is_prepared
 
 __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus", "tokenizer_options"]
 
-LEAVE_OUT = "leave it out"
 # Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
     "config_name": "--preset, and --config_overrides",

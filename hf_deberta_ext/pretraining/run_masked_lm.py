@@ -2,9 +2,10 @@
 """Pre-train a masked language model, from scratch or from a checkpoint, with any sum of the BERT family's objectives."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import set_seed
@@ -35,10 +36,9 @@ from .objectives import pair_objectives
 from .packing import PAIR_MODES
 from .report import CURVES_FILE
 
-__all__ = ["GROUPS", "USAGE", "main", "parse_and_run", "train"]
+__all__ = ["GROUPS", "main", "parse_and_run", "train"]
 
 GROUPS = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
-USAGE = "{program} --train_data FILES --train_tokenizer unigram --preset v3-small --output_dir FOLDER ..."
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s"):
@@ -53,12 +53,31 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
 
 
 def parse_and_run(
-    run: Callable, groups: tuple[type, ...], argv: list[str] | None, description: str, program: str = "%(prog)s"
+    run: Callable,
+    groups: tuple[type, ...],
+    argv: list[str] | None,
+    description: str,
+    program: str = "%(prog)s",
+    *,
+    rtd: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ):
-    """Parse the flags of `groups`, and call `run` with the dataclasses that they become."""
+    """Parse the flags of `groups`, and call `run` with the dataclasses that they become.
+
+    Args:
+        rtd (`bool`): recipes are those of replaced token detection.
+        defaults (`dict`, *optional*): of this script, by name.
+    """
     with ExitOnUserError():
-        recipe, usage = partial(chosen_settings, rtd=False), USAGE.format(program=program)
-        parsed, _ = parse_flags(groups, argv, description=description, usage=usage, elsewhere=flags.ELSEWHERE, recipe=recipe)
+        parsed, _ = parse_flags(
+            groups,
+            argv,
+            description=description,
+            usage=f"{program} --train_data FILES --train_tokenizer unigram --preset v3-small --output_dir FOLDER ...",
+            defaults=defaults,
+            elsewhere=flags.ELSEWHERE,
+            recipe=partial(chosen_settings, rtd=rtd),
+        )
         return run(*parsed)
 
 

@@ -3,7 +3,6 @@
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +14,9 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForPreTraining
 from ..training.checkpoints import readable_weights, replaced_model
 from ..training.distributed import leave_together
-from ..training.flags import option, parse_flags
+from ..training.flags import option
 from ..training.run_contents import weights_digest
 from ..training.run_folder import contents_line, find_checkpoint, repeated_arguments
-from ..training.user_errors import ExitOnUserError
 from . import (
     DataArguments,
     MaskingArguments,
@@ -28,7 +26,6 @@ from . import (
     ReplacedTokenArguments,
     ReplacedTokenTrainer,
     check_stepping,
-    chosen_settings,
     plot_replaced_tokens,
     replaced_token_table,
 )
@@ -36,7 +33,7 @@ from . import run_arguments as flags
 from . import run_stages as stages
 from .packing import PAIR_MODES
 from .report import CURVES_FILE
-from .run_masked_lm import USAGE
+from .run_masked_lm import parse_and_run
 
 __all__ = ["GROUPS", "main"]
 
@@ -62,18 +59,7 @@ GROUPS = (ModelArguments, JointModelArguments, DataArguments, MaskingArguments, 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s"):
     """Parse the flags of a command line and run all stages; arguments as of `run_masked_lm.main`."""
     masking = dict(masking="token", mask_share=1.0, random_share=0.0)
-    recipe = partial(chosen_settings, rtd=True)
-    with ExitOnUserError():
-        parsed, _ = parse_flags(
-            GROUPS,
-            argv,
-            description=description,
-            usage=USAGE.format(program=program),
-            defaults=masking,
-            elsewhere=flags.ELSEWHERE,
-            recipe=recipe,
-        )
-        return run(*parsed)
+    return parse_and_run(run, GROUPS, argv, description, program, rtd=True, defaults=masking)
 
 
 def run(model_args, joint_args, data_args, masking_args, args):

@@ -67,7 +67,7 @@ class HubTrainer(Trainer):
             place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else Path(checkpoint_folder).name
         folder = self._linked(Path(checkpoint_folder), place)
         include = [f"{place}/*"] if place else []
-        job = self._start_push(folder, f"Training in progress, {done}", include=include)
+        job = self._start_push(folder, f"Training in progress, {done}", include=include, removed=folder.parent)
         jobs = self.push_in_progress.jobs if is_busy else []
         self.push_in_progress = PushInProgress([*jobs, job])
 
@@ -97,8 +97,10 @@ class HubTrainer(Trainer):
             write_manifest(folder / place)
         return folder
 
-    def _start_push(self, folder: Path, message: str | None, token=None, revision=None, private=None, include=()) -> Future:
-        """Push a folder after the pushes before it."""
+    def _start_push(
+        self, folder: Path, message: str | None, token=None, revision=None, private=None, include=(), removed=None
+    ) -> Future:
+        """Push a folder after the pushes before it, and delete the folder `removed` when it has ended."""
         if private is None:
             private = self.args.hub_private_repo
 
@@ -118,9 +120,8 @@ class HubTrainer(Trainer):
                 logger.warning(f"{message}: the push to {self.hub_model_id} failed: {error}")
                 raise
             finally:
-                # Of a checkpoint.
-                if folder.parent.name.startswith(".pushed-"):
-                    shutil.rmtree(folder.parent, ignore_errors=True)
+                if removed is not None:
+                    shutil.rmtree(removed, ignore_errors=True)
 
         return self._hub.run_as_future(send)
 
