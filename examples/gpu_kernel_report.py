@@ -89,7 +89,7 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
 
 def kernel_rows(capability: int, dtype: torch.dtype, head_size: int, dropout_p: float = 0.0):
     """Yield a row for each kernel of a training step at 2,048 tokens, with the launch parameters of the table."""
-    from hf_deberta_ext.model import attention_triton
+    from hf_deberta_ext.kernels import attention_triton
 
     there = dict(triton_unavailable=lambda *args: None, capability=lambda device: divmod(capability, 10))
     content = [torch.zeros(1, 2048, 2, head_size, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]

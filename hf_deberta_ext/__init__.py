@@ -3,34 +3,36 @@
 
 import transformers
 
-from . import native  # noqa: F401
 from ._version import __version__
-from .model import modeling_deberta_ext
-from .model.attention import DisentangledSelfAttention
-from .model.attention_backends import BACKENDS as ATTENTION_BACKENDS
-from .model.attention_blocked import disentangled_attention_blocked
-from .model.attention_eager import disentangled_attention_eager
-from .model.attention_inputs import AttentionInputs
-from .model.attention_sdpa import disentangled_attention_sdpa
-from .model.checkpoint_layouts import LoadingReport
+from .checkpoints.layouts import LoadingReport
+from .heads import HEADS, model_class
+from .model.attention_deberta_ext import BACKENDS as ATTENTION_BACKENDS
+from .model.attention_deberta_ext import (
+    AttentionInputs,
+    DisentangledSelfAttention,
+    PackedSequences,
+    RelativePosition,
+    disentangled_attention_blocked,
+    disentangled_attention_eager,
+    disentangled_attention_sdpa,
+)
 from .model.configuration_deberta_ext import DebertaExtConfig
-from .model.enhanced_mask_decoder import EnhancedMaskDecoder
-from .model.heads import HEADS
 from .model.modeling_deberta_ext import (
     DebertaExtForEntityScoring,
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
     DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
     DebertaExtModel,
     DebertaExtPreTrainedModel,
+    EnhancedMaskDecoder,
 )
-from .model.relative_position import RelativePosition
-from .model.replaced_token_detection import ReplacedTokenDetectionHead
-from .model.unpadding import PackedSequences
+from .model.replaced_tokens_deberta_ext import (
+    DebertaExtForPreTraining,
+    DebertaExtForReplacedTokenDetection,
+    ReplacedTokenDetectionHead,
+)
 from .pretraining.span_boundary import SpanBoundaryHead
 from .replaced_attention import ReplacedAttention, replace_attention, restore_attention
 
@@ -45,7 +47,6 @@ __all__ = [
 ]  # fmt: skip
 
 transformers.AutoConfig.register(DebertaExtConfig.model_type, DebertaExtConfig, exist_ok=True)
-for _head in HEADS.values():
+for _name, _head in HEADS.items():
     if _head.auto_class is not None:
-        _model_class = getattr(modeling_deberta_ext, _head.model_class)
-        getattr(transformers, _head.auto_class).register(DebertaExtConfig, _model_class, exist_ok=True)
+        getattr(transformers, _head.auto_class).register(DebertaExtConfig, model_class(_name), exist_ok=True)

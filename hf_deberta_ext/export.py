@@ -20,9 +20,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ._version import __version__
+from .checkpoints.loading import in_eval_mode
+from .heads import HEADS, Head
 from .model.configuration_deberta_ext import DebertaExtConfig
-from .model.heads import HEADS, Head
-from .model.pretrained_model import in_eval_mode
 
 __all__ = ["export_onnx", "export_program", "quantise_onnx", "reads_absolute_positions"]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .model.heads import PARTS
+from .heads import PARTS
 
 __all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
 

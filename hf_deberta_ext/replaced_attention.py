@@ -10,11 +10,7 @@ from torch import nn
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from .model.attention import DisentangledSelfAttention
-from .model.attention_backends import choose_backend
-from .model.attention_inputs import AttentionInputs
-from .model.input_validation import is_traced
-from .model.position_cache import PositionCache
+from .model.attention_deberta_ext import AttentionInputs, DisentangledSelfAttention, PositionCache, choose_backend, is_traced
 
 __all__ = ["ReplacedAttention", "replace_attention", "restore_attention"]
 

@@ -24,7 +24,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
 
-from .model.checkpoint_files import read_json
+from .checkpoints.files import read_json
 
 __all__ = [
     "PreTrainedTokenizerFast",

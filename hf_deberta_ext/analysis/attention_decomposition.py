@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..model.attention import DisentangledSelfAttention
-from ..model.base_model import DebertaExtModel
-from ..model.pretrained_model import in_eval_mode
+from ..checkpoints.loading import in_eval_mode
+from ..model.attention_deberta_ext import DisentangledSelfAttention
+from ..model.modeling_deberta_ext import DebertaExtModel
 
 __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_profile"]
 

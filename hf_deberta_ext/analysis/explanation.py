@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from ..model.checkpoint_files import checkpoint_step, is_adapter_folder
+from ..checkpoints.files import checkpoint_step, is_adapter_folder
+from ..heads import PARTS
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
-from ..model.generator_and_discriminator import DebertaExtForPreTraining
-from ..model.heads import PARTS
-from ..model.masked_language_model import DebertaExtForMaskedLM
-from ..model.replaced_token_detection import DebertaExtForReplacedTokenDetection
+from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
+from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from ..tokenization import check_tokenizer, load_tokenizer
 from .attention_decomposition import attention_parts, position_profile
 from .embedding_similarity import average_cosine_similarity, word_tables

@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import logsigmoid
 from tqdm.auto import tqdm
 
+from ..checkpoints.loading import in_eval_mode
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.masked_language_model import DebertaExtForMaskedLM
-from ..model.pretrained_model import in_eval_mode
+from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 from ..tokenization import check_tokenizer
 
 __all__ = ["WORD", "SentenceScore", "TokenScore", "pseudo_log_likelihood", "token_replacement_probabilities"]

@@ -3,7 +3,7 @@
 
 import argparse
 
-from ..model.heads import HEADS
+from ..heads import HEADS
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 

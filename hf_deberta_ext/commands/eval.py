@@ -140,7 +140,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
     from transformers import AutoModelForMaskedLM
 
     from ..analysis.explanation import load_model
-    from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
+    from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
     from ..tokenization import load_tokenizer
 
     source, revision = arguments.model, arguments.revision

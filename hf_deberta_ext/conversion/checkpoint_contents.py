@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from huggingface_hub import get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import NotASafetensorsRepoError
-from transformers import PreTrainedModel
 
-from ..model import modeling_deberta_ext
-from ..model.checkpoint_files import (
+from ..checkpoints.files import (
     ADAPTER_CONFIG_FILE,
     GENERATOR_FILE,
     WEIGHT_FILES,
@@ -27,11 +25,11 @@ from ..model.checkpoint_files import (
     tokenizer_files,
     weight_files,
 )
-from ..model.checkpoint_layouts import convert_official, set_fields_of_head
+from ..checkpoints.layouts import convert_official, set_fields_of_head
+from ..checkpoints.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
+from ..checkpoints.presets import PRESETS
+from ..heads import HEADS, model_class
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
-from ..model.heads import HEADS
-from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
-from ..model.presets import PRESETS
 from ..tokenization import check_tokenizer, load_tokenizer
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
     "describe",
     "description_text",
     "fetch",
-    "model_class",
     "read_contents",
 ]
 
@@ -146,11 +143,6 @@ class CheckpointContents:
         if (self.folder / GENERATOR_FILE).is_file():
             generator = ", discriminator and generator"
         return f"{family} as Microsoft publishes it ({model_type}{generator})"
-
-
-def model_class(head: str) -> type[PreTrainedModel]:
-    """Return the model class of a head by its name on the command line."""
-    return getattr(modeling_deberta_ext, HEADS[head].model_class)
 
 
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:

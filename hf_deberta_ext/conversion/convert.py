@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from ..checkpoints.files import read_json
 from ..files import free_name
-from ..model.checkpoint_files import read_json
-from ..model.pretrained_model import DebertaExtPreTrainedModel
+from ..heads import model_class
+from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification
-from .checkpoint_contents import CheckpointContents, compare_with_class, fetch, model_class, read_contents
+from .checkpoint_contents import CheckpointContents, compare_with_class, fetch, read_contents
 from .deberta_v2 import save_as_deberta_v2
 
 __all__ = ["convert"]

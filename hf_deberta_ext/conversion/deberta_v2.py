@@ -10,15 +10,11 @@ from huggingface_hub import save_torch_state_dict
 from transformers import DebertaV2Config
 from transformers.utils import logging
 
-from ..model.checkpoint_files import read_json
+from ..checkpoints.files import read_json
+from ..heads import HEADS
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.heads import HEADS
-from ..model.modeling_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtPreTrainedModel,
-)
+from ..model.modeling_deberta_ext import DebertaExtForMaskedLM, DebertaExtForQuestionAnswering, DebertaExtPreTrainedModel
+from ..model.replaced_tokens_deberta_ext import DebertaExtForReplacedTokenDetection
 
 logger = logging.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from ..model.pretrained_model import DebertaExtPreTrainedModel
+from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..tokenization import load_tokenizer
 from .deberta_v2 import to_deberta_v2_state_dict
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..analysis.explanation import load_model, model_inputs
-from ..model.checkpoint_files import is_adapter_folder
+from ..checkpoints.files import is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.masked_language_model import DebertaExtForMaskedLM
-from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
+from ..model.modeling_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from ..tokenization import check_tokenizer, load_tokenizer
 
 __all__ = ["DemoModel", "fill_mask", "given_texts", "load", "token_contributions", "tokenize"]

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..checkpoints.files import is_adapter_folder
 from ..data.languages import check_languages
 from ..files import as_list
-from ..model.attention_backends import BACKENDS
-from ..model.checkpoint_files import is_adapter_folder
+from ..model.attention_deberta_ext import BACKENDS
 from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags

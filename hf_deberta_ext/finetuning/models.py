@@ -11,10 +11,9 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..model.adapters import module_to_save
-from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
+from ..checkpoints.adapters import PEFT_TASKS, module_to_save
+from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.heads import PEFT_TASKS
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides

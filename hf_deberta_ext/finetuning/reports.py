@@ -13,9 +13,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..analysis.plots import metric_label, plot_comparison, plot_curves
+from ..checkpoints.files import read_json
 from ..data.files import named_files, shown_files
 from ..files import as_list, is_hub_id, replace_text, shown_source
-from ..model.checkpoint_files import read_json
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..training.batch_size import hardware_facts

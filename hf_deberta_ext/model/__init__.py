@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote-code files: a flat folder; every file but this one is copied into a saved checkpoint, byte for byte."""
+"""The model: four files, which every saved checkpoint carries byte for byte."""

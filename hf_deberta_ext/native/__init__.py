@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native CPU kernel of disentangled attention as torch operators, where `pip install` has built its library.
 
-`torch.ops.hf_deberta_ext.disentangled_attention` is all that `model/attention_native.py` calls, also in remote code, which
-then runs in a process that has imported this package. A changed signature needs another name.
+`torch.ops.hf_deberta_ext.disentangled_attention` is all that `kernels/attention_native.py` calls.
 """
 
 import ctypes
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..model.attention_inputs import differentiate_by, empty_heads, fake_backward, fake_forward, save_operands
+from ..kernels.operators import differentiate_by, empty_heads, fake_backward, fake_forward, save_operands
 
 __all__ = ["INSTRUCTION_SETS", "kernel_status", "load"]
 

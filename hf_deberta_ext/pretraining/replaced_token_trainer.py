@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
 
 from ..analysis.embedding_similarity import average_cosine_similarity, word_tables
-from ..model.generator_and_discriminator import DebertaExtForPreTraining
-from ..model.heads import PARTS
+from ..heads import PARTS
+from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
 from ..training.arguments import RunArguments, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss

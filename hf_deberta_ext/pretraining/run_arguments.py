@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from ..data.languages import check_languages
 from ..files import as_list
-from ..model.attention_backends import BACKENDS
+from ..model.attention_deberta_ext import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments

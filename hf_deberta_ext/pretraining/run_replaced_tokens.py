@@ -11,7 +11,7 @@ from transformers import set_seed
 from ..analysis.results import learned_nothing
 from ..files import shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.modeling_deberta_ext import DebertaExtForPreTraining
+from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
 from ..training.checkpoints import readable_weights, replaced_model
 from ..training.distributed import leave_together
 from ..training.flags import option

@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from ..data.columns import first
 from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
-from ..model.pretrained_model import DebertaExtPreTrainedModel
+from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer

@@ -23,7 +23,7 @@ __all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
 
 def add_head(model: nn.Module, config: DebertaExtConfig):
     # Not above: it takes 200 MB of memory in each process that packs.
-    from ..model.encoder import ContextPooler
+    from ..model.modeling_deberta_ext import ContextPooler
 
     model.pooler = ContextPooler(config)
     # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
@@ -38,7 +38,7 @@ def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the logits [B, 2] of the state of [CLS] in states [B, N, d], the sentence labels [B], and all rows."""
-    from ..model.pretrained_model import cls_states
+    from ..model.modeling_deberta_ext import cls_states
 
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
     rows = torch.arange(len(states), device=states.device)

@@ -12,9 +12,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from ..analysis import results
+from ..checkpoints.files import read_json
 from ..files import as_list, free_name, replace_text, shown_source
-from ..model.checkpoint_files import read_json
-from ..model.heads import HEADS, PARTS
+from ..heads import HEADS, PARTS
 from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, read_folder
 
 __all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.results import measured_metrics
-from ..model.checkpoint_files import (
+from ..checkpoints.adapters import PEFT_TASKS
+from ..checkpoints.files import (
     ADAPTER_WEIGHT_FILES,
     WEIGHT_FILES,
     Tensor,
@@ -18,7 +19,7 @@ from ..model.checkpoint_files import (
     tokenizer_files,
     weight_files,
 )
-from ..model.heads import HEADS, PARTS, PEFT_TASKS
+from ..heads import HEADS, PARTS
 
 __all__ = [
     "AUTO_MODELS",

@@ -15,9 +15,9 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, get_token
 
+from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file
 from ..files import format_size, is_hub_id, replace_text
-from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_weight_file
-from ..model.remote_code import is_model_code
+from ..model.configuration_deberta_ext import is_model_code
 from .card import CARD, write_cards
 from .facts import read_folder
 

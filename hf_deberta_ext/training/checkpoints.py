@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..model.checkpoint_files import is_weight_file
+from ..checkpoints.files import is_weight_file
 from .manifest import MANIFEST_FILE, digest_of
 
 __all__ = [

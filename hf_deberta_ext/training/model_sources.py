@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from ..model.official_configurations import OFFICIAL_TYPES, configuration_file
+from ..checkpoints.official_configurations import OFFICIAL_TYPES, configuration_file
 
 __all__ = ["announce_official", "check_source", "named_tokenizer"]
 

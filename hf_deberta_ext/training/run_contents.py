@@ -12,8 +12,8 @@ from transformers import Trainer
 from xxhash import xxh3_64
 
 from .._version import __version__
-from ..model.attention_backends import choose_backend
-from ..model.checkpoint_files import is_weight_file
+from ..checkpoints.files import is_weight_file
+from ..model.attention_deberta_ext import choose_backend
 from .digests import add_values, json_digest, tokenizer_digest
 from .manifest import digest_of
 from .run_folder import is_decided_by_evaluation

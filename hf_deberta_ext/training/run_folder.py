@@ -11,8 +11,8 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from ..checkpoints.files import checkpoint_step, is_adapter_folder, read_json
 from ..files import replace_text
-from ..model.checkpoint_files import checkpoint_step, is_adapter_folder, read_json
 from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, is_partial
 from .folder_lock import LOCK_FILE

@@ -16,8 +16,8 @@ from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
+from ..checkpoints.files import checkpoint_step
 from ..files import replace_text
-from ..model.checkpoint_files import checkpoint_step
 from .batch_size import is_split_free
 from .checkpoints import (
     STATE_FILE,

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.analysis.sentence_scoring import pseudo_log_likelihood, token_replacement_probabilities
-from hf_deberta_ext.model.generator_and_discriminator import DebertaExtForPreTraining
+from hf_deberta_ext.model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_deberta_ext import AttentionInputs, DisentangledSelfAttention, disentangled_attention_eager
-from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 SUBSETS = [subset for n in range(4) for subset in itertools.combinations(("c2p", "p2c", "p2p"), n)]
 

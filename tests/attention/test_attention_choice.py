@@ -16,8 +16,8 @@ from scripts import PAGES, ROOT
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
-from hf_deberta_ext.model import attention_native
-from hf_deberta_ext.model.attention_backends import BACKENDS, backend_unavailable, choose_backend
+from hf_deberta_ext.kernels import attention_native
+from hf_deberta_ext.model.attention_deberta_ext import BACKENDS, backend_unavailable, choose_backend
 
 CPU = torch.device("cpu")
 CALL = dict(device=CPU, dtype=torch.float32, head_size=64)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel
 
 from hf_deberta_ext import DebertaExtModel, native
-from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"

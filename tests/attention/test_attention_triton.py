@@ -16,17 +16,15 @@ from attention_inputs import by_hand, call
 pytest.importorskip("triton", reason="triton is not installed")
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.model import attention_triton
-from hf_deberta_ext.model.attention import DisentangledSelfAttention
-from hf_deberta_ext.model.attention_eager import disentangled_attention_eager
-from hf_deberta_ext.model.attention_inputs import AttentionInputs
-from hf_deberta_ext.model.attention_triton import (
-    disentangled_attention_triton,
-    dropout_mask,
-    triton_unavailable,
+from hf_deberta_ext.kernels import attention_triton
+from hf_deberta_ext.kernels.attention_triton import disentangled_attention_triton, dropout_mask, triton_unavailable
+from hf_deberta_ext.kernels.triton_launches import Launch
+from hf_deberta_ext.model.attention_deberta_ext import (
+    AttentionInputs,
+    DisentangledSelfAttention,
+    RelativePosition,
+    disentangled_attention_eager,
 )
-from hf_deberta_ext.model.relative_position import RelativePosition
-from hf_deberta_ext.model.triton_launches import Launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs, disentangled_attention_eager
-from hf_deberta_ext.model.attention_backends import backend_unavailable
-from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition, backend_unavailable
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -13,7 +13,7 @@ from every_head import HEADS, KINDS, MODES, NAMES, call_of, small, step
 from transformers import DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
-from hf_deberta_ext.model.attention_triton import triton_unavailable
+from hf_deberta_ext.kernels.attention_triton import triton_unavailable
 
 
 @pytest.mark.parametrize("kind", KINDS)

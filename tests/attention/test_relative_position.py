@@ -6,7 +6,7 @@ import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from hf_deberta_ext import DebertaExtModel
-from hf_deberta_ext.model.relative_position import RelativePosition, log_bucket
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition, log_bucket
 
 RELEASED = dict(buckets=256, max_distance=512)
 

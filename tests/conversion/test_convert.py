@@ -30,7 +30,7 @@ from hf_deberta_ext import (
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion import convert, verification
 from hf_deberta_ext.conversion.checkpoint_contents import model_class
-from hf_deberta_ext.model.heads import HEADS
+from hf_deberta_ext.heads import HEADS
 
 IDS = torch.arange(5, 25)[None]
 TASK_HEADS = [head for head in HEADS if head not in ("base", "masked-lm", "pretraining", "replaced-token-detection")]

@@ -15,7 +15,7 @@ from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.checkpoint_contents import describe, model_class
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
-from hf_deberta_ext.model.heads import HEADS
+from hf_deberta_ext.heads import HEADS
 from hf_deberta_ext.native import kernel_status
 
 

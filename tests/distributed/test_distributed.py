@@ -46,7 +46,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
-from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.model.modeling_deberta_ext import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.sift import SiftArguments
 

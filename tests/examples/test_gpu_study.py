@@ -15,7 +15,7 @@ import pytest
 import torch
 from scripts import EXAMPLES, start
 
-from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch, find_launches
+from hf_deberta_ext.kernels.triton_launches import LAUNCHES, Launch, find_launches
 
 for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
     pytest.importorskip(package)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import HEADS, batches, build, cases, configurations, joint_fields, labels_for, make_batch
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.model.heads import HEADS as TABLE
+from hf_deberta_ext.heads import HEADS as TABLE
 
 pytestmark = pytest.mark.fuzz
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deberta_ext.files import format_size
-from hf_deberta_ext.model.checkpoint_files import (
+from hf_deberta_ext.checkpoints.files import (
     TOKENIZER_FILES,
     WEIGHT_FILES,
     Tensor,
@@ -17,6 +16,7 @@ from hf_deberta_ext.model.checkpoint_files import (
     read_weights,
     tokenizer_files,
 )
+from hf_deberta_ext.files import format_size
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, DebertaConfig, DebertaV2Config
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
-from hf_deberta_ext.model.presets import PRESETS
+from hf_deberta_ext.checkpoints.presets import PRESETS
 
 # Published backbone parameters without embeddings, in millions (README of microsoft/DeBERTa), and vocabularies.
 PUBLISHED = {

@@ -14,8 +14,7 @@ from transformers import AutoModelForPreTraining
 from watch import Watch
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
-from hf_deberta_ext.model.embedding_sharing import GradientDisentangledEmbedding
-from hf_deberta_ext.model.replacement_sampling import sample_replacements
+from hf_deberta_ext.model.replaced_tokens_deberta_ext import GradientDisentangledEmbedding, sample_replacements
 
 
 def gradients(model):

@@ -20,7 +20,7 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     ReplacedTokenDetectionHead,
 )
-from hf_deberta_ext.model.losses import cross_entropy, mean_loss, sequence_loss
+from hf_deberta_ext.model.modeling_deberta_ext import cross_entropy, mean_loss, sequence_loss
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
 # What a head needs beside ids and mask.

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, pipeline
 from watch import Watch
 
 from hf_deberta_ext import DebertaExtForMaskedLM, EnhancedMaskDecoder
-from hf_deberta_ext.model.enhanced_mask_decoder import labelled_positions
+from hf_deberta_ext.model.modeling_deberta_ext import labelled_positions
 
 
 def labels_for(ids, mask, share=0.3, seed=0):

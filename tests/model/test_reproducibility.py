@@ -5,7 +5,7 @@ import pytest
 import torch
 from every_head import HEADS, KINDS, MODES, NAMES, autocast, call_of, small, step
 
-from hf_deberta_ext.model import heads
+from hf_deberta_ext import heads
 
 # Whose outputs belong to one sample, [B, ...], or to one token, [B, N, ...].
 OF_SAMPLES = {name: head.outputs[0] for name, head in heads.HEADS.items() if head.labels in ("row", "choice", "entities")}

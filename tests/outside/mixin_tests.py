@@ -23,7 +23,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtModel
-from hf_deberta_ext.model.heads import HEADS
+from hf_deberta_ext.heads import HEADS
 
 # The mixins know which labels and inputs a class takes by these tables: those of a discriminator are a token classifier's,
 # those of generator and discriminator a masked language model's.

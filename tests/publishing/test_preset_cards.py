@@ -17,11 +17,11 @@ from hf_deberta_ext import (
     DebertaExtForReplacedTokenDetection,
     DebertaExtModel,
 )
+from hf_deberta_ext.checkpoints.presets import PRESETS
 from hf_deberta_ext.commands import command_parser
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2, to_deberta_v2_state_dict
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
-from hf_deberta_ext.model.presets import PRESETS
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_cards"

@@ -14,7 +14,7 @@ from without_package import answers
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.model.remote_code import CODE_MARK
+from hf_deberta_ext.model.configuration_deberta_ext import CODE_MARK
 from hf_deberta_ext.publishing import push
 from hf_deberta_ext.publishing.push import published_files, stale_weights
 

@@ -8,7 +8,7 @@ import torch
 from backends import NAMES, NATIVE
 
 from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs
-from hf_deberta_ext.model.relative_position import RelativePosition
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 __all__ = ["BACKENDS", "B", "H", "by_hand", "call", "gradients_of", "make_inputs", "saved_and_loaded", "whole"]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_deberta_ext import ATTENTION_BACKENDS
-from hf_deberta_ext.model.attention_backends import backend_unavailable, choose_backend
+from hf_deberta_ext.model.attention_deberta_ext import backend_unavailable, choose_backend
 from hf_deberta_ext.native import kernel_status
 
 __all__ = ["AUTO", "NAMES", "NATIVE"]

@@ -15,7 +15,7 @@ import torch.multiprocessing
 from torch import distributed
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
-from hf_deberta_ext.model.encoder import DebertaExtLayer
+from hf_deberta_ext.model.modeling_deberta_ext import DebertaExtLayer
 
 # Transfers of all numbers, bytes of one; bytes of a number that every accelerator keeps, and that are split over all:
 # float32 parameters, gradients and AdamW's moments; ZeRO has bfloat16 parameters and gradients beside float32 ones.

@@ -35,8 +35,8 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
-from hf_deberta_ext.model.encoder import DebertaExtLayer
-from hf_deberta_ext.model.heads import HEADS as TABLE
+from hf_deberta_ext.heads import HEADS as TABLE
+from hf_deberta_ext.model.modeling_deberta_ext import DebertaExtLayer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer

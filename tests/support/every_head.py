@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from backends import NAMES
 
-from hf_deberta_ext.model import heads, modeling_deberta_ext
+from hf_deberta_ext import heads
 from hf_deberta_ext.sift import Sift, SiftOptions
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
 ]  # fmt: skip
 
 KINDS = ["v1", "v2", "v3"]
-CLASSES = {name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()}
+CLASSES = {name: heads.model_class(name) for name in heads.HEADS}
 # Auto class of transformers -> class here.
 AUTO_CLASSES = {head.auto_class: CLASSES[name] for name, head in heads.HEADS.items() if head.auto_class}
 # Classes and fields of the configuration.

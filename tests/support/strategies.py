@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_constants import SHARING, random_weights
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.model.heads import HEADS as TABLE
+from hf_deberta_ext.heads import HEADS as TABLE
 
 __all__ = [
     "CASES",

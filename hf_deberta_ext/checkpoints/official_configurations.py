@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Reading the configurations of Microsoft's code and of transformers' own DeBERTa classes."""
 
 import os

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Names and readers of the files of a checkpoint: JSON, indices of shards, headers and weights."""
 
 import json

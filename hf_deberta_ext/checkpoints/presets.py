@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """The published sizes, as fields of `DebertaExtConfig` that differ from its defaults."""
 
 from typing import Any

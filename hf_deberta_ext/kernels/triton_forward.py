@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """The forward kernels: position logits of far tiles, then softmax and its product with the values."""
 
 from .triton_tiles import (

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Disentangled attention as Triton kernels: no [N, N] tensor, position scores inside the tile, no look-up in far tiles.
 
 A tile holds BLOCK_M queries and BLOCK_N keys, o = i - j is an offset, and there are three kinds of tiles.
@@ -21,15 +20,8 @@ from collections.abc import Callable
 
 import torch
 
-from .attention_inputs import (
-    AttentionInputs,
-    differentiate_by,
-    empty_heads,
-    fake_backward,
-    fake_forward,
-    save_operands,
-    without_autocast,
-)
+from ..model.attention_deberta_ext import AttentionInputs, without_autocast
+from .operators import differentiate_by, empty_heads, fake_backward, fake_forward, save_operands
 from .triton_backward import (
     disentangled_bwd_kernel_bands,
     disentangled_bwd_kernel_dkv,

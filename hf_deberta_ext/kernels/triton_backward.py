@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """The backward kernels: gradients of queries, of keys and values, and of the relative tables."""
 
 from .triton_tiles import (

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Launch parameters of the Triton kernels: `LAUNCHES`, and `find_launches`, which reads it.
 
 A key of the table is a kernel ("forward", "dq", "dkv", "bands"), "half" (float16 and bfloat16) or "float32", and a head

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Adapters of peft on a model with new weights: those are saved with the adapter, or training is refused."""
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from .heads import PEFT_TASKS
-
 logger = logging.get_logger(__name__)
 
-__all__ = ["AdapterMixin", "module_to_save"]
+__all__ = ["PEFT_TASKS", "AdapterMixin", "module_to_save"]
 
+# The Hub's name of a task -> the name of the task for which peft has its own class.
+PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
 # Modules that peft saves by itself for the tasks for which it has its own class.
 PEFT_HEADS = {"classifier", "qa_outputs"}
 

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
-"""The model classes: ONE table, from which registration, configurations, conversion, export, model cards and tests read."""
+"""The model classes: ONE table, from which registration, conversion, export, model cards and tests read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["HEADS", "PARTS", "PEFT_TASKS", "Head"]
+from .model import modeling_deberta_ext, replaced_tokens_deberta_ext
+from .model.configuration_deberta_ext import AUTO_MAP
+from .model.replaced_tokens_deberta_ext import PARTS
 
-# The halves of a joint model, which are folders and models by themselves.
-PARTS = ("generator", "discriminator")
-# The Hub's name of a task -> the name of the task for which peft has its own class.
-PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
+__all__ = ["HEADS", "PARTS", "Head", "model_class"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,6 @@ class Head:
         outputs (`tuple[str, ...]`): its tensors without the loss, as exported graphs give them.
         labels (*optional*): "words": ids of the vocabulary [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
             start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
-        auto_class (`str`, *optional*): the Auto class of transformers that loads it; None = only by its own name.
         stock_class (`str`, *optional*): the class of transformers that loads it once it is written as deberta-v2.
         pipeline_tag (`str`, *optional*): on the Hub.
     """
@@ -32,22 +29,26 @@ class Head:
     description: str
     outputs: tuple[str, ...] = ("logits",)
     labels: Literal["words", "tokens", "row", "span", "choice", "entities"] | None = None
-    auto_class: str | None = None
     stock_class: str | None = None
     pipeline_tag: str | None = None
+
+    @property
+    def auto_class(self) -> str | None:
+        """The Auto class of transformers that loads it; None = only by its own name."""
+        names = [auto for auto, entry in AUTO_MAP.items() if entry.endswith(f".{self.model_class}")]
+        return names[0] if names else None
 
 
 def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
     """Make the head of a task that transformers has too, under names that end alike."""
-    names = dict(auto_class=f"AutoModelFor{task}", stock_class=f"DebertaV2For{task}")
-    return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, **names, **fields)
+    return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, stock_class=f"DebertaV2For{task}", **fields)
 
 
 # By their names on the command line.
 HEADS = {
     "base": Head(
-        "DebertaExtModel", "A DeBERTa encoder", outputs=("last_hidden_state",), auto_class="AutoModel",
-        stock_class="DebertaV2Model", pipeline_tag="feature-extraction",
+        "DebertaExtModel", "A DeBERTa encoder", outputs=("last_hidden_state",), stock_class="DebertaV2Model",
+        pipeline_tag="feature-extraction",
     ),
     "masked-lm": task_head("MaskedLM", "A DeBERTa masked language model", "fill-mask", labels="words"),
     "replaced-token-detection": Head(
@@ -71,6 +72,12 @@ HEADS = {
     ),
     "pretraining": Head(
         "DebertaExtForPreTraining", "Generator and discriminator of replaced token detection (DeBERTaV3)",
-        outputs=("generator_logits", "discriminator_logits"), labels="words", auto_class="AutoModelForPreTraining",
+        outputs=("generator_logits", "discriminator_logits"), labels="words",
     ),
 }  # fmt: skip
+
+
+def model_class(name: str) -> type[Any]:
+    """Return the class of a head, by its name in `HEADS`."""
+    class_name = HEADS[name].model_class
+    return getattr(modeling_deberta_ext, class_name, None) or getattr(replaced_tokens_deberta_ext, class_name)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Checkpoints of `DebertaExtForPreTraining`: joined from two models, loaded, and exported as two models again."""
 
 import copy
@@ -8,14 +7,20 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from .checkpoint_files import GENERATOR_FILE
-from .checkpoint_layouts import LoadingReport, convert_official, read_generator
-from .checkpoint_loading import DOWNLOAD_ARGUMENTS
-from .configuration_deberta_ext import DebertaExtConfig, is_joint
-from .embedding_sharing import TABLES, GradientDisentangledEmbedding, embedding_tables
-from .masked_language_model import DebertaExtForMaskedLM
+from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint, single_fields
+from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
+
+# Of a module that imports this one, after it has defined them.
+from ..model.replaced_tokens_deberta_ext import (
+    TABLES,
+    DebertaExtForReplacedTokenDetection,
+    GradientDisentangledEmbedding,
+    embedding_tables,
+)
+from .files import GENERATOR_FILE
+from .layouts import LoadingReport, convert_official, read_generator
+from .loading import DOWNLOAD_ARGUMENTS
 from .official_configurations import OFFICIAL_TYPES, stored_configuration
-from .replaced_token_detection import DebertaExtForReplacedTokenDetection
 
 logger = logging.get_logger(__name__)
 
@@ -127,16 +132,17 @@ class JointCheckpointsMixin:
                 generator, generator_info = load_official_generator(config, *files)
         if generator is not None:
             bases = embedding_tables(generator.deberta)
-        judge, judge_info = DebertaExtForReplacedTokenDetection.from_pretrained(
+        trained, discriminator_info = DebertaExtForReplacedTokenDetection.from_pretrained(
             discriminator, config=config.discriminator_config(), delta_bases=bases, **options
         )
         if generator is None:
-            generator, generator_info = derive_generator(discriminator, config, judge, options)
+            generator, generator_info = derive_generator(discriminator, config, trained, options)
         else:
             config.generator = {}
-            for name, value in generator.config.difference(config).items():
+            for name in single_fields():
+                value = getattr(generator.config, name)
                 # The joint model decides on dropout, whatever the files say.
-                if "dropout" not in name or name in overrides:
+                if value != getattr(config, name) and ("dropout" not in name or name in overrides):
                     config.generator[name] = value
             for name in DERIVED:
                 # By name also where they are the discriminator's: left out, they would be half of it, or in proportion.
@@ -146,7 +152,7 @@ class JointCheckpointsMixin:
             setattr(config, name, getattr(generator.config, name))
             (config.generator or {}).pop(name, None)
         model = cls(config)
-        model._take(generator, judge)
+        model._take(generator, trained)
         model.name_or_path = model.config.name_or_path = str(discriminator)
         if isinstance(dtype, str) and dtype != "auto":
             dtype = getattr(torch, dtype)
@@ -154,7 +160,7 @@ class JointCheckpointsMixin:
             model = model.to(dtype)
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
-        info = joint_info(generator=generator_info, discriminator=judge_info)
+        info = joint_info(generator=generator_info, discriminator=discriminator_info)
         model.loading_report = LoadingReport(str(discriminator))
         model.loading_report.complete(set(model.state_dict()), info)
         model.eval()
@@ -182,6 +188,12 @@ class JointCheckpointsMixin:
                         "different ones: choose 'gdes' or 'nes'"
                     )
         self.discriminator.load_state_dict(state_dict)
+
+    def extend_position_embeddings(self, length: int):
+        raise ValueError(
+            f"a joint model cannot be extended to {length} positions: export generator and discriminator, extend both, and "
+            "join them again with DebertaExtForPreTraining.from_checkpoints(discriminator, generator)"
+        )
 
     def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
         """Return the discriminator as a separate model, with its head and one table, E_G + E_delta under GDES.

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
-"""Disentangled attention by the native CPU kernel of the package hf_deberta_ext, which registers it as a torch operator."""
+"""Disentangled attention by the native CPU kernel, which `native/` registers as a torch operator."""
 
 import torch
 
-from .attention_inputs import AttentionInputs
-from .input_validation import is_traced
+from ..model.attention_deberta_ext import AttentionInputs, is_traced
 
 __all__ = ["disentangled_attention_native", "native_unavailable"]
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils import cached_file
 
-from .checkpoint_files import (
+from .files import (
     GENERATOR_CONFIG_FILE,
     GENERATOR_FILE,
     WEIGHT_FILES,

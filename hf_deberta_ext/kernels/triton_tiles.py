@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
 """Parts of the Triton kernels: loads, masks, dropout, and the position scores of a tile of queries and keys."""
 
 try:

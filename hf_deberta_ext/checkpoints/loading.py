@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
-"""`from_pretrained` of every model, which takes official checkpoints as they are."""
+"""What models can do in the package: `from_pretrained` takes official checkpoints as they are; `push_to_hub`."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from .checkpoint_files import (
+from ..model.attention_deberta_ext import DisentangledSelfAttention
+from .adapters import AdapterMixin
+from .files import (
     ADAPTER_CONFIG_FILE,
     damage_named,
     optional_file,
@@ -18,19 +22,23 @@ from .checkpoint_files import (
     refuse_integers,
     weight_files,
 )
-from .checkpoint_layouts import LoadingReport, convert_official, read_state_dict, set_fields_of_head
-from .configuration_deberta_ext import is_joint
+from .layouts import LoadingReport, convert_official, read_state_dict, set_fields_of_head
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, absent_fields, stored_configuration
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["DOWNLOAD_ARGUMENTS", "LoadingMixin"]
+__all__ = ["DOWNLOAD_ARGUMENTS", "LoadingMixin", "in_eval_mode"]
 
+PUSH_ARGUMENTS = (
+    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags",
+)  # fmt: skip
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
-class LoadingMixin:
-    """`from_pretrained`; inherited before `PreTrainedModel`."""
+class LoadingMixin(AdapterMixin):
+    """What a model can do in the package; a base of `DebertaExtPreTrainedModel`, before `PreTrainedModel`."""
+
+    loading_report: LoadingReport | None = None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
@@ -51,12 +59,6 @@ class LoadingMixin:
         if reads_source:
             stored_config = stored_configuration(source, **download)
             refuse_official_adapter(source, stored_config, download)
-        if is_joint(stored_config) and cls.base_model_prefix:
-            raise ValueError(
-                f"{source} holds a generator and a discriminator; for {cls.__name__}, take one of them out: "
-                f"DebertaExtForPreTraining.from_pretrained({str(source)!r}).export_discriminator().save_pretrained(folder), "
-                "or export_generator(); run_rtd writes both into subfolders, discriminator and generator"
-            )
         if stored_config.get("model_type") in OFFICIAL_TYPES:
             kwargs |= dict(config=config, delta_bases=delta_bases, stored_config=stored_config)
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
@@ -146,14 +148,76 @@ class LoadingMixin:
 
     def _finish_loading(self, report: LoadingReport, given: dict):
         self.loading_report = report
-        # Loading has replaced the parameters.
-        self._freeze_unread_positions()
         dtype = given.get("dtype", given.get("torch_dtype"))
         if self.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
             logger.warning(
                 f'{report.source} is float16, which a CPU computes many times slower than float32: give dtype="float32", or '
                 'dtype="float16" to keep it'
             )
+
+    def attention_backends(self) -> dict[str, tuple[str, str]]:
+        """Return, for every attention module that has run, the backend that served its last call, and why it was chosen."""
+        backends = {}
+        for name, module in self.named_modules():
+            if isinstance(module, DisentangledSelfAttention) and module.last_backend is not None:
+                backends[name] = module.last_backend
+        return backends
+
+    def extend_position_embeddings(self, length: int):
+        """Make the absolute position table `length` rows long; old rows stay, new ones are drawn as at initialisation.
+
+        The relative table keeps its reach. The new rows are random until they are trained.
+
+        Raises:
+            ValueError: there is no such table, or it is longer already.
+        """
+        embeddings = self.base_model.embeddings
+        old = getattr(embeddings, "position_embeddings", None)
+        if old is None:
+            raise ValueError("this model has no absolute position table; it takes inputs of any length as it is")
+        if length <= old.num_embeddings:
+            raise ValueError(f"the position table has {old.num_embeddings} rows, so {length} would not extend it")
+        weight = old.weight
+        new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            new.weight.normal_(std=self.config.initializer_range)
+            new.weight[: old.num_embeddings] = weight
+        new.weight.requires_grad_(weight.requires_grad)
+        embeddings.position_embeddings = new
+        embeddings.max_positions = length
+        self.config.max_relative_positions = self.config.relative_distance
+        self.config.max_position_embeddings = length
+
+    def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
+        """Save the model as in transformers; with `push_to_hub`, `kwargs` has its arguments, and `repo_id`, by default the
+        folder's name."""
+        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if push_to_hub and kwargs.get("is_main_process", True):
+            self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
+
+    def push_to_hub(self, repo_id: str, **options):
+        """Publish weights, configuration, code and card in one commit; returns `huggingface_hub.CommitInfo`.
+
+        Args:
+            repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
+            options: of `hf_deberta_ext.publishing.push`, for example `tokenizer`, `private`, `revision`.
+        """
+        from ..publishing import push
+
+        return push(self, repo_id, **options).commit
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode within a context; afterwards each of its modules is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
+
+Remote code does so too where this package is installed. It knows `KERNELS` and the fields of `AttentionInputs`, by name.
+"""
+
+import torch
+
+from .. import native  # noqa: F401
+from ..model.attention_deberta_ext import AttentionInputs, Backend
+from .attention_native import disentangled_attention_native, native_unavailable
+
+__all__ = ["KERNELS"]
+
+
+def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
+    """Import Triton at the first call."""
+    from .attention_triton import disentangled_attention_triton
+
+    return disentangled_attention_triton(inputs)
+
+
+def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Return the reason why Triton cannot serve tensors like these, or None if it can."""
+    from .attention_triton import triton_unavailable
+
+    return triton_unavailable(device, dtype, head_size)
+
+
+KERNELS = {
+    "triton": Backend(
+        disentangled_attention_triton,
+        "flash-style kernels for CUDA (triton 3.4 or newer, which torch 2.8 brings), head sizes 16 to 128, dropout, "
+        "documents in one stream",
+        triton_unavailable,
+        best_on=("cuda",),
+        # Its exact float32 products run outside of the tensor cores and spill registers, also as three products of TF32.
+        not_best_for=(torch.float32,),
+        takes_cu_seqlens=True,
+    ),
+    "native": Backend(
+        disentangled_attention_native,
+        "a fused C++ kernel for CPUs with AVX2, AVX-512 or NEON, which `pip install` builds where a compiler is; float32 "
+        "and bfloat16, head sizes 16 to 128, dropout, documents in one stream",
+        native_unavailable,
+        best_on=("cpu",),
+        takes_query_positions=True,
+        takes_cu_seqlens=True,
+    ),
+}
