@@ -265,7 +265,7 @@ def write_launches(rows: list[dict], folder: Path) -> str:
     from measuring import markdown_table
 
     cells = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")]
-    lines = ["from hf_deberta_ext.model.triton_launches import LAUNCHES, Launch", ""]
+    lines = ["from hf_deberta_ext.kernels.triton_launches import LAUNCHES, Launch", ""]
     for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):
         of_kernel = [row for row in rows if (row["kernel"], row["d"]) == (kernel, d)]
         lengths, entries = sorted({row["N"] for row in of_kernel}), []

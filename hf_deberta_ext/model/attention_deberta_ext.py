@@ -19,10 +19,11 @@ from torch.nn import functional
 from .configuration_deberta_ext import installed_module
 
 __all__ = [
-    "BACKENDS", "AttentionInputs", "Backend", "DisentangledSelfAttention", "PackedSequences", "PositionCache",
-    "RelativePosition", "backend_unavailable", "check_backend", "check_whole", "choose_backend",
-    "disentangled_attention_blocked", "disentangled_attention_eager", "disentangled_attention_sdpa", "has_hooks",
-    "is_traced", "log_bucket", "module_state", "same_values", "without_autocast",
+    "BACKENDS", "AttentionInputs", "Backend", "DebertaExtAttention", "DisentangledSelfAttention", "PackedSequences",
+    "PositionCache", "RelativePosition", "ResidualOutput", "attention_masks", "backend_unavailable", "check_backend",
+    "check_whole", "choose_backend", "disentangled_attention_blocked", "disentangled_attention_eager",
+    "disentangled_attention_sdpa", "has_hooks", "is_traced", "log_bucket", "module_state", "same_values",
+    "values_at_hand", "without_autocast",
 ]  # fmt: skip
 
 
@@ -41,6 +42,12 @@ def check_whole(name: str, x: torch.Tensor):
     """
     if x.is_floating_point() or x.is_complex():
         raise ValueError(f"{name} must be integers, got {x.dtype}")
+
+
+def values_at_hand(x: torch.Tensor) -> bool:
+    """Tell tensors whose values can be read without a synchronisation, and without breaking a graph or a transform."""
+    plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
+    return plain and not is_traced()
 
 
 def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
@@ -748,6 +755,48 @@ def choose_backend(
     return "sdpa", f"nothing was measured on {device.type}"
 
 
+def attention_masks(
+    attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
+    On CPU the first is None where it is True everywhere.
+
+    Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
+    With 3 or 4 dimensions a token is real if anyone may attend to it. `heads` is H; None: any number.
+
+    Raises:
+        ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
+    """
+    if attention_mask is None:
+        return None, None
+    B, N = shape
+    sizes = list(attention_mask.shape)
+    is_heads = len(sizes) == 4 and sizes[0] == B and sizes[1] in (1, heads or sizes[1]) and sizes[2:] in ([N, N], [1, N])
+    if not (is_heads or sizes in ([B, N], [B, N, N])):
+        raise ValueError(
+            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "
+            f"[{B}, {N}], got {sizes}"
+        )
+    mask = attention_mask != 0
+    everything = False
+    if values_at_hand(mask):
+        everything = bool(mask.all())
+        wrong = mask & (attention_mask != 1)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"attention_mask has the value {attention_mask[wrong][0].item()}; give 1 where attention is allowed and 0 "
+                "elsewhere (document_ids separate several documents in a row)"
+            )
+    real = mask
+    if mask.dim() == 2:
+        mask = mask[:, None, None]
+    else:
+        if mask.dim() == 3:
+            mask = mask[:, None]
+        real = mask.any(-2).any(1)
+    return None if everything else mask, real
+
+
 # Attention pads documents to the longest of a group; this is the smallest ratio of lengths within a group.
 SIMILAR = 0.8
 
@@ -1115,3 +1164,31 @@ def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:
         rows = mask.new_ones(B, mask.shape[1], N, N)
         mask = rows.scatter(2, index.expand(-1, mask.shape[1], -1, N), mask.expand(B, -1, -1, -1))
     return inputs._replace(Q_c=full, mask=mask, query_positions=None)
+
+
+class ResidualOutput(nn.Module):
+    """LayerNorm(dropout(dense(x)) + residual): the end of both halves of a layer."""
+
+    def __init__(self, config, in_features: int):
+        super().__init__()
+        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+
+
+class DebertaExtAttention(nn.Module):
+    """Disentangled self-attention and its output; the residual is the query stream. In this file, since transformers allows
+    no other attention backend to a model whose file has an attention without its AttentionInterface."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.self = DisentangledSelfAttention(config)
+        self.output = ResidualOutput(config, config.hidden_size)
+
+    def forward(self, hidden_states, attention_mask, rel_embeddings, query_states, **options):
+        context, probs = self.self(hidden_states, attention_mask, rel_embeddings, query_states, **options)
+        residual = hidden_states if query_states is None else query_states
+        return self.output(context, residual), probs

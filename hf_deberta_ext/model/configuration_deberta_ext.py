@@ -57,10 +57,14 @@ def installed_module(name: str) -> Any:
         return None
 
 
+class RemoteCode:
+    """Stands for what classes can do in the package only: presets, official checkpoints, adapters, publishing."""
+
+
 def package_mixin(module: str, name: str) -> type:
-    """Return a base class of the package where this file is a part of it, and `object` where this file is remote code."""
+    """Return a base class of the package where this file is a part of it, and `RemoteCode` elsewhere."""
     if not __name__.startswith("hf_deberta_ext."):
-        return object
+        return RemoteCode
     return getattr(importlib.import_module(f"hf_deberta_ext.{module}"), name)
 
 

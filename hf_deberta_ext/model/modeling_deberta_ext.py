@@ -26,15 +26,18 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .attention_deberta_ext import (
-    DisentangledSelfAttention,
+    DebertaExtAttention,
     PackedSequences,
     PositionCache,
     RelativePosition,
+    ResidualOutput,
+    attention_masks,
     backend_unavailable,
     check_backend,
     check_whole,
     choose_backend,
     is_traced,
+    values_at_hand,
 )
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
@@ -42,7 +45,7 @@ __all__ = [
     "ConvLayer", "DebertaExtEmbeddings", "DebertaExtEncoder", "DebertaExtForEntityScoring", "DebertaExtForMaskedLM",
     "DebertaExtForMultipleChoice", "DebertaExtForQuestionAnswering", "DebertaExtForSequenceClassification",
     "DebertaExtForTokenClassification", "DebertaExtLayer", "DebertaExtModel", "DebertaExtPreTrainedModel",
-    "EnhancedMaskDecoder", "MaskedLMPrediction", "attention_masks", "batch_shape", "check_fractions", "check_labels",
+    "EnhancedMaskDecoder", "MaskedLMPrediction", "batch_shape", "check_fractions", "check_labels",
     "cls_states", "cross_entropy", "labelled_positions", "mean_loss", "model_forward", "sequence_loss",
 ]  # fmt: skip
 
@@ -114,12 +117,6 @@ def packed_document_ids(
     return None
 
 
-def values_at_hand(x: torch.Tensor) -> bool:
-    """Tell tensors whose values can be read without a synchronisation, and without breaking a graph or a transform."""
-    plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
-    return plain and not is_traced()
-
-
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
     """Refuse labels of a loss that are not integers of one of these shapes: they would be cut to integers, or reshaped.
 
@@ -147,48 +144,6 @@ def batch_shape(
         if x is not None and list(x.shape[:2]) not in ([1, N], [B, N]):
             raise ValueError(f"{name} must have shape [1 or B, {N}], got {list(x.shape)}")
     return batch.shape[:2]
-
-
-def attention_masks(
-    attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
-    On CPU the first is None where it is True everywhere.
-
-    Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
-    With 3 or 4 dimensions a token is real if anyone may attend to it. `heads` is H; None: any number.
-
-    Raises:
-        ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
-    """
-    if attention_mask is None:
-        return None, None
-    B, N = shape
-    sizes = list(attention_mask.shape)
-    is_heads = len(sizes) == 4 and sizes[0] == B and sizes[1] in (1, heads or sizes[1]) and sizes[2:] in ([N, N], [1, N])
-    if not (is_heads or sizes in ([B, N], [B, N, N])):
-        raise ValueError(
-            f"attention_mask must have shape [{B}, {N}], [{B}, {N}, {N}] or [{B}, 1 or heads, {N}, {N}] for input of shape "
-            f"[{B}, {N}], got {sizes}"
-        )
-    mask = attention_mask != 0
-    everything = False
-    if values_at_hand(mask):
-        everything = bool(mask.all())
-        wrong = mask & (attention_mask != 1)
-        if bool(wrong.any()):
-            raise ValueError(
-                f"attention_mask has the value {attention_mask[wrong][0].item()}; give 1 where attention is allowed and 0 "
-                "elsewhere (document_ids separate several documents in a row)"
-            )
-    real = mask
-    if mask.dim() == 2:
-        mask = mask[:, None, None]
-    else:
-        if mask.dim() == 3:
-            mask = mask[:, None]
-        real = mask.any(-2).any(1)
-    return None if everything else mask, real
 
 
 def cls_states(
@@ -399,33 +354,6 @@ class ConvLayer(nn.Module):
             out = out.masked_fill(~token_mask[..., None], 0.0)
         out = self.LayerNorm(states + self.activation(self.dropout(out)))
         return out if token_mask is None else out * token_mask[..., None].to(out.dtype)
-
-
-class ResidualOutput(nn.Module):
-    """LayerNorm(dropout(dense(x)) + residual): the end of both halves of a layer."""
-
-    def __init__(self, config, in_features: int):
-        super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
-
-
-class DebertaExtAttention(nn.Module):
-    """Disentangled self-attention and its output; the residual is the query stream."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.self = DisentangledSelfAttention(config)
-        self.output = ResidualOutput(config, config.hidden_size)
-
-    def forward(self, hidden_states, attention_mask, rel_embeddings, query_states, **options):
-        context, probs = self.self(hidden_states, attention_mask, rel_embeddings, query_states, **options)
-        residual = hidden_states if query_states is None else query_states
-        return self.output(context, residual), probs
 
 
 class FeedForward(nn.Module):
@@ -1104,10 +1032,11 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
                 would only be an output.
         """
         skip_last_layer = self.mask_decoder is not None and not output_hidden_states
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        options = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         outputs, packed = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
-            document_ids, labels, skip_last_layer=skip_last_layer,
-        )  # fmt: skip
+            *inputs, document_ids=document_ids, labels=labels, skip_last_layer=skip_last_layer, **options
+        )
         states = outputs.last_hidden_state
         if self.mask_decoder is not None and not skip_last_layer:
             states = outputs.hidden_states[-2]

@@ -12,12 +12,12 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import ModelOutput
 
+from .attention_deberta_ext import attention_masks
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 from .modeling_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtModel,
     DebertaExtPreTrainedModel,
-    attention_masks,
     check_fractions,
     check_labels,
     cls_states,
@@ -341,7 +341,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         Args:
             input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
-                these positions change. None: nothing is masked or replaced, the discriminator judges `input_ids` as is.
+                these positions change. None: nothing is masked or replaced, the discriminator reads `input_ids` as they are.
             part (`str`, *optional*): None = both in one step. "generator": only the generator, and what it makes of the
                 batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
                 `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
@@ -378,10 +378,10 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         self, corrupted_ids, discriminator_labels, inputs: dict, **generated
     ) -> DebertaExtForPreTrainingOutput:
         """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
-        judged = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
+        found = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         loss = generated.get("generator_loss")
-        if judged.loss is not None:
-            weighted = self.config.rtd_lambda * judged.loss
+        if found.loss is not None:
+            weighted = self.config.rtd_lambda * found.loss
             if loss is None:
                 loss = weighted
             else:
@@ -389,12 +389,12 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
         return DebertaExtForPreTrainingOutput(
             loss=loss,
-            discriminator_loss=judged.loss,
-            discriminator_logits=judged.logits,
+            discriminator_loss=found.loss,
+            discriminator_logits=found.logits,
             corrupted_ids=corrupted_ids,
             discriminator_labels=discriminator_labels,
-            hidden_states=judged.hidden_states,
-            attentions=judged.attentions,
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
             **generated,
         )
 

@@ -92,7 +92,7 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
     keep = None
     if dropout_p:
         # Only Triton's kernels say which probabilities they keep.
-        triton = importlib.import_module("hf_deberta_ext.model.attention_triton")
+        triton = importlib.import_module("hf_deberta_ext.kernels.attention_triton")
         seed = torch.tensor([7], device=DEVICE)
         monkeypatch.setattr(triton, "draw_seed", lambda device: seed)
         keep = triton.dropout_mask(seed, B, H, N, dropout_p)

@@ -106,7 +106,7 @@ def largest_product(model, arguments):
 def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_config, shake, monkeypatch):
     """No backend is further off than twice the error of eager in the same precision, plus the format's own step."""
     # Samples of the generator would jump where a logit is rounded.
-    joint = "hf_deberta_ext.model.generator_and_discriminator"
+    joint = "hf_deberta_ext.model.replaced_tokens_deberta_ext"
     monkeypatch.setattr(f"{joint}.sample_replacements", lambda logits, *_: torch.arange(len(logits)) % 40)
     dtype, low = MODES[mode]
     arguments = call_of(head)

@@ -124,7 +124,7 @@ def test_debug_shows_the_traceback_before_the_line(arguments, command, capsys):
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_warnings_are_shown_with_debug_only(debug, command, capsys, caplog):
-    names = ("hf_deberta_ext.model.pretrained_model", "transformers_modules.some.modeling_deberta_ext")
+    names = ("hf_deberta_ext.checkpoints.loading", "transformers_modules.some.modeling_deberta_ext")
 
     def noisy(arguments):
         warnings.warn("a warning of python", stacklevel=1)

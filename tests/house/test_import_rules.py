@@ -13,15 +13,14 @@ import pytest
 from tiny_models import TINY
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_deberta_ext import ATTENTION_BACKENDS, DebertaExtConfig
+from hf_deberta_ext import DebertaExtConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_deberta_ext"
 MODEL = {file.stem: file for file in sorted((PACKAGE / "model").glob("*.py")) if file.name != "__init__.py"}
-ENTRY, CONFIGURATION = "modeling_deberta_ext", "configuration_deberta_ext"
-TABLE = "attention_backends"
-INPUTS = "attention_inputs"
-BACKENDS = [name for name in MODEL if name.startswith("attention_") and name not in (TABLE, INPUTS)]
+# In the order of reading: each imports those before it, and all of them, since transformers <= 5.9 copies the direct imports
+# of the file that it loads from a local folder, and no others.
+FILES = ["configuration_deberta_ext", "attention_deberta_ext", "modeling_deberta_ext", "replaced_tokens_deberta_ext"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Without the copies of the model's code beside shipped weights.
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "models").glob("*.py"))]
@@ -30,7 +29,8 @@ EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}
 # May be imported inside of a try statement, where transformers does not demand them.
 OPTIONAL = {"hf_deberta_ext", "triton"}
-# The rooms that a room may import, besides itself and _version. All may import files.py and model/, which import none.
+# The rooms that a room may import, besides itself and _version. All may import model/, which imports none (kernels/ and the
+# mixins of checkpoints/ add themselves to it), checkpoints/, heads.py and files.py.
 # "" is hf_deberta_ext/__init__.py, "tokenization" the file of that name.
 ALLOWED = {
     "__main__": {"commands"},
@@ -40,13 +40,16 @@ ALLOWED = {
         "", "analysis", "conversion", "data", "demo", "finetuning", "native", "pretraining", "publishing", "tokenization",
         "training",
     },
+    "checkpoints": set(),
     "conversion": {"tokenization"},
     "data": set(),
     "files": set(),
     "demo": {"analysis", "tokenization"},
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
-    "native": set(),
+    "heads": set(),
+    "kernels": {"native"},
+    "native": {"kernels"},
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
     "publishing": {"analysis"},
     "replaced_attention": set(),
@@ -128,46 +131,25 @@ def test_the_scanner_of_transformers_finds_the_imports_that_python_finds(name):
     assert {*get_relative_imports(MODEL[name])} == siblings(MODEL[name])
 
 
-def test_the_modeling_file_and_the_configuration_import_every_file_that_they_need_directly():
-    """For local folders, transformers <= 5.9 copies the direct imports of the file that it loads and no others."""
-    assert siblings(MODEL[ENTRY]) == {*MODEL} - {ENTRY}
-    imported = siblings(MODEL[CONFIGURATION])
-    assert imported == {"heads", "official_configurations", "presets", "remote_code"}
-    assert all(siblings(MODEL[name]) <= imported for name in imported)
-
-
-def test_nothing_imports_the_modeling_file():
-    assert [name for name, file in MODEL.items() if ENTRY in siblings(file)] == []
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_attention_backends_import_neither_each_other_nor_the_configuration(name):
-    imported = siblings(MODEL[name])
-    assert not imported & {*BACKENDS, TABLE, CONFIGURATION, "attention"}
-
-
-def test_the_table_of_backends_has_every_backend():
-    imported = siblings(MODEL[TABLE]) - {"input_validation", INPUTS}
-    assert imported == {*BACKENDS} == {f"attention_{name}" for name in ATTENTION_BACKENDS}
-
-
-@pytest.mark.parametrize("name", MODEL)
-def test_model_files_carry_the_mark_that_saving_looks_for(name):
-    assert MODEL[name].read_text(encoding="utf-8").splitlines()[1] == "# hf_deberta_ext model code"
+def test_four_files_of_at_most_2800_lines_travel_and_each_imports_all_that_it_needs():
+    assert sorted(MODEL) == sorted(FILES)
+    for place, name in enumerate(FILES):
+        assert siblings(MODEL[name]) == {*FILES[:place]}
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in MODEL.values()) <= 2800
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
 def test_parts_of_the_package_import_only_the_parts_below_them(file):
     part, imported = part_of(file), parts_imported(file) - {"_version"}
     assert "commands" not in imported or part in ("commands", "__main__")
-    if file.name == "pretrained_model.py":
-        # push_to_hub, in a try statement: a saved model works without the package.
+    if file == PACKAGE / "checkpoints" / "loading.py":
+        # push_to_hub, at its call.
         imported -= {"publishing"}
     if part in ("", "model", "_version"):
         assert part == "" or imported <= {part}
     else:
         assert part in ALLOWED, f"{part} is new: list in ALLOWED the rooms that it may import"
-        assert imported <= ALLOWED[part] | {part, "files", "model"}
+        assert imported <= ALLOWED[part] | {part, "checkpoints", "files", "heads", "model"}
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.relative_to(ROOT).as_posix())
@@ -178,9 +160,9 @@ def test_examples_import_public_names_of_the_package(file):
             continue
         path = [*rest, *([name] if name else [])]
         # Those of the kernels compile and tune what no user calls.
-        assert (path[:1] != ["model"] or file.name.startswith("gpu_")) and not any(part.startswith("_") for part in path), (
-            f"{module} {name}"
-        )
+        assert (path[:1] not in (["model"], ["kernels"]) or file.name.startswith("gpu_")) and not any(
+            part.startswith("_") for part in path
+        ), f"{module} {name}"
         exported = importlib.import_module(module)
         if name is not None and not (Path(exported.__file__).parent / f"{name}.py").is_file():
             assert name in exported.__all__, f"{name} is not in __all__ of {module}"
@@ -210,7 +192,7 @@ print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     module, *_, packages = done.stdout.rstrip().split("\n")
-    assert module == "hf_deberta_ext.model.base_model" and "convert" in done.stdout
+    assert module == "hf_deberta_ext.model.modeling_deberta_ext" and "convert" in done.stdout
     assert "hf_deberta_ext" in packages.split() and not HEAVY & {*packages.split()}
 
 

@@ -61,7 +61,7 @@ def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time_nor_on_the_dtype(
 
     whole = draw(logits)
     assert len({*whole.tolist()}) > 10 and torch.equal(draw(logits.float()), whole)
-    monkeypatch.setattr("hf_deberta_ext.model.replacement_sampling.CHUNK", 64 * 7)
+    monkeypatch.setattr("hf_deberta_ext.model.replaced_tokens_deberta_ext.CHUNK", 64 * 7)
     assert torch.equal(draw(logits), whole) and draw(logits[:0]).shape == (0,)
 
 
