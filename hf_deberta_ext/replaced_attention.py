@@ -10,7 +10,8 @@ from torch import nn
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from .model.attention_deberta_ext import AttentionInputs, DisentangledSelfAttention, PositionCache, choose_backend, is_traced
+from .kernels import PositionCache
+from .model.attention_deberta_ext import AttentionInputs, DisentangledSelfAttention, choose_backend, is_traced
 
 __all__ = ["ReplacedAttention", "replace_attention", "restore_attention"]
 

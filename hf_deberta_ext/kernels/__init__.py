@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
 
-Remote code does so too where this package is installed. It knows `KERNELS` and the fields of `AttentionInputs`, by name.
+Remote code does so too where this package is installed. It knows the names here and the fields of
+`AttentionInputs`.
 """
 
 import torch
@@ -9,8 +10,9 @@ import torch
 from .. import native  # noqa: F401
 from ..model.attention_deberta_ext import AttentionInputs, Backend
 from .attention_native import disentangled_attention_native, native_unavailable
+from .position_cache import PositionCache
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "PositionCache"]
 
 
 def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:

@@ -22,8 +22,7 @@ __all__ = [
     "BACKENDS", "AttentionInputs", "Backend", "DebertaExtAttention", "DisentangledSelfAttention", "PackedSequences",
     "PositionCache", "RelativePosition", "ResidualOutput", "attention_masks", "backend_unavailable", "check_backend",
     "check_whole", "choose_backend", "disentangled_attention_blocked", "disentangled_attention_eager",
-    "disentangled_attention_sdpa", "has_hooks", "is_traced", "log_bucket", "module_state", "same_values",
-    "values_at_hand", "without_autocast",
+    "disentangled_attention_sdpa", "is_traced", "log_bucket", "values_at_hand", "without_autocast",
 ]  # fmt: skip
 
 
@@ -671,10 +670,13 @@ BACKENDS = {
         best_on=("cpu", "cuda"),
     ),
 }
-# The kernels of the package, where it is installed: without them, remote code is the same mathematics in plain PyTorch.
+# Where the package is installed, remote code too has its kernels, and a cache of relative positions for inference on CPU.
+# Elsewhere it is the same mathematics in plain PyTorch.
 kernels = installed_module("kernels")
+PositionCache: type[nn.Module] = nn.Module
 if kernels is not None:
     BACKENDS |= kernels.KERNELS
+    PositionCache = kernels.PositionCache
 
 
 def backend_unavailable(
@@ -924,62 +926,6 @@ class PackedSequences:
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
 
 
-class PositionCache(nn.Module):
-    """Base class of modules that keep what they compute from their weights.
-
-    `position_cache` holds one immutable entry, with everything that it was computed from. A call reads the attribute once,
-    compares, and replaces the entry as a whole where it does not match. So calls in several threads are safe, and it never
-    has to be dropped for a result to be right. `train()` drops it, and copies and pickles leave it out.
-    """
-
-    position_cache: torch.Tensor | tuple | None = None
-
-    def train(self, mode: bool = True):
-        if mode:
-            self.position_cache = None
-        return super().train(mode)
-
-    def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name != "position_cache"}
-
-    def kept_table(self, P: torch.Tensor) -> torch.Tensor:
-        """Return a tensor equal to the relative table `P` [R, hidden]; the same object as long as its values stay."""
-        kept = self.position_cache
-        if kept is None or not same_values(kept, P):
-            self.position_cache = kept = P.clone()
-        return kept
-
-
-def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have equal dtype and values."""
-    return a is b or (a.dtype == b.dtype and torch.equal(a, b))
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a forward hook sees the calls of a module or of one inside it."""
-    # torch has no public way to ask.
-    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-
-
-def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int, int]], torch.Tensor]:
-    """Return the addresses and versions of a projection's weights, and a sample of its values.
-
-    Writes through `weight.data` have no version, and adapters are switched by attributes. The sample shows both: of a plain
-    Linear, its bias and the diagonal of its weight, which crosses every row and column; of any other module, its output for
-    one row of numbers. A write through `.data` to single elements off the diagonal is not seen.
-
-    Args:
-        table (`torch.Tensor`): the input of the projection, [R, hidden].
-    """
-    weights = list(module.parameters())
-    # The one count of writes that torch keeps; weights of inference mode have none.
-    versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-    plain = type(module) is nn.Linear and "forward" not in vars(module)
-    if plain and all(type(weight) is nn.Parameter for weight in weights):
-        return versions, torch.cat([weights[0].diagonal(), *weights[1:]])
-    return versions, module(torch.arange(table.shape[1]).cos().to(table.dtype)[None])
-
-
 class DisentangledSelfAttention(PositionCache):
     """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection.
 
@@ -1036,11 +982,9 @@ class DisentangledSelfAttention(PositionCache):
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
 
-        At inference on CPU they are kept until another table comes or a module has changed (`module_state`). Modules with
-        hooks are called with the table every time, and with nothing else: a calibration sees real inputs.
+        At inference on CPU, `PositionCache` keeps them.
         """
         key, query = self.position_projections()
-        modules = [module for module in (key, query) if module is not None]
 
         def project(P):
             K_r = Q_r = None
@@ -1050,22 +994,12 @@ class DisentangledSelfAttention(PositionCache):
                 Q_r = self.split_heads(query(P))
             return K_r, Q_r
 
-        if not modules:
+        if key is query is None:
             return None, None
         varies = is_traced() or torch.is_grad_enabled() or self.pos_dropout.training
-        if varies or rel_embeddings.device.type != "cpu" or any(map(has_hooks, modules)):
+        if varies or rel_embeddings.device.type != "cpu" or not hasattr(self, "kept_projections"):
             return project(self.pos_dropout(rel_embeddings))
-        states = [module_state(module, rel_embeddings) for module in modules]
-        versions = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), *(state[0] for state in states)]
-        samples = [state[1] for state in states]
-        entry = self.position_cache
-        if entry is not None:
-            table, kept_versions, kept_samples, projected = entry
-            if table is rel_embeddings and kept_versions == versions and all(map(same_values, kept_samples, samples)):
-                return projected
-        projected = project(rel_embeddings)
-        self.position_cache = rel_embeddings, versions, samples, projected
-        return projected
+        return self.kept_projections(rel_embeddings, [x for x in (key, query) if x is not None], project)
 
     def forward(
         self,

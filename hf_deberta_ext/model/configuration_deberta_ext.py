@@ -27,8 +27,11 @@ except ImportError as error:
         "deberta-v2, or hf_deberta_ext.conversion.deberta_v2.save_as_deberta_v2(model, FOLDER)"
     ) from error
 
-__all__ = ["AUTO_MAP", "DebertaExtConfig", "installed_module", "is_code_file", "is_joint", "package_mixin", "single_fields"]
+__all__ = ["AUTO_MAP", "CODE_FILES", "DebertaExtConfig", "installed_module", "is_joint", "package_mixin", "single_fields"]
 
+CODE_FILES = (
+    "configuration_deberta_ext.py", "attention_deberta_ext.py", "modeling_deberta_ext.py", "replaced_tokens_deberta_ext.py",
+)  # fmt: skip
 # Auto class -> class of these files, for loading with trust_remote_code.
 AUTO_MAP = {
     "AutoConfig": "configuration_deberta_ext.DebertaExtConfig",
@@ -57,20 +60,12 @@ def installed_module(name: str) -> Any:
         return None
 
 
-class RemoteCode:
-    """Stands for what classes can do in the package only: presets, official checkpoints, adapters, publishing."""
-
-
 def package_mixin(module: str, name: str) -> type:
-    """Return a base class of the package where this file is a part of it, and `RemoteCode` elsewhere."""
+    """Return a base class of the package for what remote code has not: presets, official checkpoints, adapters, publishing.
+    In remote code, an empty class."""
     if not __name__.startswith("hf_deberta_ext."):
-        return RemoteCode
+        return type(name, (), {})
     return getattr(importlib.import_module(f"hf_deberta_ext.{module}"), name)
-
-
-def is_code_file(name: str) -> bool:
-    """Tell the files of the model's code, which travel with a checkpoint, by their names."""
-    return name.endswith("_deberta_ext.py")
 
 
 @strict
@@ -337,7 +332,8 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         """Write config.json with the complete auto_map, and the model's code beside it, for trust_remote_code."""
         if not os.path.isfile(save_directory):
             _copy_code(Path(save_directory), self.name_or_path)
-            self.auto_map = dict(AUTO_MAP)
+            modules = {file.stem for file in Path(save_directory).glob("*.py")}
+            self.auto_map = {name: entry for name, entry in AUTO_MAP.items() if entry.split(".")[0] in modules}
         super().save_pretrained(save_directory)
         if push_to_hub:
             # transformers would upload only what changed since it was called, which leaves out the code.
@@ -358,23 +354,22 @@ def single_fields() -> list[str]:
 def _copy_code(folder: Path, loaded_from: str):
     """Copy the files of the model's code into `folder`.
 
-    They lie beside this one, unless transformers has put only this one into its module cache, for a configuration loaded
-    without a model. Then they are fetched from where the configuration came from, if that still exists.
+    They lie beside this one, unless transformers has put only a part of them into its module cache, for a configuration
+    loaded without a model say. Then they are fetched from where the configuration came from, if that still exists.
     """
     source = Path(__file__).resolve().parent
-    entry = "modeling_deberta_ext.py"
-    if not (source / entry).exists():
-        if Path(loaded_from, entry).is_file():
+    if not all((source / name).exists() for name in CODE_FILES):
+        if Path(loaded_from, CODE_FILES[0]).is_file():
             source = Path(loaded_from).resolve()
         else:
             with contextlib.suppress(OSError, ValueError):
                 # In the module cache, the code of a repo lies in a folder with the name of its commit.
                 source = Path(snapshot_download(loaded_from, revision=source.name, allow_patterns="*.py"))
     folder.mkdir(parents=True, exist_ok=True)
-    for file in source.glob("*_deberta_ext.py"):
-        target = folder / file.name
-        if not (target.exists() and target.samefile(file)):
-            shutil.copyfile(file, target)
+    for name in CODE_FILES:
+        target = folder / name
+        if (source / name).exists() and not (target.exists() and target.samefile(source / name)):
+            shutil.copyfile(source / name, target)
 
 
 def _position_terms(value: str | list[str] | None) -> list[str]:

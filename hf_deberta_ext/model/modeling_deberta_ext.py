@@ -458,7 +458,7 @@ class DebertaExtEncoder(PositionCache):
             return self.get_rel_embedding(length, device), dict(delta=delta, reach=reach)
         # At inference the whole table, and one object as long as its values stay: the layers cache its projections.
         P = self.get_rel_embedding(device=device)
-        if P.device.type == "cpu" and not traced:
+        if P.device.type == "cpu" and not traced and hasattr(self, "kept_table"):
             P = self.kept_table(P)
         return P, dict(delta=delta, reach=reach)
 

@@ -52,7 +52,7 @@ ALLOWED = {
     "native": {"kernels"},
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
     "publishing": {"analysis"},
-    "replaced_attention": set(),
+    "replaced_attention": {"kernels"},
     "sift": {"training"},
     "tokenization": set(),
     "training": {"publishing"},
