@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `DebertaExtConfig` can do in the package: published sizes, and the configurations of official checkpoints."""
+"""What `DebertaExtConfig` can do in the package: validation, published sizes, official configurations."""
 
 from dataclasses import fields
 from typing import Any
@@ -12,10 +12,93 @@ from .presets import PRESETS
 __all__ = ["OfficialConfigMixin"]
 
 OUR_TYPE = "deberta-ext"
+# Fields in which a generator that shares every weight with the discriminator may differ.
+NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
 
 class OfficialConfigMixin:
-    """Presets and official configurations; a base of `DebertaExtConfig`, before that of transformers."""
+    """Validation, presets and official configurations; a base of `DebertaExtConfig`, before that of transformers."""
+
+    def validate_architecture(self):
+        """Refuse values out of range and fields that contradict each other; transformers calls it at init and save."""
+        # It imports the front end of torch.compile.
+        from transformers.activations import ACT2FN
+
+        for name in (
+            "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "conv_groups", "emd_layers",
+        ):  # fmt: skip
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("type_vocab_size", "conv_kernel_size"):
+            self._require(name, getattr(self, name) >= 0, "0 (none) or more")
+        for name in ("position_buckets", "max_relative_positions"):
+            self._require(name, getattr(self, name) == -1 or getattr(self, name) >= 2, "-1 (off), or 2 or more")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
+            value = getattr(self, name)
+            self._require(name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
+        for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
+            self._require(name, getattr(self, name) > 0, "greater than 0")
+        for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
+            known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
+            self._require(name, known, f"one of {', '.join(sorted(ACT2FN))}")
+        self._require("tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
+        ids = self.special_token_ids or []
+        if self.pad_token_id is not None:
+            ids = [*ids, self.pad_token_id]
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"pad_token_id = {self.pad_token_id} and special_token_ids = {self.special_token_ids} must be in "
+                    f"[0, vocab_size = {self.vocab_size})"
+                )
+        for name in ("num_attention_heads", "conv_groups"):
+            count = getattr(self, name)
+            self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
+        if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
+            raise ValueError(
+                f"position_buckets = {self.position_buckets} needs relative distances beyond "
+                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
+                "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
+            )
+        if self.conv_kernel_size > 0:
+            self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, or the sequence changes its length")
+            self._require("num_hidden_layers", self.num_hidden_layers >= 2, "at least 2 with a convolution")
+        if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
+            raise ValueError(
+                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
+                "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
+            )
+        if self.generator is not None:
+            self._validate_generator()
+
+    def _require(self, name: str, condition: bool, expected: str):
+        if not condition:
+            raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
+
+    def _validate_generator(self):
+        """Refuse a generator with an unknown field, or one that contradicts the discriminator or `embedding_sharing`."""
+        names = set(self.single_fields())
+        unknown = [str(name) for name in self.generator if name not in names]
+        if unknown:
+            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
+        try:
+            config = self.generator_config()
+            config.validate()
+        except StrictDataclassError as error:
+            raise ValueError(f"generator = {self.generator}: {error.__cause__}") from error
+        equal = ["vocab_size", "pad_token_id"]
+        if self.embedding_sharing != "nes":
+            equal += ["embedding_size", "position_biased_input"]
+            if self.position_biased_input:
+                equal.append("max_position_embeddings")
+        if self.embedding_sharing == "all":
+            equal += sorted(names - set(equal) - NOT_WEIGHTS)
+        for name in equal:
+            if getattr(config, name) != getattr(self, name):
+                raise ValueError(
+                    f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}, "
+                    f"under embedding_sharing = {self.embedding_sharing!r}"
+                )
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":

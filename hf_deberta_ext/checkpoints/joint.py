@@ -4,10 +4,11 @@
 import copy
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint, single_fields
+from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 
 # Of a module that imports this one, after it has defined them.
@@ -15,7 +16,6 @@ from ..model.replaced_tokens_deberta_ext import (
     TABLES,
     DebertaExtForReplacedTokenDetection,
     GradientDisentangledEmbedding,
-    embedding_tables,
 )
 from .files import GENERATOR_FILE
 from .layouts import LoadingReport, convert_official, read_generator
@@ -139,7 +139,7 @@ class JointCheckpointsMixin:
             generator, generator_info = derive_generator(discriminator, config, trained, options)
         else:
             config.generator = {}
-            for name in single_fields():
+            for name in DebertaExtConfig.single_fields():
                 value = getattr(generator.config, name)
                 # The joint model decides on dropout, whatever the files say.
                 if value != getattr(config, name) and ("dropout" not in name or name in overrides):
@@ -189,6 +189,12 @@ class JointCheckpointsMixin:
                     )
         self.discriminator.load_state_dict(state_dict)
 
+    def resize_token_embeddings(self, *args, **kwargs):
+        raise ValueError(
+            "a joint model cannot be resized: export generator and discriminator, resize both, and join them again with "
+            "DebertaExtForPreTraining.from_checkpoints(discriminator, generator)"
+        )
+
     def extend_position_embeddings(self, length: int):
         raise ValueError(
             f"a joint model cannot be extended to {length} positions: export generator and discriminator, extend both, and "
@@ -207,7 +213,7 @@ class JointCheckpointsMixin:
             table = getattr(embeddings, name, None)
             if isinstance(table, GradientDisentangledEmbedding):
                 del state_dict[f"deberta.embeddings.{name}.delta.weight"]
-                state_dict[f"deberta.embeddings.{name}.weight"] = table.table()
+                state_dict[f"deberta.embeddings.{name}.weight"] = whole_table(table)
         model = DebertaExtForReplacedTokenDetection(copy.deepcopy(self.discriminator.config))
         name = "deberta.embeddings.position_embeddings.weight"
         new_table = model.state_dict().get(name)
@@ -224,6 +230,18 @@ class JointCheckpointsMixin:
         model = DebertaExtForMaskedLM(copy.deepcopy(self.generator.config))
         model.load_state_dict(self.generator.state_dict())
         return model.to(self.device, self.dtype).eval()
+
+
+def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the word and position tables of an encoder that shares none, by name."""
+    return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
+
+
+@torch.no_grad()
+def whole_table(embedding: GradientDisentangledEmbedding) -> torch.Tensor:
+    """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
+    weight = embedding.source.weight
+    return (weight.float() + embedding.delta.weight.float()).to(weight.dtype)
 
 
 def joint_info(**halves: dict) -> dict[str, set]:

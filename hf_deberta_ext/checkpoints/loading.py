@@ -2,16 +2,17 @@
 """What models can do in the package: `from_pretrained` takes official checkpoints as they are; `push_to_hub`."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..model.attention_deberta_ext import DisentangledSelfAttention
+from ..model.attention_deberta_ext import DisentangledSelfAttention, is_traced
 from .adapters import AdapterMixin
 from .files import (
     ADAPTER_CONFIG_FILE,
@@ -32,6 +33,8 @@ __all__ = ["DOWNLOAD_ARGUMENTS", "LoadingMixin", "in_eval_mode"]
 PUSH_ARGUMENTS = (
     "repo_id", "tokenizer", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags",
 )  # fmt: skip
+# Names under which other packages give packed batches of one row (transformers' DataCollatorWithFlattening).
+OF_PACKED_BATCHES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
@@ -39,6 +42,15 @@ class LoadingMixin(AdapterMixin):
     """What a model can do in the package; a base of `DebertaExtPreTrainedModel`, before `PreTrainedModel`."""
 
     loading_report: LoadingReport | None = None
+
+    def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a forward pass with `parameters`; the documents of packed batches are `document_ids`."""
+        self.check_adapters()
+        if "document_ids" not in parameters or inputs.get("document_ids") is not None:
+            return inputs
+        packing = {name: inputs.pop(name, None) for name in OF_PACKED_BATCHES}
+        documents = packed_document_ids(packing["cu_seq_lens_q"], packing["cu_seq_lens_k"], **inputs)
+        return inputs | {"document_ids": documents}
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
@@ -218,6 +230,46 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def packed_document_ids(
+    cu_seq_lens_q: torch.Tensor | None,
+    cu_seq_lens_k: torch.Tensor | None,
+    position_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    **inputs,
+) -> torch.Tensor | None:
+    """Return the document_ids [1, T] of a batch that is one row of documents without padding, or None.
+
+    Args:
+        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): [D + 1] from 0 to T, where each document ends; both equal.
+        position_ids (`torch.Tensor`, *optional*): [1, T]; without cu_seq_lens_q and a mask, a document begins at each 0, as
+            in transformers, unless all are 0.
+
+    Raises:
+        ValueError: cu_seq_lens_q that do not fit the batch.
+    """
+    if cu_seq_lens_q is not None:
+        lengths = cu_seq_lens_q.diff()
+        fits = cu_seq_lens_q[0] == 0 and bool((lengths >= 0).all())
+        for batch in (inputs.get("input_ids"), inputs.get("inputs_embeds"), position_ids):
+            if batch is not None:
+                fits = fits and tuple(batch.shape[:2]) == (1, int(cu_seq_lens_q[-1]))
+        if not fits or not (cu_seq_lens_k is None or torch.equal(cu_seq_lens_q, cu_seq_lens_k)):
+            raise ValueError(
+                "cu_seq_lens_q must rise from 0 to T for inputs of shape [1, T], and cu_seq_lens_k must equal it; got "
+                f"{cu_seq_lens_q.tolist()}"
+            )
+        documents = torch.arange(1, len(cu_seq_lens_q), device=cu_seq_lens_q.device)
+        return documents.repeat_interleave(lengths)[None]
+    if position_ids is None or attention_mask is not None or is_traced() or len(position_ids) != 1:
+        return None
+    begins = position_ids == 0
+    restarts = bool(begins[0, :1].all()) and bool((begins[:, 1:] | (position_ids.diff() == 1)).all())
+    if restarts and 1 < int(begins.sum()) < begins.numel():
+        return begins.cumsum(1)
+    # Only zeros are not documents of one token each, but one document without positions.
+    return None
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):

@@ -5,8 +5,6 @@ Relative positions (Eq. 3) and the equation (Eq. 4); its backends: `eager`, as i
 which give the same numbers; the table of backends; packed documents; the module `DisentangledSelfAttention`.
 """
 
-import bisect
-import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,13 +16,6 @@ from torch.nn import functional
 
 from .configuration_deberta_ext import installed_module
 
-__all__ = [
-    "BACKENDS", "AttentionInputs", "Backend", "DebertaExtAttention", "DisentangledSelfAttention", "PackedSequences",
-    "PositionCache", "RelativePosition", "ResidualOutput", "attention_masks", "backend_unavailable", "check_backend",
-    "check_whole", "choose_backend", "disentangled_attention_blocked", "disentangled_attention_eager",
-    "disentangled_attention_sdpa", "is_traced", "log_bucket", "values_at_hand", "without_autocast",
-]  # fmt: skip
-
 
 def is_traced() -> bool:
     """Tell if torch.compile, torch.export, TorchScript's tracer or a transform of torch.func (vmap, jvp, grad) is running,
@@ -34,11 +25,7 @@ def is_traced() -> bool:
 
 
 def check_whole(name: str, x: torch.Tensor):
-    """Refuse a tensor that does not hold integers.
-
-    Raises:
-        ValueError: it is of a floating or complex dtype.
-    """
+    """Raise a ValueError for a tensor that does not hold integers."""
     if x.is_floating_point() or x.is_complex():
         raise ValueError(f"{name} must be integers, got {x.dtype}")
 
@@ -50,14 +37,11 @@ def values_at_hand(x: torch.Tensor) -> bool:
 
 
 def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
-    """Return the official log bucket of the relative position r = i - j, in exact integers.
+    """Return the official log bucket of the relative position r = i - j, in [-(buckets - 1), buckets - 1].
 
     With m = buckets / 2 and M = max_distance, r clamped to [-(M - 1), M - 1]:
     r where |r| <= m, else sign(r) · (ceil(ln(|r| / m) / ln((M - 1) / m) · (m - 1)) + m).
-
-    Returns:
-        `int` in [-(buckets - 1), buckets - 1]. transformers leaves out the clamp, so that beyond M it reads row 0, which
-        no training ever touched.
+    transformers leaves out the clamp, so that beyond M it reads row 0, which no training ever touched.
     """
     r = max(-(max_distance - 1), min(r, max_distance - 1))
     middle = buckets // 2
@@ -70,9 +54,7 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 class RelativePosition(nn.Module):
     """The offset table delta of any length: delta(i, j) = delta[i - j + N - 1], O(N) memory.
 
-    Args:
-        buckets (`int`): b; -1 = no buckets, the table has a row for each distance.
-        max_distance (`int`): M.
+    There are `buckets` b, or with -1 a row for each distance up to M = `max_distance`.
     """
 
     def __init__(self, *, buckets: int, max_distance: int):
@@ -83,15 +65,11 @@ class RelativePosition(nn.Module):
     def compute_rows(self) -> torch.Tensor:
         """Return rows of the relative table, [2M], for r = -M ... M - 1; int64 whatever the default dtype and device."""
         M, b = self.max_distance, self.buckets
-        r = torch.arange(-M, M, dtype=torch.int64)
         if b < 0:
-            return r + M
-        # Buckets rise with the distance: bisection finds the first distance of each one beyond b / 2, in exact integers.
-        bucket = functools.partial(log_bucket, buckets=b, max_distance=M)
-        firsts = [bisect.bisect_left(range(M), value, key=bucket) for value in range(b // 2 + 1, b)]
-        distance = r.abs().clamp(max=M - 1)
-        far = torch.bucketize(distance, torch.tensor(firsts, dtype=torch.int64), right=True)
-        return r.sign() * (distance.clamp(max=b // 2) + far) + b
+            return torch.arange(2 * M, dtype=torch.int64)
+        # Symmetric: half of the logarithms.
+        far = torch.tensor([log_bucket(r, buckets=b, max_distance=M) for r in range(M)], dtype=torch.int64)
+        return torch.cat([-far[-1:], -far[1:].flip(0), far]) + b
 
     def row(self, r: int) -> int:
         """Return the row of the relative table for r = i - j, without a tensor."""
@@ -179,11 +157,10 @@ def without_autocast(device: torch.device):
 
 
 def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute disentangled attention densely, DeBERTa (He et al. 2021) Eq. (4); see `AttentionInputs`.
+    """Compute disentangled attention as Eq. (4) is written, the reference for all others.
 
-    Returns:
-        out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are
-        computed in float32 (float64 stays), also under autocast.
+    Returns out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are
+    computed in float32 (float64 stays), also under autocast.
     """
     dtype, mask = inputs.Q_c.dtype, inputs.mask
     wide = torch.promote_types(dtype, torch.float32)
@@ -204,13 +181,10 @@ def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor,
 
 
 def disentangled_attention_sdpa(inputs: AttentionInputs) -> torch.Tensor:
-    """Compute disentangled attention, DeBERTa Eq. (4), by torch's SDPA; see `AttentionInputs`.
+    """Compute disentangled attention by torch's SDPA: out [B, H, Q, d] in the dtype of Q_c.
 
     The bias [B, H, Q, N] is made once, in float32, by gathers, which torch.compile fuses into one pass without index
     tensors: there this is the fastest form on CPU.
-
-    Returns:
-        out [B, H, Q, d] in the dtype of Q_c.
     """
     dtype, mask, bias = inputs.Q_c.dtype, inputs.mask, None
     wide = torch.promote_types(dtype, torch.float32)
@@ -300,9 +274,7 @@ class _BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p):
-        seed = 0
-        if dropout_p > 0:
-            seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, ())) if dropout_p > 0 else 0
         ctx.save_for_backward(q, k, v, K_x, Q_x, bias_x, mask)
         ctx.options = reach, dropout_p, seed
         out = torch.empty_like(q)
@@ -335,9 +307,7 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterato
         dead = blocked.all(-1)
         if dead.device.type == "cpu" and not dead.any():
             dead = None
-    generator = None
-    if dropout_p > 0:
-        generator = torch.Generator(q.device)
+    generator = torch.Generator(q.device) if dropout_p > 0 else None
     heads = batch = 1
     if N <= SHORT:
         # 2 MiB of scores; several heads only with all sequences, or they would not lie in one piece.
@@ -397,15 +367,9 @@ class _Chunk:
         self.keys = _tile(self.N)
         self.heads, self.batch = self.part(q).shape[:2]
         self.K_x, self.Q_x, self.bias_x = map(self.of_heads, (K_x, Q_x, bias_x))
-        self.blocked = self.dead = None
-        if blocked is not None:
-            self.blocked = self.part(blocked)
-        if dead is not None:
-            self.dead = self.part(dead)
+        self.blocked, self.dead = (x if x is None else self.part(x) for x in (blocked, dead))
         # Long sequences: a product with the identity transposes faster than a strided addition.
-        self.identity = None
-        if self.N > SHORT:
-            self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device)
+        self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device) if self.N > SHORT else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
         """View of a table [H, ...] for the heads of this chunk."""
@@ -626,12 +590,10 @@ class Backend(NamedTuple):
         description (`str`): one line for the guide.
         unavailable (`Callable`, *optional*): takes device, dtype and head size and returns the reason why the backend cannot
             serve such tensors, or None; without it the backend serves every call.
-        best_on (`tuple[str, ...]`): devices on which it is chosen automatically, if it can serve the call.
-        not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is never chosen automatically.
+        best_on, not_best_for (`tuple`): devices on which, and dtypes for which not, it is chosen automatically.
         returns_probs (`bool`): the function returns the probabilities as well.
-        takes_query_positions (`bool`): the function computes only queries at chosen positions; otherwise all positions are
-            computed, and the other ones are dropped.
-        takes_cu_seqlens (`bool`): the function serves a stream of documents; otherwise documents are padded.
+        takes_query_positions (`bool`): it computes only queries at chosen positions; otherwise the other ones are dropped.
+        takes_cu_seqlens (`bool`): it serves a stream of documents; otherwise documents are padded.
     """
 
     function: Callable[[AttentionInputs], Any]
@@ -658,9 +620,7 @@ BACKENDS = {
         takes_query_positions=True,
     ),
     "sdpa": Backend(
-        disentangled_attention_sdpa,
-        "the position bias made once, then torch's SDPA",
-        takes_query_positions=True,
+        disentangled_attention_sdpa, "the position bias made once, then torch's SDPA", takes_query_positions=True
     ),
     "blocked": Backend(
         disentangled_attention_blocked,
@@ -686,20 +646,15 @@ def backend_unavailable(
     backend = BACKENDS[name]
     if needs_probs and not backend.returns_probs:
         return "it does not return attention probabilities"
-    if backend.unavailable is None:
-        return None
-    return backend.unavailable(device, dtype, head_size)
+    return None if backend.unavailable is None else backend.unavailable(device, dtype, head_size)
 
 
 def check_backend(name: str):
-    """
-    Raises:
-        ValueError: there is no backend of this name.
-    """
+    """Raise a ValueError for a name that is not in `BACKENDS`."""
     if name not in BACKENDS:
+        names = ", ".join(map(repr, BACKENDS))
         raise ValueError(
-            f"attn_implementation = {name!r} is not one of {', '.join(map(repr, BACKENDS))}; without it the best one is "
-            "chosen for each call"
+            f"attn_implementation = {name!r} is not one of {names}; without it the best one is chosen for each call"
         )
 
 
@@ -715,14 +670,8 @@ def choose_backend(
 ) -> tuple[str, str]:
     """Return the name of the backend for a call, and the reason for the choice.
 
-    Args:
-        requested (`str`, *optional*): a name in `BACKENDS`; None or "auto": the best for this call, which never fails.
-        needs_probs (`bool`): whether the call returns the attention probabilities.
-        query_share (`float`): queries / keys where queries stand at chosen positions.
-        served (`str`): name of the call for the error message.
-
-    Raises:
-        ValueError: the requested backend does not exist or cannot serve the call.
+    `requested` None or "auto" is the best for this call and never fails; a name in `BACKENDS` is that one, or a ValueError.
+    `query_share` is queries / keys where queries stand at chosen positions; `served` names the call in the error.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
@@ -752,9 +701,7 @@ def choose_backend(
             return name, f"best on {device.type}"
     if few:
         return "eager", "few queries"
-    if compiling:
-        return "sdpa", "best under torch.compile on this device"
-    return "sdpa", f"nothing was measured on {device.type}"
+    return "sdpa", "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"
 
 
 def attention_masks(
@@ -780,36 +727,27 @@ def attention_masks(
             f"[{B}, {N}], got {sizes}"
         )
     mask = attention_mask != 0
-    everything = False
+    everything = values_at_hand(mask) and bool(mask.all())
     if values_at_hand(mask):
-        everything = bool(mask.all())
         wrong = mask & (attention_mask != 1)
         if bool(wrong.any()):
             raise ValueError(
                 f"attention_mask has the value {attention_mask[wrong][0].item()}; give 1 where attention is allowed and 0 "
                 "elsewhere (document_ids separate several documents in a row)"
             )
-    real = mask
     if mask.dim() == 2:
-        mask = mask[:, None, None]
-    else:
-        if mask.dim() == 3:
-            mask = mask[:, None]
-        real = mask.any(-2).any(1)
-    return None if everything else mask, real
-
-
-# Attention pads documents to the longest of a group; this is the smallest ratio of lengths within a group.
-SIMILAR = 0.8
+        return None if everything else mask[:, None, None], mask
+    if mask.dim() == 3:
+        mask = mask[:, None]
+    return None if everything else mask, mask.any(-2).any(1)
 
 
 class PackedSequences:
-    """Packed (varlen) sequences: documents concatenated into one stream of tokens, with `cu_seqlens`.
+    """Packed (varlen) sequences: documents of a batch of `shape` [B, N] as one stream of tokens, with `cu_seqlens`.
 
     Args:
         token_index (`torch.LongTensor`): [T] index of each token in the flattened batch.
         lengths (`torch.LongTensor`): [D] tokens of each document, in the order of the stream; they sum to T.
-        shape (`tuple[int, int]`): B and N of the batch.
     """
 
     def __init__(self, token_index: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]):
@@ -826,10 +764,8 @@ class PackedSequences:
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
-        """Make one document of each row of a mask [B, N] of real tokens; None if a row has gaps or no token at all.
-
-        A gap would shift the tokens after it: relative positions are differences of batch columns.
-        """
+        """Make one document of each row of a mask [B, N] of real tokens; None if a row has no token, or gaps, which would
+        shift the tokens after them: relative positions are differences of batch columns."""
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
         if not bool((starts == 1).all()):
@@ -838,11 +774,7 @@ class PackedSequences:
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
-        """Make documents of runs of equal positive ids in a row of [B, N]; 0 is padding.
-
-        Raises:
-            ValueError: negative ids, a document that is not in one piece, or nothing but padding.
-        """
+        """Make documents of runs of equal positive ids in a row of [B, N], each in one piece; 0 is padding."""
         B, N = document_ids.shape
         check_whole("document_ids", document_ids)
         if bool((document_ids < 0).any()):
@@ -856,9 +788,7 @@ class PackedSequences:
         starts = (document_ids[:, 1:] != document_ids[:, :-1]) & (document_ids[:, 1:] != 0)
         pieces = int(starts.sum() + (document_ids[:, 0] != 0).sum())
         if len(runs.unique()) != len(runs) or pieces != len(runs):
-            raise ValueError(
-                "a document must be one run of equal document_ids; give each document of a row a number of its own"
-            )
+            raise ValueError("a document must be one run of equal document_ids; number the documents of a row differently")
         return cls(token_index, lengths, (B, N))
 
     def unpad(self, x: torch.Tensor) -> torch.Tensor:
@@ -871,54 +801,24 @@ class PackedSequences:
         B, N = self.shape
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
-    @functools.cached_property
-    def groups(self) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, torch.Tensor | None]]]:
-        """Group documents of similar lengths, padded to the longest.
-
-        Returns:
-            the stream index of each padded token of all groups; the index of each token of the stream among those; and for
-            each group its number of documents, their padded length, and a mask [D, 1, 1, length] if lengths differ.
-        """
-        order = sorted(range(len(self.lengths)), key=lambda document: -self.lengths[document])
-        starts = self.cu_seqlens.tolist()
-        index, mask, groups = [], [], []
-        while order:
-            longest = self.lengths[order[0]]
-            count = sum(self.lengths[document] >= SIMILAR * longest for document in order)
-            documents, order = order[:count], order[count:]
-            lengths = torch.tensor([self.lengths[document] for document in documents])[:, None]
-            places = torch.arange(longest)
-            real = places < lengths
-            first = torch.tensor([starts[document] for document in documents])[:, None]
-            index.append((first + places.minimum(lengths - 1)).flatten())
-            mask.append(real.flatten())
-            group_mask = None
-            if not bool(real.all()):
-                group_mask = real[:, None, None].to(self.token_index.device)
-            groups.append((count, longest, group_mask))
-        index, mask = torch.cat(index), torch.cat(mask)
-        inverse = torch.empty(len(self.token_index), dtype=torch.long)
-        inverse[index[mask]] = mask.nonzero().squeeze(1)
-        return index.to(self.token_index.device), inverse.to(self.token_index.device), groups
-
     def attend(self, backend: Backend, inputs: AttentionInputs) -> torch.Tensor:
-        """Return the attention within each document, [1, H, T, d].
-
-        Args:
-            inputs (`AttentionInputs`): Q_c, K_c and V_c of the stream, [1, H, T, d], without a mask.
-        """
+        """Return the attention within each document, [1, H, T, d], of the stream's `inputs` without a mask."""
         if backend.takes_cu_seqlens:
             return backend.attend(inputs._replace(cu_seqlens=self.cu_seqlens))[0]
-        index, inverse, groups = self.groups
-        padded = [x[0].transpose(0, 1).index_select(0, index) for x in inputs[:3]]  # [places, H, d]
-        outs, start = [], 0
-        for count, length, mask in groups:
-            places = slice(start, start + count * length)
-            Q_c, K_c, V_c = (x[places].unflatten(0, (count, length)).transpose(1, 2) for x in padded)
-            out, _ = backend.attend(inputs._replace(Q_c=Q_c, K_c=K_c, V_c=V_c, mask=mask))
-            outs.append(out.transpose(1, 2).flatten(0, 1))
-            start += count * length
-        return torch.cat(outs).index_select(0, inverse).transpose(0, 1)[None]
+        # Padded to the longest document.
+        D, longest = len(self.lengths), max(self.lengths)
+        places = self.documents * longest + self.positions
+        mask = self.positions.new_zeros(D * longest, dtype=torch.bool).index_fill(0, places, True)
+
+        def padded(x):
+            stream = x[0].transpose(0, 1)  # [T, H, d]
+            batch = stream.new_zeros(D * longest, *stream.shape[1:]).index_copy(0, places, stream)
+            return batch.unflatten(0, (D, longest)).transpose(1, 2)
+
+        Q_c, K_c, V_c = map(padded, inputs[:3])
+        mask = None if min(self.lengths) == longest else mask.view(D, 1, 1, longest)
+        out, _ = backend.attend(inputs._replace(Q_c=Q_c, K_c=K_c, V_c=V_c, mask=mask))
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, places).transpose(0, 1)[None]
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
         """Return the indices [T] of the tokens in a stream with `margin` zeros around every document, and its length."""
@@ -942,12 +842,9 @@ class DisentangledSelfAttention(PositionCache):
         self.config = config
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
-        self.terms = ()
-        if config.relative_attention:
-            self.terms = tuple(config.pos_att_type)
+        self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
         # Stock models count the terms that are named even where relative_attention is off.
         self.scale = 1 / math.sqrt(self.head_size * (1 + len(config.pos_att_type)))
-
         size = config.hidden_size
         self.query_proj = nn.Linear(size, size)
         self.key_proj = nn.Linear(size, size)
@@ -987,12 +884,7 @@ class DisentangledSelfAttention(PositionCache):
         key, query = self.position_projections()
 
         def project(P):
-            K_r = Q_r = None
-            if key is not None:
-                K_r = self.split_heads(key(P))
-            if query is not None:
-                Q_r = self.split_heads(query(P))
-            return K_r, Q_r
+            return tuple(None if module is None else self.split_heads(module(P)) for module in (key, query))
 
         if key is query is None:
             return None, None
@@ -1015,19 +907,15 @@ class DisentangledSelfAttention(PositionCache):
         output_attentions: bool = False,
         keys_values: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
+        """Attend; mask, delta, query_positions (needed where Q != N) and reach as in `AttentionInputs`.
+
         Args:
             hidden_states (`torch.Tensor`): keys and values, [B, N, hidden].
-            attention_mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, Q, N]; True = may attend.
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
             query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
-            delta (`torch.LongTensor`, *optional*): [2L - 1], L >= N, offset table of `RelativePosition`.
-            query_positions (`torch.LongTensor`, *optional*): [B, Q] positions of the queries, needed where Q != N; queries
-                that share a position must be equal.
-            reach (`int`, *optional*): delta is constant for i - j >= reach and for i - j <= -reach.
+                Queries that share a position must be equal.
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden], which do not see each
                 other; without a mask.
-            output_attentions (`bool`): return the probabilities.
             keys_values (`tuple`, *optional*): K_c and V_c of these hidden_states, from `keys_and_values`; None = computed.
 
         Returns:
@@ -1075,16 +963,11 @@ class DisentangledSelfAttention(PositionCache):
         drop_others = positions is not None and (packed is not None or not backend.takes_query_positions)
         if drop_others:
             inputs = among_all_positions(inputs)
-        if packed is None:
-            context, probs = backend.attend(inputs)
-        else:
-            context, probs = packed.attend(backend, inputs), None
+        context, probs = backend.attend(inputs) if packed is None else (packed.attend(backend, inputs), None)
         context = context.transpose(1, 2)
         if drop_others:
             context = context.gather(1, positions[:, :, None, None].expand(-1, -1, *context.shape[2:]))
-        if not output_attentions:
-            probs = None
-        return context.flatten(2), probs
+        return context.flatten(2), probs if output_attentions else None
 
 
 def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 
 try:
     from transformers import PreTrainedConfig
@@ -26,8 +25,6 @@ except ImportError as error:
         "packages that need them, write it as deberta-v2 where transformers is newer: deberta-ext convert MODEL FOLDER --to "
         "deberta-v2, or hf_deberta_ext.conversion.deberta_v2.save_as_deberta_v2(model, FOLDER)"
     ) from error
-
-__all__ = ["AUTO_MAP", "CODE_FILES", "DebertaExtConfig", "installed_module", "is_joint", "package_mixin", "single_fields"]
 
 CODE_FILES = (
     "configuration_deberta_ext.py", "attention_deberta_ext.py", "modeling_deberta_ext.py", "replaced_tokens_deberta_ext.py",
@@ -45,11 +42,9 @@ AUTO_MAP = {
 }
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 # Fields of a joint model of generator and discriminator, which its parts do not have.
-_JOINT_FIELDS = (
+JOINT_FIELDS = (
     "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
 )  # fmt: skip
-# Fields in which a generator that shares every weight with the discriminator may differ.
-_NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
 
 def installed_module(name: str) -> Any:
@@ -202,119 +197,39 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         """True with an absolute position table, for the input or for the Enhanced Mask Decoder."""
         return self.position_biased_input or self.emd_input != "hidden"
 
-    def validate_architecture(self):
-        """Refuse values out of range and fields that contradict each other; transformers calls it at init and save."""
-        # It imports the front end of torch.compile.
-        from transformers.activations import ACT2FN
-
-        for name in (
-            "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "conv_groups", "emd_layers",
-        ):  # fmt: skip
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("type_vocab_size", "conv_kernel_size"):
-            self._require(name, getattr(self, name) >= 0, "0 (none) or more")
-        for name in ("position_buckets", "max_relative_positions"):
-            self._require(name, getattr(self, name) == -1 or getattr(self, name) >= 2, "-1 (off), or 2 or more")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
-            value = getattr(self, name)
-            self._require(name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
-        for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
-            self._require(name, getattr(self, name) > 0, "greater than 0")
-        for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
-            known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
-            self._require(name, known, f"one of {', '.join(sorted(ACT2FN))}")
-        self._require("tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
-        ids = self.special_token_ids or []
-        if self.pad_token_id is not None:
-            ids = [*ids, self.pad_token_id]
-        for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"pad_token_id = {self.pad_token_id} and special_token_ids = {self.special_token_ids} must be in "
-                    f"[0, vocab_size = {self.vocab_size})"
-                )
-        for name in ("num_attention_heads", "conv_groups"):
-            count = getattr(self, name)
-            self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
-        if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
-            raise ValueError(
-                f"position_buckets = {self.position_buckets} needs relative distances beyond "
-                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
-                "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
-            )
-        if self.conv_kernel_size > 0:
-            self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, or the sequence changes its length")
-            self._require("num_hidden_layers", self.num_hidden_layers >= 2, "at least 2 with a convolution")
-        if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
-            raise ValueError(
-                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
-                "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
-            )
-        if self.generator is not None:
-            self.generator_config()
-
-    def _require(self, name: str, condition: bool, expected: str):
-        if not condition:
-            raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
-
     @property
     def is_joint(self) -> bool:
         """True for the configuration of generator and discriminator in one model."""
         return self.generator is not None
 
+    @staticmethod
+    def single_fields() -> list[str]:
+        """Return the names of our fields that a model which is not joint has."""
+        # Of this class, not of a subclass or of every transformers configuration.
+        return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
+
     def discriminator_config(self) -> "DebertaExtConfig":
         """Return the configuration of only the discriminator of a joint model."""
         config = copy.deepcopy(self)
-        for name in _JOINT_FIELDS:
+        for name in JOINT_FIELDS:
             setattr(config, name, getattr(type(self), name))
         config.architectures = None
         return config
 
     def generator_config(self) -> "DebertaExtConfig":
-        """Return the configuration of only the generator of a joint model.
-
-        Raises:
-            ValueError: `generator` has an unknown field, or one that contradicts the discriminator or `embedding_sharing`.
-        """
+        """Return the configuration of only the generator of a joint model."""
         config = self.discriminator_config()
-        changes = dict(self.generator or {})
-        names = set(single_fields())
-        unknown = [str(name) for name in changes if name not in names]
-        if unknown:
-            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
-        try:
-            for name, value in changes.items():
-                setattr(config, name, value)
-            for name, value in self._derived_fields(config).items():
-                if name not in changes:
-                    setattr(config, name, value)
-            config.validate()
-        except StrictDataclassError as error:
-            raise ValueError(f"generator = {self.generator}: {error.__cause__}") from error
-        equal = ["vocab_size", "pad_token_id"]
-        if self.embedding_sharing != "nes":
-            equal += ["embedding_size", "position_biased_input"]
-            if self.position_biased_input:
-                equal.append("max_position_embeddings")
-        if self.embedding_sharing == "all":
-            equal += sorted(names - set(equal) - _NOT_WEIGHTS)
-        for name in equal:
-            if getattr(config, name) != getattr(self, name):
-                raise ValueError(
-                    f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}, "
-                    f"under embedding_sharing = {self.embedding_sharing!r}"
-                )
+        for name, value in (self.derived_fields() | (self.generator or {})).items():
+            setattr(config, name, value)
         return config
 
-    def _derived_fields(self, generator: "DebertaExtConfig") -> dict[str, int]:
+    def derived_fields(self) -> dict[str, int]:
         """Return what a generator has if it does not say otherwise: half the layers, and heads of the same size."""
         derived = {}
         if self.embedding_sharing != "all":
-            least = 2 if self.conv_kernel_size else 1
-            derived["num_hidden_layers"] = max(least, self.num_hidden_layers // 2)
-        width = generator.hidden_size
-        if "hidden_size" in (self.generator or {}):
+            derived["num_hidden_layers"] = max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2)
+        width = (self.generator or {}).get("hidden_size")
+        if width is not None:
             derived["num_attention_heads"] = max(1, width * self.num_attention_heads // self.hidden_size)
             derived["intermediate_size"] = max(1, width * self.intermediate_size // self.hidden_size)
             if self.embedding_sharing == "nes":
@@ -345,17 +260,11 @@ def is_joint(config: dict[str, Any]) -> bool:
     return config.get("generator") is not None
 
 
-def single_fields() -> list[str]:
-    """Return the names of our fields that a model which is not joint has."""
-    # Of this class, not of a subclass or of every transformers configuration.
-    return [name for name in DebertaExtConfig.__annotations__ if name not in (*_JOINT_FIELDS, "model_type")]
-
-
 def _copy_code(folder: Path, loaded_from: str):
     """Copy the files of the model's code into `folder`.
 
-    They lie beside this one, unless transformers has put only a part of them into its module cache, for a configuration
-    loaded without a model say. Then they are fetched from where the configuration came from, if that still exists.
+    They lie beside this one, or, where transformers has put only a part of them into its module cache, where the
+    configuration came from.
     """
     source = Path(__file__).resolve().parent
     if not all((source / name).exists() for name in CODE_FILES):

@@ -6,7 +6,7 @@ Enhanced Mask Decoder (3.2), and the models with their heads. Replaced token det
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -41,88 +41,30 @@ from .attention_deberta_ext import (
 )
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
-__all__ = [
-    "ConvLayer", "DebertaExtEmbeddings", "DebertaExtEncoder", "DebertaExtForEntityScoring", "DebertaExtForMaskedLM",
-    "DebertaExtForMultipleChoice", "DebertaExtForQuestionAnswering", "DebertaExtForSequenceClassification",
-    "DebertaExtForTokenClassification", "DebertaExtLayer", "DebertaExtModel", "DebertaExtPreTrainedModel",
-    "EnhancedMaskDecoder", "MaskedLMPrediction", "batch_shape", "check_fractions", "check_labels",
-    "cls_states", "cross_entropy", "labelled_positions", "mean_loss", "model_forward", "sequence_loss",
-]  # fmt: skip
-
 # Arguments of decoders that trainers give to every model; transformers' encoders ignore them, too.
 OF_DECODERS = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
-# Names under which other packages give packed batches of one row (transformers' DataCollatorWithFlattening).
-OF_PACKED_BATCHES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 # The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
 EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Make a model's forward take `return_dict`, ignore the arguments of decoders that it does not have itself, and read
-    `document_ids` from the arguments of packed batches, where it takes them."""
+    """Make a model's forward take `return_dict`, and ignore the arguments of decoders that it does not have itself. In the
+    package, it takes the packed batches of other packages too, and refuses adapters that would not be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in OF_DECODERS if name not in parameters]
-    takes_documents = "document_ids" in parameters
 
     @can_return_tuple
     @functools.wraps(forward)
     def wrapped(self, *args, **kwargs):
-        if takes_documents and kwargs.get("document_ids") is None:
-            packing = {name: kwargs.pop(name, None) for name in OF_PACKED_BATCHES}
-            kwargs["document_ids"] = packed_document_ids(packing["cu_seq_lens_q"], packing["cu_seq_lens_k"], **kwargs)
-        if hasattr(self, "check_adapters"):
-            self.check_adapters()
+        if hasattr(self, "prepare_call"):
+            kwargs = self.prepare_call(parameters, kwargs)
         return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
 
     return wrapped
 
 
-def packed_document_ids(
-    cu_seq_lens_q: torch.Tensor | None,
-    cu_seq_lens_k: torch.Tensor | None,
-    position_ids: torch.Tensor | None = None,
-    attention_mask: torch.Tensor | None = None,
-    **inputs,
-) -> torch.Tensor | None:
-    """Return the document_ids [1, T] of a batch that is one row of documents without padding, or None.
-
-    Args:
-        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): [D + 1] from 0 to T, where each document ends; both equal.
-        position_ids (`torch.Tensor`, *optional*): [1, T]; without cu_seq_lens_q and a mask, a document begins at each 0, as
-            in transformers, unless all are 0.
-
-    Raises:
-        ValueError: cu_seq_lens_q that do not fit the batch.
-    """
-    if cu_seq_lens_q is not None:
-        lengths = cu_seq_lens_q.diff()
-        fits = cu_seq_lens_q[0] == 0 and bool((lengths >= 0).all())
-        for batch in (inputs.get("input_ids"), inputs.get("inputs_embeds"), position_ids):
-            if batch is not None:
-                fits = fits and tuple(batch.shape[:2]) == (1, int(cu_seq_lens_q[-1]))
-        if not fits or not (cu_seq_lens_k is None or torch.equal(cu_seq_lens_q, cu_seq_lens_k)):
-            raise ValueError(
-                "cu_seq_lens_q must rise from 0 to T for inputs of shape [1, T], and cu_seq_lens_k must equal it; got "
-                f"{cu_seq_lens_q.tolist()}"
-            )
-        documents = torch.arange(1, len(cu_seq_lens_q), device=cu_seq_lens_q.device)
-        return documents.repeat_interleave(lengths)[None]
-    if position_ids is None or attention_mask is not None or is_traced() or len(position_ids) != 1:
-        return None
-    begins = position_ids == 0
-    restarts = bool(begins[0, :1].all()) and bool((begins[:, 1:] | (position_ids.diff() == 1)).all())
-    if restarts and 1 < int(begins.sum()) < begins.numel():
-        return begins.cumsum(1)
-    # Only zeros are not documents of one token each, but one document without positions.
-    return None
-
-
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
-    """Refuse labels of a loss that are not integers of one of these shapes: they would be cut to integers, or reshaped.
-
-    Raises:
-        ValueError: another shape or dtype.
-    """
+    """Raise a ValueError for labels that are not integers of one of these shapes: they would be truncated or reshaped."""
     if list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
     check_whole(name, labels)
@@ -131,11 +73,7 @@ def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
 def batch_shape(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **others: torch.Tensor | None
 ) -> torch.Size:
-    """Return B and N of a batch that is given as ids or as embeddings; `others` by name are [1 or B, N].
-
-    Raises:
-        ValueError: both or neither of ids and embeddings are given, or another tensor does not fit them.
-    """
+    """Return B and N of a batch that is given as ids or as embeddings; `others` by name are [1 or B, N]."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
     batch = inputs_embeds if input_ids is None else input_ids
@@ -179,34 +117,21 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch
 def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_in_batch=None) -> torch.Tensor:
     """Return the loss of sequence classification for `config.problem_type`, which is set from labels and num_labels if None.
 
-    Args:
-        logits (`torch.Tensor`): [B, C].
-        labels (`torch.Tensor`): regression: [B] (or [B, 1]) for C = 1, else [B, C]; single label: ints [B] or [B, 1], -100
-            ignored; multi-label: 0/1 [B, C], -100 ignored.
-
-    Raises:
-        ValueError: labels whose shape or dtype does not fit `config.problem_type` and `config.num_labels`.
+    Of logits [B, C], labels are for a regression [B] (or [B, 1]) for C = 1, else [B, C]; for a single label ints [B] or
+    [B, 1], -100 ignored; for several 0/1 [B, C], -100 ignored.
     """
     B, C = logits.shape
     labels = labels.to(logits.device)
-    shape = list(labels.shape)
-    one_each = shape in ([B], [B, 1])
+    one_each = list(labels.shape) in ([B], [B, 1])
     problem = config.problem_type
     if problem is None:
-        if C == 1:
-            problem = "regression"
-        elif one_each:
-            problem = "single_label_classification"
-        else:
-            problem = "multi_label_classification"
+        several = "single_label_classification" if one_each else "multi_label_classification"
+        problem = "regression" if C == 1 else several
     is_single = problem == "single_label_classification"
-    fits = shape == [B, C]
-    if is_single or C == 1:
-        fits = one_each
-    if not fits:
+    if not (one_each if is_single or C == 1 else list(labels.shape) == [B, C]):
         raise ValueError(
-            f"labels of shape {shape} do not fit {B} rows, num_labels = {C} and problem_type = {problem!r}: one label a row "
-            "is [B] or [B, 1], several are [B, num_labels]"
+            f"labels of shape {list(labels.shape)} do not fit {B} rows, num_labels = {C} and problem_type = {problem!r}: "
+            "one label a row is [B] or [B, 1], several are [B, num_labels]"
         )
     if is_single:
         check_whole(f"labels for problem_type = {problem!r}", labels)
@@ -219,17 +144,18 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     logits, labels = logits.float(), labels.reshape(logits.shape).float()
     if problem == "regression":
         return mean_loss(functional.mse_loss(logits, labels, reduction="none"), labels.numel(), num_items_in_batch)
-    counted = labels != -100
-    losses = functional.binary_cross_entropy_with_logits(logits, labels, weight=counted.float(), reduction="none")
-    return mean_loss(losses, counted.sum(), num_items_in_batch)
+    return binary_loss(logits, labels, labels != -100, num_items_in_batch)
+
+
+def binary_loss(logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Return the mean binary cross-entropy in float32 of logits and labels of one shape, where `counted` is True."""
+    labels = labels.float().where(counted, 0.0)
+    losses = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+    return mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
 
 
 def check_fractions(labels: torch.Tensor):
-    """Refuse labels of a binary cross-entropy that are not in [0, 1] or -100: the loss would have no lower end.
-
-    Raises:
-        ValueError: such a value, on CPU.
-    """
+    """Raise a ValueError for labels, on CPU, that are not in [0, 1] or -100: the loss would have no lower end."""
     if values_at_hand(labels):
         wrong = ~(((labels >= 0) & (labels <= 1)) | (labels == -100))
         if bool(wrong.any()):
@@ -268,14 +194,9 @@ class DebertaExtEmbeddings(nn.Module):
         token, so that left padding changes nothing, and from the first token of each packed document.
 
         `device` is the device of the states: weights that are offloaded are elsewhere until their module runs.
-
-        Raises:
-            ValueError: the input is longer than the table.
         """
         if position_ids is None:
-            longest = length
-            if packed is not None:
-                longest = max(packed.lengths)
+            longest = length if packed is None else max(packed.lengths)
             if longest > self.max_positions:
                 raise ValueError(
                     f"the input has {longest} tokens, but the absolute position table ends at max_position_embeddings = "
@@ -392,10 +313,9 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         passes: int = 1,
         **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Arguments and options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
-        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before.
+        """Run the layer; options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
 
-        Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
+        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before. Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -425,27 +345,19 @@ class DebertaExtEncoder(PositionCache):
             self.relative_position = RelativePosition(buckets=config.position_buckets, max_distance=config.relative_distance)
             if config.norm_rel_ebd == "layer_norm":
                 self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.conv = None
-        if config.conv_kernel_size > 0:
-            self.conv = ConvLayer(config)
+        self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
 
     def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
         """Return the relative table [R, hidden] as the layers read it: looked up, so that it is an activation, no parameter.
-
-        With `length`, only the rows that sequences of this length read. `device` is the device of the states, because
-        offloaded weights are elsewhere; None: the device of the table.
+        With `length`, only the rows that sequences of this length read. Offloaded weights are not on the states' `device`.
         """
         if not self.relative_table_size:
             return None
         first, end = 0, self.relative_table_size
         if length is not None:
             first, end = self.relative_position.row(1 - length), self.relative_position.row(length - 1) + 1
-        if device is None:
-            device = self.rel_embeddings.weight.device
-        P = self.rel_embeddings(torch.arange(first, end, device=device))
-        if hasattr(self, "LayerNorm"):
-            P = self.LayerNorm(P)
-        return P
+        P = self.rel_embeddings(torch.arange(first, end, device=device or self.rel_embeddings.weight.device))
+        return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
         """Return relative embeddings [R, hidden], and delta and reach, for up to `length` tokens on `device`."""
@@ -481,18 +393,12 @@ class DebertaExtEncoder(PositionCache):
         skip_last_layer: bool = False,
         packed: PackedSequences | None = None,
     ) -> BaseModelOutput:
-        """
-        Args:
-            hidden_states (`torch.Tensor`): output of the embeddings, [B, N, hidden].
-            attention_mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, N, N]; True = may attend.
-            token_mask (`torch.BoolTensor`, *optional*): [B, N]; False = padding.
-            skip_last_layer (`bool`): stop before the last layer, which EMD runs itself.
-            packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden]; without masks.
+        """Run the layers on the output of the embeddings, [B, N, hidden], or [1, T, hidden] of the `packed` documents.
+
+        Both masks are as `attention_masks` returns them. `skip_last_layer` stops before the layer that EMD runs itself.
         """
         embeddings = hidden_states
-        longest = hidden_states.shape[1]
-        if packed is not None:
-            longest = max(packed.lengths)
+        longest = hidden_states.shape[1] if packed is None else max(packed.lengths)
         rel_embeddings, options = self.positions(longest, hidden_states.device)
         options.update(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []
@@ -525,15 +431,11 @@ class ContextPooler(nn.Module):
 
 
 class EnhancedMaskDecoder(nn.Module):
-    """Runs the encoder's last layer n times with a query stream that has seen absolute positions.
+    """The encoder's last layer, run n = `num_layers` times with a query stream that has seen absolute positions.
 
-    With H the input of the last layer (its keys and values, in every pass) and I the first query:
+    With H the input of the last layer (its keys and values, in every pass) and I the first query, the `input`:
     Q_1 = layer(query = I, keys and values = H), Q_{t+1} = layer(query = Q_t, keys and values = H). All passes share the
     layer's weights. The released models use n = 2 and I = positions + H. n = 1 and I = H is BERT's decoder.
-
-    Args:
-        num_layers (`int`): n.
-        input (`str`): I, "position+hidden", "position" or "hidden".
     """
 
     def __init__(self, num_layers: int = 2, input: str = "position+hidden"):
@@ -547,17 +449,13 @@ class EnhancedMaskDecoder(nn.Module):
         layer: Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor],
         query_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Decode queries on the input of the last layer.
+        """Decode queries on the input of the last layer, H [B, N, hidden] -> [B, Q, hidden].
 
         Args:
-            hidden_states (`torch.Tensor`): H, [B, N, hidden].
             positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused for "hidden".
             layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] the positions to decode; None = all, Q = N. Queries do
                 not see each other, so this is exact.
-
-        Returns:
-            [B, Q, hidden].
         """
         queries = hidden_states
         if self.input != "hidden":
@@ -571,11 +469,8 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the positions of the labels [B, N] that are not -100.
-
-    Returns:
-        positions [B, Q], Q = the largest number of labels in a row (at least 1), each row's labelled positions in order and
-        then filler, and a mask [B, Q] that is False on the filler.
+    """Return positions [B, Q] of the labels [B, N] that are not -100, Q = the largest number of them in a row (at least 1),
+    in order and then filler, and a mask [B, Q] that is False on the filler.
     """
     labelled = labels != -100
     counts = labelled.sum(1)
@@ -604,17 +499,6 @@ class LMTransform(nn.Module):
         return self.decoder(states) + self.bias
 
 
-class MaskedLMHead(nn.Module):
-    """`lm_predictions.lm_head.*` of the official checkpoints: [..., hidden] -> [..., vocab_size] logits."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.lm_head = LMTransform(config)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden_states)
-
-
 class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMixin"), PreTrainedModel):
     """Initialisation, packing, and what else all models share."""
 
@@ -630,12 +514,6 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
-        # By name and not by class: remote code may bring a second copy of the class.
-        if config.model_type != DebertaExtConfig.model_type:
-            raise TypeError(
-                f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
-                "DebertaExtConfig.from_dict(config.to_dict())"
-            )
         if config.is_joint and self.base_model_prefix:
             raise ValueError(
                 f"{config.name_or_path or 'the configuration'} is of a generator and a discriminator, which "
@@ -688,9 +566,6 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         """Check `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
 
         transformers' AttentionInterface is not asked: its functions have no place for a relative table.
-
-        Raises:
-            ValueError: there is no such backend, or it does not support this model on the available devices.
         """
         if requested_attention in (None, "auto"):
             return None
@@ -716,11 +591,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         output_attentions: bool = False,
         labels: torch.Tensor | None = None,
     ) -> PackedSequences | None:
-        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is.
-
-        Raises:
-            ValueError: `document_ids` of another shape, or together with something that a stream has not.
-        """
+        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is."""
         cannot = is_traced() or output_attentions
         if document_ids is not None:
             if list(document_ids.shape) != list(shape):
@@ -738,17 +609,23 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         unpadding = self.base_model.unpadding
         if unpadding is False or cannot or attention_mask is None or attention_mask.dim() != 2:
             return None
-        if unpadding is None and attention_mask.device.type != "cpu":
-            return None
         _, token_mask = attention_masks(attention_mask, shape)
-        if unpadding is None and token_mask.sum() > 0.9 * token_mask.numel():
-            return None
+        if unpadding is None:
+            # Hooks read or replace outputs [B, N, ...]. In training, gradient checkpointing has one that does neither.
+            has_hooks = not self.training and any(module._forward_hooks for module in self.modules())
+            if token_mask.device.type != "cpu" or token_mask.sum() > 0.9 * token_mask.numel() or has_hooks:
+                return None
         if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
             return None
-        if unpadding is None and not self.training and any(module._forward_hooks for module in self.modules()):
-            # They read or replace outputs [B, N, ...]. In training, gradient checkpointing has one that does neither.
-            return None
         return PackedSequences.from_mask(token_mask)
+
+    def wanted(self, attentions: bool | None = None, hidden_states: bool | None = None) -> tuple[bool, bool]:
+        """Return which of the two to return; None: as the configuration says."""
+        config = self.config
+        return (
+            config.output_attentions if attentions is None else attentions,
+            config.output_hidden_states if hidden_states is None else hidden_states,
+        )
 
     def encode(
         self,
@@ -762,25 +639,17 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         may_pack: bool = True,
         **options,
     ) -> tuple[BaseModelOutput, PackedSequences | None]:
-        """Run `self.deberta` for a head.
+        """Run `self.deberta` for a head; also return `PackedSequences` if last_hidden_state is a stream [1, T, hidden].
 
-        Args:
-            labels (`torch.Tensor`, *optional*): [B, N] or [B * N]; a batch with labels on padding stays padded.
-            may_pack (`bool`): False: the batch stays padded.
-            options: further arguments of `DebertaExtModel`.
-
-        Returns:
-            its outputs, and `PackedSequences` if last_hidden_state is a stream [1, T, hidden], else None.
+        A batch with `labels` [B, N] or [B * N] on padding stays padded, as all do without `may_pack`.
         """
         shape = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if labels is not None:
             check_labels("labels", labels, list(shape), [shape.numel()])
         packed = None
         if may_pack:
-            attentions = options.get("output_attentions")
-            if attentions is None:
-                attentions = self.config.output_attentions
-            packed = self.pack(shape, attention_mask, document_ids, attentions, labels)
+            output_attentions, _ = self.wanted(options.get("output_attentions"))
+            packed = self.pack(shape, attention_mask, document_ids, output_attentions, labels)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         return self.deberta(*inputs, packed=packed, may_pack=False, return_dict=True, **options), packed
 
@@ -828,49 +697,31 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
                 In a single row without a mask, positions that restart at 0 begin another document.
             document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
                 one number > 0, padding 0. Documents do not see each other, and positions start again in each.
-            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself.
-            packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is,
-                [1, T, hidden]: for heads.
-            may_pack (`bool`): False: without `packed`, the batch stays padded. True: it is packed as `set_unpadding` and
-                `document_ids` say, and padded again.
+            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself. For heads, as the next.
+            packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is.
+            may_pack (`bool`): pack the batch as `set_unpadding` and `document_ids` say, and pad it again.
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
             attentions [B, H, N, N]. States at padding mean nothing: zeros in an unpadded batch, else, with a mask [B, N],
             states of queries that attend to the real tokens (in the official code, to nothing).
-
-        Raises:
-            ValueError: both or neither of the inputs, a tensor of another shape, a mask with other values than 0 and 1 (on
-                CPU), more tokens than absolute positions, or `attn_implementation` names a backend that cannot serve this
-                call.
         """
         B, N = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        config = self.config
-        if output_attentions is None:
-            output_attentions = config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
+        output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
         returns_stream = packed is not None
         if packed is None and may_pack:
             packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
         if packed is None:
-            mask, token_mask = attention_masks(attention_mask, (B, N), config.num_attention_heads)
+            mask, token_mask = attention_masks(attention_mask, (B, N), self.config.num_attention_heads)
         else:
             mask = token_mask = None
             inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)
             input_ids, token_type_ids, position_ids, inputs_embeds = (x if x is None else packed.unpad(x) for x in inputs)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask, packed)
-        outputs = self.encoder(
-            embedded,
-            mask,
-            token_mask,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            skip_last_layer=skip_last_layer,
-            packed=packed,
-        )
+        options = dict(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
+        outputs = self.encoder(embedded, mask, token_mask, skip_last_layer=skip_last_layer, packed=packed, **options)
         if packed is not None:
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(packed.pad(states) for states in outputs.hidden_states)
@@ -879,16 +730,9 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         return outputs
 
 
-@dataclass
-class MaskedLMPrediction:
-    """Logits of a masked language model before they become a loss.
-
-    Args:
-        logits (`torch.Tensor`): [n, V] under `masked_only`, [1, T, V] of the stream if packed, else [B, N, V].
-        targets (`torch.LongTensor`, *optional*): their labels, in the same order.
-        encoder (`BaseModelOutput`): the outputs of the encoder.
-        packed (`PackedSequences`, *optional*): how the batch became one stream.
-    """
+class MaskedLMPrediction(NamedTuple):
+    """Logits before they become a loss: [n, V] under `masked_only`, [1, T, V] of the stream if packed, else [B, N, V]; and
+    their labels, in the same order, the outputs of the encoder, and how the batch became one stream."""
 
     logits: torch.Tensor
     targets: torch.Tensor | None
@@ -910,7 +754,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         super().__init__(config)
         self.deberta = DebertaExtModel(config)
         self.mask_decoder = EnhancedMaskDecoder(config.emd_layers, config.emd_input) if config.has_mask_decoder else None
-        self.lm_predictions = MaskedLMHead(config)
+        # The names of the official checkpoints.
+        self.lm_predictions = nn.ModuleDict({"lm_head": LMTransform(config)})
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -984,26 +829,17 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         Returns:
             `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
             order of `labels[labels != -100]` under `masked_only` with labels.
-
-        Raises:
-            ValueError: `masked_only=True` without labels, or more tokens than the absolute position table has rows; as in
-                `DebertaExtModel`.
         """
-        config = self.config
         if masked_only and labels is None:
             raise ValueError("masked_only=True needs labels: they say which positions are masked")
         if masked_only is None:
             # Metrics read dense logits.
-            masked_only = config.masked_only and self.training and labels is not None
-        if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
-        if output_attentions is None:
-            output_attentions = config.output_attentions
+            masked_only = self.config.masked_only and self.training and labels is not None
+        output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         predicted = self.predict(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels=labels, document_ids=document_ids,
-            masked_only=masked_only, output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states or output_attentions,
-        )  # fmt: skip
+            *inputs, labels, document_ids, masked_only, output_attentions, output_hidden_states or output_attentions
+        )
         logits = predicted.logits
         loss = None if labels is None else cross_entropy(logits, predicted.targets, num_items_in_batch)
         if predicted.packed is not None and not masked_only:
@@ -1018,7 +854,6 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        *,
         labels: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
         masked_only: bool = False,
@@ -1040,17 +875,11 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         states = outputs.last_hidden_state
         if self.mask_decoder is not None and not skip_last_layer:
             states = outputs.hidden_states[-2]
-            if packed is not None:
-                states = packed.unpad(states)
-        targets = labels
-        if labels is not None:
-            targets = labels.reshape(batch_shape(input_ids, inputs_embeds))
+            states = states if packed is None else packed.unpad(states)
+        targets = None if labels is None else labels.reshape(batch_shape(input_ids, inputs_embeds))
         if packed is not None:
             attention_mask = None
-            if targets is not None:
-                targets = packed.unpad(targets)
-            if position_ids is not None:
-                position_ids = packed.unpad(position_ids)
+            targets, position_ids = (x if x is None else packed.unpad(x) for x in (targets, position_ids))
         if self.mask_decoder is None:
             if masked_only:
                 states = states[targets != -100]
@@ -1061,7 +890,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             states = self.decode(states, attention_mask, position_ids, packed=packed)
         if masked_only:
             targets = targets[targets != -100]
-        return MaskedLMPrediction(self.lm_predictions(states), targets, outputs, packed)
+        return MaskedLMPrediction(self.lm_predictions.lm_head(states), targets, outputs, packed)
 
 
 class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
@@ -1131,7 +960,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         if self.proj is not None:
             states = ACT2FN[self.config.classifier_act](self.proj(states))
         logits = self.classifier(self.dropout(states))
-        logits = logits if packed is None else packed.pad(logits)
+        if packed is not None:
+            logits = packed.pad(logits)
         if labels is not None and document_ids is not None:
             labels = labels.reshape(document_ids.shape).masked_fill(document_ids == 0, -100)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
@@ -1139,10 +969,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
 
 
 class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
-    """A score for each entity of a text, from its tokens: the head of microsoft/DeBERTa for ReCoRD.
-
-    The tokens of an entity are averaged with the softmax of their scaled products with the [CLS] state.
-    """
+    """A score for each entity of a text: the head of microsoft/DeBERTa for ReCoRD. The tokens of an entity are averaged with
+    the softmax of their scaled products with the [CLS] state."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -1184,9 +1012,7 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         if labels is not None:
             check_labels("labels", labels, list(is_entity.shape))
             check_fractions(labels)
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
-            counted = is_entity & (labels >= 0)
-            loss = mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
+            loss = binary_loss(logits, labels, is_entity & (labels >= 0), num_items_in_batch)
         logits = logits.masked_fill(~is_entity, EXCLUDED)
         return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -1268,15 +1094,12 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         choice. Returns the mean cross-entropy and logits [B, C]."""
         batch = inputs_embeds if input_ids is None else input_ids
         if batch is None or batch.dim() < 3:
-            shape = None if batch is None else list(batch.shape)
-            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
+            raise ValueError("expected input_ids [batch, choices, length] for multiple choice")
 
         def flat(x):
-            if x is None:
-                return None
-            if x.shape[:2] != batch.shape[:2]:
+            if x is not None and x.shape[:2] != batch.shape[:2]:
                 raise ValueError(f"expected inputs of shape {list(batch.shape[:2])} x ..., got {list(x.shape)}")
-            return x.flatten(0, 1)
+            return None if x is None else x.flatten(0, 1)
 
         attention_mask = flat(attention_mask)
         inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))

@@ -18,18 +18,12 @@ from .modeling_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtModel,
     DebertaExtPreTrainedModel,
+    binary_loss,
     check_fractions,
     check_labels,
     cls_states,
-    mean_loss,
     model_forward,
 )
-
-__all__ = [
-    "PARTS", "TABLES", "DebertaExtForPreTraining", "DebertaExtForPreTrainingOutput", "DebertaExtForReplacedTokenDetection",
-    "DeltaEmbedding", "GradientDisentangledEmbedding", "ReplacedTokenDetectionHead", "embedding_tables",
-    "sample_replacements", "share_embeddings",
-]  # fmt: skip
 
 # The halves of a joint model, which are folders and models by themselves.
 PARTS = ("generator", "discriminator")
@@ -67,14 +61,11 @@ class DeltaEmbedding(nn.Embedding):
 
 
 class GradientDisentangledEmbedding(nn.Module):
-    """The discriminator's embedding table under GDES, by two look-ups: the generator's row, which gets no gradient, and the
-    row of a separate table, E_delta, which begins at zero and takes all of the gradient.
+    """The discriminator's embedding table under GDES, by two look-ups: the generator's row of `source` [V, E], which gets no
+    gradient, and the row of a separate table, E_delta, which begins at zero and takes all of the gradient.
 
     No table of the sums is ever made for a forward pass, and there are no hooks, so that copies, checkpoints, compilers and
-    distributed wrappers see an embedding like any other.
-
-    Args:
-        source (`nn.Embedding`): the generator's table [V, E]. It stays the generator's: here it is no parameter.
+    distributed wrappers see an embedding like any other. `source` stays the generator's: here it is no parameter.
     """
 
     def __init__(self, source: nn.Embedding):
@@ -98,12 +89,6 @@ class GradientDisentangledEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [...] -> [..., E]."""
         return self.source(ids).detach() + self.delta(ids)
-
-    @torch.no_grad()
-    def table(self) -> torch.Tensor:
-        """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
-        weight = self.source.weight
-        return (weight.float() + self.delta.weight.float()).to(weight.dtype)
 
 
 class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
@@ -139,14 +124,10 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, document_ids=document_ids, **options)
         states = outputs.last_hidden_state
-        cls = None
-        if packed is not None:
-            cls = states.index_select(1, packed.first_token)
-        elif attention_mask is not None:
-            cls = cls_states(states, attention_mask, None)[:, None]
-        logits = self.mask_predictions(states, cls)
-        if packed is not None:
-            logits = packed.pad(logits)
+        if packed is None:
+            logits = self.mask_predictions(states, cls_states(states, attention_mask, None)[:, None])
+        else:
+            logits = packed.pad(self.mask_predictions(states, states.index_select(1, packed.first_token)))
         loss = None
         if labels is not None:
             B, N = logits.shape
@@ -160,26 +141,19 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
                 counted = counted & (document_ids != 0)
             if token_mask is not None:
                 counted = counted & token_mask
-            losses = nn.functional.binary_cross_entropy_with_logits(
-                logits.float(), labels.float(), weight=counted.float(), reduction="none"
-            )
-            loss = mean_loss(losses, counted.sum(), num_items_in_batch)
+            loss = binary_loss(logits, labels, counted, num_items_in_batch)
         return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module) -> list[str]:
-    """Let the encoder `discriminator` share the embedding tables E of the encoder `generator`.
+    """Let the encoder `discriminator` share the embedding tables E of the encoder `generator`, by one of four methods:
 
-    Args:
-        method (`str`): `config.embedding_sharing`:
+    - "es", embedding sharing (ELECTRA): E_D = E_G, one table, which both losses train.
+    - "nes", no embedding sharing: two tables.
+    - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, by `GradientDisentangledEmbedding`.
+    - "all": the two, of one size, share every weight of their encoders (ELECTRA section 3.2).
 
-            - "es", embedding sharing (ELECTRA): E_D = E_G, one table, which both losses train.
-            - "nes", no embedding sharing: two tables.
-            - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, by `GradientDisentangledEmbedding`.
-            - "all": the two, of one size, share every weight of their encoders (ELECTRA section 3.2).
-
-    Returns:
-        names of the parameters that the two have in common, for transformers to tie.
+    Returns the names of the parameters that the two have in common, for transformers to tie.
     """
     tables = [name for name in TABLES if hasattr(discriminator.embeddings, name)]
     if method == "es":
@@ -193,16 +167,8 @@ def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module
     return []
 
 
-def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the word and position tables of an encoder that shares none, by name."""
-    return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
-
-
 def sample_replacements(
-    logits: torch.Tensor,
-    excluded: list[int],
-    temperature: float = 1.0,
-    random_generator: torch.Generator | None = None,
+    logits: torch.Tensor, excluded: list[int], temperature: float = 1.0, random_generator: torch.Generator | None = None
 ) -> torch.Tensor:
     """Draw ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
 
@@ -307,12 +273,6 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     def set_output_embeddings(self, new_embeddings: nn.Linear):
         self.generator.set_output_embeddings(new_embeddings)
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        raise ValueError(
-            "a joint model cannot be resized: export generator and discriminator, resize both, and join them again with "
-            "DebertaExtForPreTraining.from_checkpoints(discriminator, generator)"
-        )
-
     def set_unpadding(self, unpadding: bool | None):
         for part in (self.generator, self.discriminator):
             part.set_unpadding(unpadding)
@@ -333,8 +293,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         document_ids: torch.Tensor | None = None,
         part: str | None = None,
         random_generator: torch.Generator | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        **options: bool | None,
     ) -> DebertaExtForPreTrainingOutput:
         """Run a step of replaced token detection.
 
@@ -346,49 +305,36 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
                 batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
                 `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
             random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
-            output_attentions, output_hidden_states (`bool`, *optional*): of the discriminator.
-
-        Raises:
-            ValueError: labels, but no `config.special_token_ids`; an unknown `part`, or "generator" without labels.
+            options: output_attentions and output_hidden_states of the discriminator.
         """
-        inputs = dict(
-            attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids,
-            document_ids=document_ids, return_dict=True,
-        )  # fmt: skip
-        optional = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        inputs = dict(attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids)
+        inputs.update(document_ids=document_ids, return_dict=True)
         if part not in (None, *PARTS):
             raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
         if part == "discriminator" or labels is None:
             if part == "generator":
                 raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
-            return self._discriminate(input_ids, labels, inputs | optional)
+            return self._discriminate(input_ids, labels, inputs | options)
         check_labels("labels", labels, list(input_ids.shape))
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
-        corrupted, replaced = self.corrupt(
-            input_ids, labels, filled.logits, attention_mask, document_ids, random_generator=random_generator
-        )
+        corrupted, replaced = self.corrupt(input_ids, labels, filled.logits, attention_mask, document_ids, random_generator)
         generated = dict(generator_loss=filled.loss, generator_logits=filled.logits)
         if part == "generator":
-            return DebertaExtForPreTrainingOutput(
-                loss=filled.loss, corrupted_ids=corrupted, discriminator_labels=replaced, **generated
-            )
-        return self._discriminate(corrupted, replaced, inputs | optional, **generated)
+            generated.update(corrupted_ids=corrupted, discriminator_labels=replaced)
+            return DebertaExtForPreTrainingOutput(loss=filled.loss, **generated)
+        return self._discriminate(corrupted, replaced, inputs | options, **generated)
 
     def _discriminate(
         self, corrupted_ids, discriminator_labels, inputs: dict, **generated
     ) -> DebertaExtForPreTrainingOutput:
         """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
         found = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
-        loss = generated.get("generator_loss")
+        losses = [generated["generator_loss"]] if "generator_loss" in generated else []
         if found.loss is not None:
-            weighted = self.config.rtd_lambda * found.loss
-            if loss is None:
-                loss = weighted
-            else:
-                loss = loss + weighted
+            losses.append(self.config.rtd_lambda * found.loss)
         # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
         return DebertaExtForPreTrainingOutput(
-            loss=loss,
+            loss=sum(losses) if losses else None,
             discriminator_loss=found.loss,
             discriminator_logits=found.logits,
             corrupted_ids=corrupted_ids,
@@ -408,14 +354,10 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         document_ids: torch.Tensor | None = None,
         random_generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put samples of the generator in the selected positions.
+        """Put samples from logits [n, V] in the positions where `labels` [B, N] are not -100.
 
-        Args:
-            logits (`torch.Tensor`): [n, V] at the positions where `labels` [B, N] are not -100.
-
-        Returns:
-            corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample is not the original, 0 elsewhere,
-            -100 at padding and, without `config.rtd_special_tokens`, at special tokens.
+        Returns corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample is not the original, 0
+        elsewhere, -100 at padding and, without `config.rtd_special_tokens`, at special tokens.
         """
         special = self.config.special_token_ids
         if special is None:
