@@ -378,9 +378,7 @@ class _Chunk:
     def part(self, x: torch.Tensor) -> torch.Tensor:
         """View [heads, batch, ...] of x [1 or H, B, ...]."""
         heads, batch = self.place
-        if x.shape[0] == 1:
-            return x[:, batch]
-        return x[heads, batch]
+        return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
         """Whole tiles of keys [a, z) outside of which delta is the same for all queries of [i0, i1)."""
@@ -409,9 +407,7 @@ class _Chunk:
         return windows.flatten(0, 1)
 
     def c2p_rows(self, n: int) -> int:
-        if self.N <= SHORT or n % C2P_ROWS != 0:
-            return n
-        return C2P_ROWS
+        return n if self.N <= SHORT or n % C2P_ROWS != 0 else C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
         """q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
@@ -472,9 +468,7 @@ class _Chunk:
 
     def of_queries(self, mask: torch.Tensor, i0: int, i1: int) -> torch.Tensor:
         """View of a mask [heads, batch, 1 or N, ...] for queries [i0, i1)."""
-        if mask.shape[2] == 1:
-            return mask
-        return mask[:, :, i0:i1]
+        return mask if mask.shape[2] == 1 else mask[:, :, i0:i1]
 
     def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
         """0 (dropped) or 1 for each probability P of the next block; None without dropout.

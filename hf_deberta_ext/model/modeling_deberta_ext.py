@@ -315,7 +315,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer; options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
 
-        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before. Tensors with gradients come first, so that callers pass them by position: reentrant checkpointing loses keywords.
+        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before.
+        Tensors with gradients are positional: reentrant checkpointing loses keywords.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -516,9 +517,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
         if config.is_joint and self.base_model_prefix:
             raise ValueError(
-                f"{config.name_or_path or 'the configuration'} is of a generator and a discriminator, which "
-                f"{type(self).__name__} is not: load DebertaExtForPreTraining, and save export_discriminator() or "
-                "export_generator() of it; run_rtd writes both into subfolders, discriminator and generator"
+                f"{config.name_or_path} holds a generator and a discriminator, not a {type(self).__name__}: take the subfolder "
+                "generator or discriminator, or DebertaExtForPreTraining and its export_discriminator() or export_generator()"
             )
         super().__init__(config, *args, **kwargs)
 
@@ -1094,7 +1094,8 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         choice. Returns the mean cross-entropy and logits [B, C]."""
         batch = inputs_embeds if input_ids is None else input_ids
         if batch is None or batch.dim() < 3:
-            raise ValueError("expected input_ids [batch, choices, length] for multiple choice")
+            shape = None if batch is None else list(batch.shape)
+            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
 
         def flat(x):
             if x is not None and x.shape[:2] != batch.shape[:2]:

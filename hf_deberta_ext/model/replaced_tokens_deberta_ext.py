@@ -379,8 +379,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         attention_mask: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn; arguments as in
-        `forward`."""
+        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn."""
         selected = labels != -100
         _, counted = attention_masks(attention_mask, input_ids.shape)
         if counted is None:
