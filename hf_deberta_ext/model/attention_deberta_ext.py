@@ -52,10 +52,8 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
 
 class RelativePosition(nn.Module):
-    """The offset table delta of any length: delta(i, j) = delta[i - j + N - 1], O(N) memory.
-
-    There are `buckets` b, or with -1 a row for each distance up to M = `max_distance`.
-    """
+    """The offset table delta of any length: delta(i, j) = delta[i - j + N - 1], O(N) memory, with `buckets` b, or a row for
+    each distance (-1), and M = `max_distance`."""
 
     def __init__(self, *, buckets: int, max_distance: int):
         super().__init__()

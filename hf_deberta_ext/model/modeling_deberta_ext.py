@@ -118,8 +118,7 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     """Return the loss of sequence classification for `config.problem_type`, which is set from labels and num_labels if None.
 
     Of logits [B, C], labels are for a regression [B] (or [B, 1]) for C = 1, else [B, C]; for a single label ints [B] or
-    [B, 1], -100 ignored; for several 0/1 [B, C], -100 ignored.
-    """
+    [B, 1], -100 ignored; for several 0/1 [B, C], -100 ignored."""
     B, C = logits.shape
     labels = labels.to(logits.device)
     one_each = list(labels.shape) in ([B], [B, 1])
@@ -471,8 +470,7 @@ class EnhancedMaskDecoder(nn.Module):
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions [B, Q] of the labels [B, N] that are not -100, Q = the largest number of them in a row (at least 1),
-    in order and then filler, and a mask [B, Q] that is False on the filler.
-    """
+    in order and then filler, and a mask [B, Q] that is False on the filler."""
     labelled = labels != -100
     counts = labelled.sum(1)
     Q = max(int(counts.max()), 1)
@@ -517,8 +515,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
         if config.is_joint and self.base_model_prefix:
             raise ValueError(
-                f"{config.name_or_path} holds a generator and a discriminator, not a {type(self).__name__}: take the subfolder "
-                "generator or discriminator, or DebertaExtForPreTraining and its export_discriminator() or export_generator()"
+                f"{config.name_or_path} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder "
+                "of one, or export_discriminator() or export_generator() of DebertaExtForPreTraining"
             )
         super().__init__(config, *args, **kwargs)
 
@@ -578,9 +576,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return requested_attention
 
     def set_unpadding(self, unpadding: bool | None):
-        """Let padded batches run as one stream of real tokens: always, never, or (None, the default) where it pays:
-        on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks. States and logits at padding
-        are then zero."""
+        """Let padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the default)
+        where it pays: on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks."""
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(

@@ -17,7 +17,7 @@ from huggingface_hub import CommitInfo, HfApi, get_token
 
 from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file
 from ..files import format_size, is_hub_id, replace_text
-from ..model.configuration_deberta_ext import is_model_code
+from ..model.configuration_deberta_ext import CODE_FILES
 from .card import CARD, write_cards
 from .facts import read_folder
 
@@ -213,7 +213,7 @@ def is_of_model(path: str, file: Path, card: str) -> bool:
         return False
     name = posixpath.basename(path)
     if name.endswith(".py"):
-        return is_model_code(file)
+        return name in CODE_FILES
     if name.endswith(PICTURES):
         return f"({path})" in card
     return any(fnmatchcase(name, pattern) for pattern in ALLOWED)

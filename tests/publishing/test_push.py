@@ -14,7 +14,6 @@ from without_package import answers
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.model.configuration_deberta_ext import CODE_MARK
 from hf_deberta_ext.publishing import push
 from hf_deberta_ext.publishing.push import published_files, stale_weights
 
@@ -47,8 +46,6 @@ def folder(tmp_path):
         file = tmp_path / "run" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
-        if file.name == "modeling_deberta_ext.py":
-            file.write_text(f"# SPDX-License-Identifier: Apache-2.0\n{CODE_MARK}\n")
     (tmp_path / "run" / "README.md").write_text("![Curves](curves.png)")
     return tmp_path / "run"
 

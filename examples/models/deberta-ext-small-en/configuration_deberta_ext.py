@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
-"""`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa, from presets or official checkpoints."""
+"""`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa.
 
+This file, attention_deberta_ext.py, modeling_deberta_ext.py and replaced_tokens_deberta_ext.py are the whole model. The
+package hf_deberta_ext uses these very files, and every saved checkpoint carries them, for `trust_remote_code=True`.
+"""
+
+import contextlib
 import copy
+import importlib
 import os
-from dataclasses import fields
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import transformers
+from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
-
-from .heads import HEADS
-from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
-from .presets import PRESETS
-from .remote_code import AUTO_MAP, copy_code
 
 try:
     from transformers import PreTrainedConfig
@@ -26,20 +26,45 @@ except ImportError as error:
         "deberta-v2, or hf_deberta_ext.conversion.deberta_v2.save_as_deberta_v2(model, FOLDER)"
     ) from error
 
-__all__ = ["DebertaExtConfig"]
-
+CODE_FILES = (
+    "configuration_deberta_ext.py", "attention_deberta_ext.py", "modeling_deberta_ext.py", "replaced_tokens_deberta_ext.py",
+)  # fmt: skip
+# Auto class -> class of these files, for loading with trust_remote_code.
+AUTO_MAP = {
+    "AutoConfig": "configuration_deberta_ext.DebertaExtConfig",
+    "AutoModel": "modeling_deberta_ext.DebertaExtModel",
+    "AutoModelForMaskedLM": "modeling_deberta_ext.DebertaExtForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_deberta_ext.DebertaExtForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_deberta_ext.DebertaExtForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_deberta_ext.DebertaExtForQuestionAnswering",
+    "AutoModelForMultipleChoice": "modeling_deberta_ext.DebertaExtForMultipleChoice",
+    "AutoModelForPreTraining": "replaced_tokens_deberta_ext.DebertaExtForPreTraining",
+}
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 # Fields of a joint model of generator and discriminator, which its parts do not have.
-_JOINT_FIELDS = (
+JOINT_FIELDS = (
     "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
 )  # fmt: skip
-_SINGLE_MODELS = {head.model_class for name, head in HEADS.items() if name != "pretraining"}
-# Fields in which a generator that shares every weight with the discriminator may differ.
-_NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
+
+
+def installed_module(name: str) -> Any:
+    """Return a module of the package hf_deberta_ext; None where the package is not installed."""
+    try:
+        return importlib.import_module(f"hf_deberta_ext.{name}")
+    except ModuleNotFoundError:
+        return None
+
+
+def package_mixin(module: str, name: str) -> type:
+    """Return a base class of the package for what remote code has not: presets, official checkpoints, adapters, publishing.
+    In remote code, an empty class."""
+    if not __name__.startswith("hf_deberta_ext."):
+        return type(name, (), {})
+    return getattr(importlib.import_module(f"hf_deberta_ext.{module}"), name)
 
 
 @strict
-class DebertaExtConfig(PreTrainedConfig):
+class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfigMixin"), PreTrainedConfig):
     """Configuration of every `DebertaExt` model. The defaults are DeBERTa-v3-base.
 
     `DebertaExtConfig.from_preset(name)` knows the published sizes; `DebertaExtConfig.from_pretrained(x)` also reads the
@@ -164,187 +189,52 @@ class DebertaExtConfig(PreTrainedConfig):
 
     @property
     def has_mask_decoder(self) -> bool:
-        """Whether masked-language modelling runs the Enhanced Mask Decoder: not with absolute positions in the input."""
+        """True where masked-language modelling runs the Enhanced Mask Decoder: without absolute positions in the input."""
         return not self.position_biased_input
 
     @property
     def has_absolute_positions(self) -> bool:
-        """Whether there is an absolute position table, for the input or for the Enhanced Mask Decoder."""
+        """True with an absolute position table, for the input or for the Enhanced Mask Decoder."""
         return self.position_biased_input or self.emd_input != "hidden"
-
-    def validate_architecture(self):
-        """Refuse values out of range and fields that contradict each other; transformers calls it at init and save."""
-        # It imports the front end of torch.compile.
-        from transformers.activations import ACT2FN
-
-        for name in (
-            "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "conv_groups", "emd_layers",
-        ):  # fmt: skip
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("type_vocab_size", "conv_kernel_size"):
-            self._require(name, getattr(self, name) >= 0, "0 (none) or more")
-        for name in ("position_buckets", "max_relative_positions"):
-            self._require(name, getattr(self, name) == -1 or getattr(self, name) >= 2, "-1 (off), or 2 or more")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
-            value = getattr(self, name)
-            self._require(name, value is None or 0 <= value < 1, "a probability of at least 0 and less than 1")
-        for name in ("initializer_range", "layer_norm_eps", "rtd_lambda", "rtd_temperature"):
-            self._require(name, getattr(self, name) > 0, "greater than 0")
-        for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
-            known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
-            self._require(name, known, f"one of {', '.join(sorted(ACT2FN))}")
-        self._require("tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
-        ids = self.special_token_ids or []
-        if self.pad_token_id is not None:
-            ids = [*ids, self.pad_token_id]
-        for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"pad_token_id = {self.pad_token_id} and special_token_ids = {self.special_token_ids} must be in "
-                    f"[0, vocab_size = {self.vocab_size})"
-                )
-        for name in ("num_attention_heads", "conv_groups"):
-            count = getattr(self, name)
-            self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
-        if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
-            raise ValueError(
-                f"position_buckets = {self.position_buckets} needs relative distances beyond "
-                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
-                "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
-            )
-        if self.conv_kernel_size > 0:
-            self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, or the sequence changes its length")
-            self._require("num_hidden_layers", self.num_hidden_layers >= 2, "at least 2 with a convolution")
-        if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
-            raise ValueError(
-                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
-                "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
-            )
-        if self.generator is not None:
-            self.generator_config()
-
-    def _require(self, name: str, condition: bool, expected: str):
-        if not condition:
-            raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
 
     @property
     def is_joint(self) -> bool:
-        """Whether this is the configuration of generator and discriminator in one model."""
-        return is_joint({"generator": self.generator, "architectures": self.architectures})
+        """True for the configuration of generator and discriminator in one model."""
+        return self.generator is not None
+
+    @staticmethod
+    def single_fields() -> list[str]:
+        """Return the names of our fields that a model which is not joint has."""
+        # Of this class, not of a subclass or of every transformers configuration.
+        return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
 
     def discriminator_config(self) -> "DebertaExtConfig":
         """Return the configuration of only the discriminator of a joint model."""
         config = copy.deepcopy(self)
-        for name in _JOINT_FIELDS:
+        for name in JOINT_FIELDS:
             setattr(config, name, getattr(type(self), name))
         config.architectures = None
         return config
 
     def generator_config(self) -> "DebertaExtConfig":
-        """Return the configuration of only the generator of a joint model.
-
-        Raises:
-            ValueError: `generator` has an unknown field, or one that contradicts the discriminator or `embedding_sharing`.
-        """
+        """Return the configuration of only the generator of a joint model."""
         config = self.discriminator_config()
-        changes = dict(self.generator or {})
-        names = set(_single_fields())
-        unknown = [str(name) for name in changes if name not in names]
-        if unknown:
-            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
-        try:
-            for name, value in changes.items():
-                setattr(config, name, value)
-            for name, value in self._derived_fields(config).items():
-                if name not in changes:
-                    setattr(config, name, value)
-            config.validate()
-        except StrictDataclassError as error:
-            raise ValueError(f"generator = {self.generator}: {error.__cause__}") from error
-        equal = ["vocab_size", "pad_token_id"]
-        if self.embedding_sharing != "nes":
-            equal += ["embedding_size", "position_biased_input"]
-            if self.position_biased_input:
-                equal.append("max_position_embeddings")
-        if self.embedding_sharing == "all":
-            equal += sorted(names - set(equal) - _NOT_WEIGHTS)
-        for name in equal:
-            if getattr(config, name) != getattr(self, name):
-                raise ValueError(
-                    f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}, "
-                    f"under embedding_sharing = {self.embedding_sharing!r}"
-                )
+        for name, value in (self.derived_fields() | (self.generator or {})).items():
+            setattr(config, name, value)
         return config
 
-    def _derived_fields(self, generator: "DebertaExtConfig") -> dict[str, int]:
+    def derived_fields(self) -> dict[str, int]:
         """Return what a generator has if it does not say otherwise: half the layers, and heads of the same size."""
         derived = {}
         if self.embedding_sharing != "all":
-            least = 2 if self.conv_kernel_size else 1
-            derived["num_hidden_layers"] = max(least, self.num_hidden_layers // 2)
-        width = generator.hidden_size
-        if "hidden_size" in (self.generator or {}):
+            derived["num_hidden_layers"] = max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2)
+        width = (self.generator or {}).get("hidden_size")
+        if width is not None:
             derived["num_attention_heads"] = max(1, width * self.num_attention_heads // self.hidden_size)
             derived["intermediate_size"] = max(1, width * self.intermediate_size // self.hidden_size)
             if self.embedding_sharing == "nes":
                 derived["embedding_size"] = width
         return derived
-
-    def difference(self, base: "DebertaExtConfig") -> dict[str, Any]:
-        """Return the fields of a single model in which this differs from `base`, with the values here."""
-        return {name: getattr(self, name) for name in _single_fields() if getattr(self, name) != getattr(base, name)}
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides) -> "DebertaExtConfig":
-        """Return the configuration of a published size, with any field replaced: `from_preset("v3-small", num_labels=3)`.
-
-        Raises:
-            ValueError: no such preset, or a wrong value.
-        """
-        if name not in PRESETS:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
-        return cls.from_dict(PRESETS[name] | overrides)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
-        """Load a configuration as in transformers; official ones too.
-
-        Raises:
-            ValueError: a wrong value, in the file or among the fields that `kwargs` replace; it names both.
-            OSError: there is no config.json, or it is no JSON.
-        """
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        except ValueError as error:
-            raise ValueError(f"the configuration of {pretrained_model_name_or_path}: {error}") from error
-
-    @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        source = pretrained_model_name_or_path
-        config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
-        if not set(config) - {"_commit_hash"}:
-            # transformers would build a model of the default size. Some versions add a key.
-            raise OSError(f"{source} has no config.json, or an empty one; pass config=")
-        model_type = config.setdefault("model_type", MICROSOFT)
-        if model_type not in (cls.model_type, DebertaExtConfig.model_type, *OFFICIAL_TYPES):
-            # transformers warns, and weights that happen to have our names would be loaded.
-            raise ValueError(f"{source} is of model_type {model_type!r}, which {cls.__name__} does not read")
-        # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
-        return _translated(config), kwargs
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        """Make a configuration as in transformers; official ones too."""
-        config_dict = dict(_translated(config_dict))
-        # Overrides go through the constructor, or they would not be checked against each other.
-        for field in fields(cls):
-            if field.name in kwargs and field.name != "dtype":
-                config_dict[field.name] = kwargs.pop(field.name)
-        try:
-            return super().from_dict(config_dict, **kwargs)
-        except StrictDataclassError as error:
-            raise ValueError(str(error.__cause__)) from error
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, and always the label names of a classifier, even if there are two."""
@@ -354,15 +244,10 @@ class DebertaExtConfig(PreTrainedConfig):
         return config
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
-        """Write config.json with the complete auto_map, and the model's code beside it, for trust_remote_code.
-
-        Raises:
-            ValueError: the folder holds a Python file of the same name that is not this model's; nothing is written.
-        """
+        """Write config.json with the complete auto_map, and the model's code beside it, for trust_remote_code."""
         if not os.path.isfile(save_directory):
-            folder = Path(save_directory)
-            copy_code(folder, self.name_or_path)
-            modules = {file.stem for file in folder.glob("*.py")}
+            _copy_code(Path(save_directory), self.name_or_path)
+            modules = {file.stem for file in Path(save_directory).glob("*.py")}
             self.auto_map = {name: entry for name, entry in AUTO_MAP.items() if entry.split(".")[0] in modules}
         super().save_pretrained(save_directory)
         if push_to_hub:
@@ -370,22 +255,30 @@ class DebertaExtConfig(PreTrainedConfig):
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
 
-def _translated(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json in our fields: an official one translated, ours as it is."""
-    if config.get("model_type") not in OFFICIAL_TYPES:
-        return config
-    return from_official(config) | {"model_type": DebertaExtConfig.model_type}
-
-
-def _single_fields() -> list[str]:
-    """Return the names of our fields that a model which is not joint has."""
-    # Of this class, not of a subclass or of every transformers configuration.
-    return [name for name in DebertaExtConfig.__annotations__ if name not in (*_JOINT_FIELDS, "model_type")]
-
-
 def is_joint(config: dict[str, Any]) -> bool:
     """Tell the config.json of generator and discriminator in one model."""
-    return config.get("generator") is not None and _SINGLE_MODELS.isdisjoint(config.get("architectures") or [])
+    return config.get("generator") is not None
+
+
+def _copy_code(folder: Path, loaded_from: str):
+    """Copy the files of the model's code into `folder`.
+
+    They lie beside this one, or, where transformers has put only a part of them into its module cache, where the
+    configuration came from.
+    """
+    source = Path(__file__).resolve().parent
+    if not all((source / name).exists() for name in CODE_FILES):
+        if Path(loaded_from, CODE_FILES[0]).is_file():
+            source = Path(loaded_from).resolve()
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                # In the module cache, the code of a repo lies in a folder with the name of its commit.
+                source = Path(snapshot_download(loaded_from, revision=source.name, allow_patterns="*.py"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in CODE_FILES:
+        target = folder / name
+        if (source / name).exists() and not (target.exists() and target.samefile(source / name)):
+            shutil.copyfile(source / name, target)
 
 
 def _position_terms(value: str | list[str] | None) -> list[str]:

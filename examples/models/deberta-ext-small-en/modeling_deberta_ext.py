@@ -1,70 +1,893 @@
 # SPDX-License-Identifier: Apache-2.0
-# hf_deberta_ext model code
-"""All models by name, for transformers' Auto classes, and the heads of downstream tasks.
-
-Every model is a name of this file because an `auto_map` names one file, with which transformers copies what that imports.
+"""DeBERTa v1, v2, v3 and mDeBERTa, in the order of the paper (He et al. 2021): embeddings and the encoder (section 3.1), the
+Enhanced Mask Decoder (3.2), and the models with their heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
 """
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import can_return_tuple
 
-# transformers <= 5.9 copies only the direct imports of this file from a local folder: so every file is named here.
-from .adapters import AdapterMixin  # noqa: F401
-from .attention import DisentangledSelfAttention  # noqa: F401
-from .attention_backends import choose_backend  # noqa: F401
-from .attention_blocked import disentangled_attention_blocked  # noqa: F401
-from .attention_eager import disentangled_attention_eager  # noqa: F401
-from .attention_inputs import AttentionInputs  # noqa: F401
-from .attention_native import disentangled_attention_native  # noqa: F401
-from .attention_sdpa import disentangled_attention_sdpa  # noqa: F401
-from .base_model import DebertaExtModel
-from .checkpoint_files import read_json  # noqa: F401
-from .checkpoint_layouts import LoadingReport  # noqa: F401
-from .checkpoint_loading import LoadingMixin  # noqa: F401
-from .configuration_deberta_ext import DebertaExtConfig
-from .convolution import ConvLayer  # noqa: F401
-from .embedding_sharing import GradientDisentangledEmbedding  # noqa: F401
-from .embeddings import DebertaExtEmbeddings  # noqa: F401
-from .encoder import ContextPooler
-from .enhanced_mask_decoder import EnhancedMaskDecoder  # noqa: F401
-from .generator_and_discriminator import DebertaExtForPreTraining  # noqa: F401
-from .heads import HEADS
-from .input_validation import check_labels, model_forward
-from .joint_checkpoints import JointCheckpointsMixin  # noqa: F401
-from .layer_sharing import run_layer  # noqa: F401
-from .losses import check_fractions, cross_entropy, mean_loss, sequence_loss
-from .masked_language_model import DebertaExtForMaskedLM  # noqa: F401
-from .official_configurations import from_official  # noqa: F401
-from .position_cache import PositionCache  # noqa: F401
-from .presets import PRESETS  # noqa: F401
-from .pretrained_model import DebertaExtPreTrainedModel, cls_states
-from .relative_position import RelativePosition  # noqa: F401
-from .remote_code import copy_code  # noqa: F401
-from .replaced_token_detection import DebertaExtForReplacedTokenDetection  # noqa: F401
-from .replacement_sampling import sample_replacements  # noqa: F401
-from .unpadding import PackedSequences  # noqa: F401
+from .attention_deberta_ext import (
+    DebertaExtAttention,
+    PackedSequences,
+    PositionCache,
+    RelativePosition,
+    ResidualOutput,
+    attention_masks,
+    backend_unavailable,
+    check_backend,
+    check_whole,
+    choose_backend,
+    is_traced,
+    values_at_hand,
+)
+from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
-if TYPE_CHECKING:
-    # Imported at the first call, because they import Triton.
-    from .attention_triton import disentangled_attention_triton  # noqa: F401
-    from .triton_backward import disentangled_bwd_kernel_dq  # noqa: F401
-    from .triton_forward import disentangled_fwd_kernel  # noqa: F401
-    from .triton_launches import find_launches  # noqa: F401
-    from .triton_tiles import dot  # noqa: F401
-
-__all__: list[str] = sorted(["DebertaExtPreTrainedModel", *(head.model_class for head in HEADS.values())])
-
+# Arguments of decoders that trainers give to every model; transformers' encoders ignore them, too.
+OF_DECODERS = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
 # The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
 EXCLUDED = -10_000.0
+
+
+def model_forward(forward: Callable) -> Callable:
+    """Make a model's forward take `return_dict`, and ignore the arguments of decoders that it does not have itself. In the
+    package, it takes the packed batches of other packages too, and refuses adapters that would not be saved."""
+    parameters = inspect.signature(forward).parameters
+    ignored = [name for name in OF_DECODERS if name not in parameters]
+
+    @can_return_tuple
+    @functools.wraps(forward)
+    def wrapped(self, *args, **kwargs):
+        if hasattr(self, "prepare_call"):
+            kwargs = self.prepare_call(parameters, kwargs)
+        return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
+
+    return wrapped
+
+
+def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
+    """Raise a ValueError for labels that are not integers of one of these shapes: they would be truncated or reshaped."""
+    if list(labels.shape) not in shapes:
+        raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
+    check_whole(name, labels)
+
+
+def batch_shape(
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **others: torch.Tensor | None
+) -> torch.Size:
+    """Return B and N of a batch that is given as ids or as embeddings; `others` by name are [1 or B, N]."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+    batch = inputs_embeds if input_ids is None else input_ids
+    B, N = batch.shape[:2]
+    for name, x in others.items():
+        if x is not None and list(x.shape[:2]) not in ([1, N], [B, N]):
+            raise ValueError(f"{name} must have shape [1 or B, {N}], got {list(x.shape)}")
+    return batch.shape[:2]
+
+
+def cls_states(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
+) -> torch.Tensor:
+    """Return [B, hidden], the state of each row's first real token (of each packed document's first token)."""
+    if packed is not None:
+        return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
+    if attention_mask is None or attention_mask.dim() != 2:
+        return hidden_states[:, 0]
+    first = (attention_mask != 0).int().argmax(1)
+    # Not len(first), which would make a constant of the batch in an exported graph.
+    return hidden_states[torch.arange(first.shape[0], device=first.device), first]
+
+
+def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None = None):
+    """Return the sum of `losses` over `num_items_in_batch` (Trainer's count over all accumulation steps and processes) or
+    `count`.
+
+    With nothing to learn from the result is 0 and still has a gradient, so that distributed training does not hang.
+    """
+    items = count if num_items_in_batch is None else num_items_in_batch
+    return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Return the cross-entropy in float32 of logits [..., C] and int labels [...] of as many elements; -100 = ignored."""
+    labels = labels.reshape(-1).to(logits.device, torch.long)
+    losses = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=-100, reduction="none")
+    return mean_loss(losses, (labels != -100).sum(), num_items_in_batch)
+
+
+def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_in_batch=None) -> torch.Tensor:
+    """Return the loss of sequence classification for `config.problem_type`, which is set from labels and num_labels if None.
+
+    Of logits [B, C], labels are for a regression [B] (or [B, 1]) for C = 1, else [B, C]; for a single label ints [B] or
+    [B, 1], -100 ignored; for several 0/1 [B, C], -100 ignored."""
+    B, C = logits.shape
+    labels = labels.to(logits.device)
+    one_each = list(labels.shape) in ([B], [B, 1])
+    problem = config.problem_type
+    if problem is None:
+        several = "single_label_classification" if one_each else "multi_label_classification"
+        problem = "regression" if C == 1 else several
+    is_single = problem == "single_label_classification"
+    if not (one_each if is_single or C == 1 else list(labels.shape) == [B, C]):
+        raise ValueError(
+            f"labels of shape {list(labels.shape)} do not fit {B} rows, num_labels = {C} and problem_type = {problem!r}: "
+            "one label a row is [B] or [B, 1], several are [B, num_labels]"
+        )
+    if is_single:
+        check_whole(f"labels for problem_type = {problem!r}", labels)
+    elif problem == "multi_label_classification":
+        check_fractions(labels)
+    # Only labels that fit decide for all that follow.
+    config.problem_type = problem
+    if is_single:
+        return cross_entropy(logits, labels, num_items_in_batch)
+    logits, labels = logits.float(), labels.reshape(logits.shape).float()
+    if problem == "regression":
+        return mean_loss(functional.mse_loss(logits, labels, reduction="none"), labels.numel(), num_items_in_batch)
+    return binary_loss(logits, labels, labels != -100, num_items_in_batch)
+
+
+def binary_loss(logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Return the mean binary cross-entropy in float32 of logits and labels of one shape, where `counted` is True."""
+    labels = labels.float().where(counted, 0.0)
+    losses = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+    return mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
+
+
+def check_fractions(labels: torch.Tensor):
+    """Raise a ValueError for labels, on CPU, that are not in [0, 1] or -100: the loss would have no lower end."""
+    if values_at_hand(labels):
+        wrong = ~(((labels >= 0) & (labels <= 1)) | (labels == -100))
+        if bool(wrong.any()):
+            raise ValueError(f"labels must be in [0, 1], or -100 (not counted), got {labels[wrong][0].item()}")
+
+
+class DebertaExtEmbeddings(nn.Module):
+    """word (+ token type) (+ position) -> embed_proj if E != hidden -> LayerNorm -> padding to zero -> dropout."""
+
+    def __init__(self, config):
+        super().__init__()
+        E = config.embedding_size
+        self.embedding_size = E
+        self.max_positions = config.max_position_embeddings
+        self.position_biased_input = config.position_biased_input
+        self.word_embeddings = nn.Embedding(config.vocab_size, E, padding_idx=config.pad_token_id)
+        if config.has_absolute_positions:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, E)
+        if config.type_vocab_size > 0:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, E)
+        self.has_token_types = config.type_vocab_size > 0
+        self.embed_proj = nn.Linear(E, config.hidden_size, bias=False) if config.hidden_size != E else None
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def absolute_positions(
+        self,
+        length: int,
+        position_ids: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
+        *,
+        device: torch.device,
+    ) -> torch.Tensor:
+        """Return [1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real
+        token, so that left padding changes nothing, and from the first token of each packed document.
+
+        `device` is the device of the states: weights that are offloaded are elsewhere until their module runs.
+        """
+        if position_ids is None:
+            longest = length if packed is None else max(packed.lengths)
+            if longest > self.max_positions:
+                raise ValueError(
+                    f"the input has {longest} tokens, but the absolute position table ends at max_position_embeddings = "
+                    f"{self.max_positions}; shorten the input or call model.extend_position_embeddings({longest})"
+                )
+            if packed is not None:
+                return self.position_embeddings(packed.positions[None])
+            position_ids = torch.arange(length, device=device)[None]
+            if token_mask is not None:
+                first = token_mask.int().argmax(1, keepdim=True)
+                position_ids = (position_ids - first).clamp(min=0)
+        return self.position_embeddings(position_ids)
+
+    def project(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Project [..., E] -> [..., hidden]."""
+        return embeddings if self.embed_proj is None else self.embed_proj(embeddings)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
+    ) -> torch.Tensor:
+        """Embed [B, N] ids or [B, N, E] `inputs_embeds`, with `token_mask` [B, N] bool (False = padding) -> [B, N,
+        hidden]."""
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        # Other shapes would be broadcast.
+        if inputs_embeds.shape[-1] != self.embedding_size:
+            raise ValueError(
+                f"inputs_embeds must have embedding_size = {self.embedding_size} columns, got {list(inputs_embeds.shape)}"
+            )
+        embeddings = inputs_embeds.to(self.LayerNorm.weight.dtype)
+        if self.position_biased_input:
+            N, device = embeddings.shape[1], embeddings.device
+            embeddings = embeddings + self.absolute_positions(N, position_ids, token_mask, packed, device=device)
+        if self.has_token_types:
+            if token_type_ids is None:
+                token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
+            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        embeddings = self.LayerNorm(self.project(embeddings))
+        if token_mask is not None:
+            embeddings = embeddings * token_mask[..., None].to(embeddings.dtype)
+        return self.dropout(embeddings)
+
+
+class ConvLayer(nn.Module):
+    """LN(output of layer 0 + act(dropout(conv(embeddings)))), zero at padding."""
+
+    def __init__(self, config):
+        super().__init__()
+        size, kernel = config.hidden_size, config.conv_kernel_size
+        self.conv = nn.Conv1d(size, size, kernel, padding=(kernel - 1) // 2, groups=config.conv_groups)
+        self.LayerNorm = nn.LayerNorm(size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.activation = ACT2FN[config.conv_act]
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        states: torch.Tensor,
+        token_mask: torch.Tensor | None,
+        packed: PackedSequences | None = None,
+    ) -> torch.Tensor:
+        if packed is None:
+            out = self.conv(embeddings.transpose(1, 2)).transpose(1, 2)
+        else:
+            # With zeros between the documents, as at padding.
+            places, length = packed.windows(self.conv.padding[0])
+            spaced = embeddings.new_zeros(1, length, embeddings.shape[2]).index_copy(1, places, embeddings)
+            out = self.conv(spaced.transpose(1, 2)).transpose(1, 2).index_select(1, places)
+        if token_mask is not None:
+            out = out.masked_fill(~token_mask[..., None], 0.0)
+        out = self.LayerNorm(states + self.activation(self.dropout(out)))
+        return out if token_mask is None else out * token_mask[..., None].to(out.dtype)
+
+
+class FeedForward(nn.Module):
+    """The first half of the feed-forward network: act(dense(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden_states))
+
+
+class DebertaExtLayer(GradientCheckpointingLayer):
+    """One encoder layer. Under ALBERT's cross-layer sharing, layers after the first do not own the shared half."""
+
+    def __init__(self, config, index: int = 0):
+        super().__init__()
+        self.owns_attention = index == 0 or config.share_layers != "attention"
+        self.owns_feed_forward = index == 0 or config.share_layers != "ffn"
+        if self.owns_attention:
+            self.attention = DebertaExtAttention(config)
+        if self.owns_feed_forward:
+            self.intermediate = FeedForward(config)
+            self.output = ResidualOutput(config, config.intermediate_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,
+        query_states: torch.Tensor | None = None,
+        *,
+        first: Callable[[], "DebertaExtLayer"] | None = None,
+        passes: int = 1,
+        **options,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the layer; options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
+
+        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before.
+        Tensors with gradients are positional: reentrant checkpointing loses keywords.
+        """
+        attention = self.attention if self.owns_attention else first().attention
+        feed_forward = self if self.owns_feed_forward else first()
+        if passes > 1:
+            options["keys_values"] = attention.self.keys_and_values(hidden_states)
+        for _ in range(passes):
+            states, probs = attention(hidden_states, attention_mask, rel_embeddings, query_states, **options)
+            query_states = feed_forward.output(feed_forward.intermediate(states), states)
+        return query_states, probs
+
+
+class DebertaExtEncoder(PositionCache):
+    """The layers, the relative table that they share, and the convolution.
+
+    It runs `num_hidden_layers` layers. Under ALBERT's sharing (Lan et al. 2020, section 3.1) it stores only layer 0, which
+    runs every time (`share_layers` = "all"), or that half of a layer only in layer 0 ("ffn", "attention").
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_layers = config.num_hidden_layers
+        stored = 1 if config.share_layers == "all" else config.num_hidden_layers
+        self.layer = nn.ModuleList([DebertaExtLayer(config, index) for index in range(stored)])
+        self.relative_table_size = config.relative_table_size
+        if self.relative_table_size:
+            self.rel_embeddings = nn.Embedding(self.relative_table_size, config.hidden_size)
+            self.relative_position = RelativePosition(buckets=config.position_buckets, max_distance=config.relative_distance)
+            if config.norm_rel_ebd == "layer_norm":
+                self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
+
+    def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
+        """Return the relative table [R, hidden] as the layers read it: looked up, so that it is an activation, no parameter.
+        With `length`, only the rows that sequences of this length read. Offloaded weights are not on the states' `device`.
+        """
+        if not self.relative_table_size:
+            return None
+        first, end = 0, self.relative_table_size
+        if length is not None:
+            first, end = self.relative_position.row(1 - length), self.relative_position.row(length - 1) + 1
+        P = self.rel_embeddings(torch.arange(first, end, device=device or self.rel_embeddings.weight.device))
+        return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
+
+    def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
+        """Return relative embeddings [R, hidden], and delta and reach, for up to `length` tokens on `device`."""
+        if not self.relative_table_size:
+            return None, {}
+        delta, reach = self.relative_position(length), self.relative_position.max_distance
+        traced = is_traced()
+        if torch.is_grad_enabled() and not traced:
+            delta = delta - self.relative_position.row(1 - length)
+            return self.get_rel_embedding(length, device), dict(delta=delta, reach=reach)
+        # At inference the whole table, and one object as long as its values stay: the layers cache its projections.
+        P = self.get_rel_embedding(device=device)
+        if P.device.type == "cpu" and not traced and hasattr(self, "kept_table"):
+            P = self.kept_table(P)
+        return P, dict(delta=delta, reach=reach)
+
+    def run_layer(self, index: int, *tensors: torch.Tensor | None, **options) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run layer `index`; arguments and results as in `DebertaExtLayer`."""
+        layer = self.layer[min(index, len(self.layer) - 1)]
+        if not (layer.owns_attention and layer.owns_feed_forward):
+            # As a function: accelerate moves whatever argument can be moved to the device of the layer, weights with it.
+            options["first"] = lambda: self.layer[0]
+        return layer(*tensors, **options)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        skip_last_layer: bool = False,
+        packed: PackedSequences | None = None,
+    ) -> BaseModelOutput:
+        """Run the layers on the output of the embeddings, [B, N, hidden], or [1, T, hidden] of the `packed` documents.
+
+        Both masks are as `attention_masks` returns them. `skip_last_layer` stops before the layer that EMD runs itself.
+        """
+        embeddings = hidden_states
+        longest = hidden_states.shape[1] if packed is None else max(packed.lengths)
+        rel_embeddings, options = self.positions(longest, hidden_states.device)
+        options.update(packed=packed, output_attentions=output_attentions)
+        all_states, all_probs = [hidden_states], []
+        for index in range(self.num_layers - skip_last_layer):
+            hidden_states, probs = self.run_layer(index, hidden_states, attention_mask, rel_embeddings, **options)
+            if index == 0 and self.conv is not None:
+                hidden_states = self.conv(embeddings, hidden_states, token_mask, packed)
+            if output_hidden_states:
+                all_states.append(hidden_states)
+            if output_attentions:
+                all_probs.append(probs)
+        return BaseModelOutput(
+            last_hidden_state=hidden_states,
+            hidden_states=tuple(all_states) if output_hidden_states else None,
+            attentions=tuple(all_probs) if output_attentions else None,
+        )
+
+
+class ContextPooler(nn.Module):
+    """act(dense(dropout(state of [CLS]))), [B, hidden] -> [B, hidden]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.pooler_dropout)
+        self.activation = ACT2FN[config.pooler_hidden_act]
+
+    def forward(self, cls_state: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(self.dropout(cls_state)))
+
+
+class EnhancedMaskDecoder(nn.Module):
+    """The encoder's last layer, run n = `num_layers` times with a query stream that has seen absolute positions.
+
+    With H the input of the last layer (its keys and values, in every pass) and I the first query, the `input`:
+    Q_1 = layer(query = I, keys and values = H), Q_{t+1} = layer(query = Q_t, keys and values = H). All passes share the
+    layer's weights. The released models use n = 2 and I = positions + H. n = 1 and I = H is BERT's decoder.
+    """
+
+    def __init__(self, num_layers: int = 2, input: str = "position+hidden"):
+        super().__init__()
+        self.num_layers, self.input = num_layers, input
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        positions: torch.Tensor | None,
+        layer: Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor],
+        query_positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Decode queries on the input of the last layer, H [B, N, hidden] -> [B, Q, hidden].
+
+        Args:
+            positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused for "hidden".
+            layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
+            query_positions (`torch.LongTensor`, *optional*): [B, Q] the positions to decode; None = all, Q = N. Queries do
+                not see each other, so this is exact.
+        """
+        queries = hidden_states
+        if self.input != "hidden":
+            queries = positions.expand_as(hidden_states)
+            if self.input == "position+hidden":
+                queries = queries + hidden_states
+        if query_positions is not None:
+            index = query_positions[..., None].expand(-1, -1, queries.shape[-1])
+            queries = queries.gather(1, index)
+        return layer(queries, query_positions, self.num_layers)
+
+
+def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions [B, Q] of the labels [B, N] that are not -100, Q = the largest number of them in a row (at least 1),
+    in order and then filler, and a mask [B, Q] that is False on the filler."""
+    labelled = labels != -100
+    counts = labelled.sum(1)
+    Q = max(int(counts.max()), 1)
+    positions = (~labelled).to(torch.uint8).argsort(dim=1, stable=True)[:, :Q]
+    return positions, torch.arange(Q, device=labels.device) < counts[:, None]
+
+
+class LMTransform(nn.Module):
+    """dense (hidden -> E), activation, LayerNorm, and the decoder, tied to the word embeddings [V, E]."""
+
+    def __init__(self, config):
+        super().__init__()
+        E = config.embedding_size
+        self.dense = nn.Linear(config.hidden_size, E)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(E, config.layer_norm_eps)
+        # The bias has the name that official checkpoints store, and no other: FSDP shards no parameter of two modules.
+        self.decoder = nn.Linear(E, config.vocab_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, states: torch.Tensor, transformed: bool = False) -> torch.Tensor:
+        """Return logits [..., V] of [..., hidden], or of [..., E] states that another head has `transformed`."""
+        if not transformed:
+            states = self.LayerNorm(self.activation(self.dense(states)))
+        return self.decoder(states) + self.bias
+
+
+class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMixin"), PreTrainedModel):
+    """Initialisation, packing, and what else all models share."""
+
+    config: DebertaExtConfig
+    config_class = DebertaExtConfig
+    base_model_prefix = "deberta"
+    supports_gradient_checkpointing = True
+    # Not the embeddings: the Enhanced Mask Decoder and the tied head read their tables from outside.
+    _no_split_modules = ["DebertaExtLayer"]  # noqa: RUF012
+    # Every head divides by num_items_in_batch, so Trainer must not divide by the accumulation steps as well.
+    accepts_loss_kwargs = True
+    # True where forward reads the absolute position table although the input does not (EMD).
+    _decodes_absolute_positions = False
+
+    def __init__(self, config: DebertaExtConfig, *args, **kwargs):
+        if config.is_joint and self.base_model_prefix:
+            raise ValueError(
+                f"{config.name_or_path} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder "
+                "of one, or export_discriminator() or export_generator() of DebertaExtForPreTraining"
+            )
+        super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """Load a model as in transformers; in the package, official `deberta` and `deberta-v2` checkpoints too.
+
+        There, `model.loading_report` says what was loaded, converted, newly initialised and unused.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        # Loading has replaced the parameters.
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_unread_positions()
+        return loaded
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Save the model as in transformers; its code goes with it (`DebertaExtConfig.save_pretrained`)."""
+        # True would write v1's fused layout, which Trainer's resume does not convert back.
+        kwargs["save_original_format"] = False
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def post_init(self):
+        super().post_init()
+        self._freeze_unread_positions()
+
+    def _freeze_unread_positions(self):
+        """Freeze the table that only EMD reads where there is no EMD: distributed training stops at unused parameters."""
+        embeddings = self.base_model.embeddings
+        if hasattr(embeddings, "position_embeddings") and not embeddings.position_biased_input:
+            embeddings.position_embeddings.requires_grad_(self._decodes_absolute_positions)
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, RelativePosition):
+            init.copy_(module.rows, module.compute_rows())
+        elif isinstance(module, LMTransform):
+            init.zeros_(module.bias)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str | None:
+        """Check the backend, without transformers' loader of kernels from the Hub: no configuration chooses code. Private,
+        because transformers has no public switch for it."""
+        return self.get_correct_attn_implementation(attn_implementation)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
+        """Check `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
+
+        transformers' AttentionInterface is not asked: its functions have no place for a relative table.
+        """
+        if requested_attention in (None, "auto"):
+            return None
+        # Weights come to their device after this check; what a call needs is checked when it is made.
+        check_backend(requested_attention)
+        head_size = self.config.hidden_size // self.config.num_attention_heads
+        if backend_unavailable(requested_attention, torch.device("cpu"), torch.float32, head_size) is not None:
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            choose_backend(requested_attention, device, torch.float32, head_size, served="this model here")
+        return requested_attention
+
+    def set_unpadding(self, unpadding: bool | None):
+        """Let padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the default)
+        where it pays: on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks."""
+        self.base_model.unpadding = None if unpadding is None else bool(unpadding)
+
+    def pack(
+        self,
+        shape: tuple[int, int],
+        attention_mask: torch.Tensor | None,
+        document_ids: torch.Tensor | None = None,
+        output_attentions: bool = False,
+        labels: torch.Tensor | None = None,
+    ) -> PackedSequences | None:
+        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is."""
+        cannot = is_traced() or output_attentions
+        if document_ids is not None:
+            if list(document_ids.shape) != list(shape):
+                raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
+            if cannot:
+                raise ValueError(
+                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of "
+                    "document blocks and position_ids instead of document_ids"
+                )
+            if attention_mask is not None:
+                if attention_mask.dim() != 2:
+                    raise ValueError("document_ids say who may attend to whom; an attention_mask with them must be [B, N]")
+                document_ids = document_ids * attention_masks(attention_mask, shape)[1]
+            return PackedSequences.from_document_ids(document_ids)
+        unpadding = self.base_model.unpadding
+        if unpadding is False or cannot or attention_mask is None or attention_mask.dim() != 2:
+            return None
+        _, token_mask = attention_masks(attention_mask, shape)
+        if unpadding is None:
+            # Hooks read or replace outputs [B, N, ...]. In training, gradient checkpointing has one that does neither.
+            has_hooks = not self.training and any(module._forward_hooks for module in self.modules())
+            if token_mask.device.type != "cpu" or token_mask.sum() > 0.9 * token_mask.numel() or has_hooks:
+                return None
+        if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
+            return None
+        return PackedSequences.from_mask(token_mask)
+
+    def wanted(self, attentions: bool | None = None, hidden_states: bool | None = None) -> tuple[bool, bool]:
+        """Return which of the two to return; None: as the configuration says."""
+        config = self.config
+        return (
+            config.output_attentions if attentions is None else attentions,
+            config.output_hidden_states if hidden_states is None else hidden_states,
+        )
+
+    def encode(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        document_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        may_pack: bool = True,
+        **options,
+    ) -> tuple[BaseModelOutput, PackedSequences | None]:
+        """Run `self.deberta` for a head; also return `PackedSequences` if last_hidden_state is a stream [1, T, hidden].
+
+        A batch with `labels` [B, N] or [B * N] on padding stays padded, as all do without `may_pack`.
+        """
+        shape = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
+        if labels is not None:
+            check_labels("labels", labels, list(shape), [shape.numel()])
+        packed = None
+        if may_pack:
+            output_attentions, _ = self.wanted(options.get("output_attentions"))
+            packed = self.pack(shape, attention_mask, document_ids, output_attentions, labels)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        return self.deberta(*inputs, packed=packed, may_pack=False, return_dict=True, **options), packed
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.base_model.embeddings.word_embeddings = value
+
+
+class DebertaExtModel(DebertaExtPreTrainedModel):
+    """The encoder, without a head."""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.embeddings = DebertaExtEmbeddings(config)
+        self.encoder = DebertaExtEncoder(config)
+        self.unpadding: bool | None = None
+        self.post_init()
+
+    @model_forward
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        document_ids: torch.Tensor | None = None,
+        skip_last_layer: bool = False,
+        packed: PackedSequences | None = None,
+        may_pack: bool = True,
+    ) -> BaseModelOutput:
+        """Encode a batch.
+
+        Args:
+            input_ids (`torch.LongTensor`, *optional*): [B, N]; or `inputs_embeds` [B, N, E].
+            attention_mask (`torch.Tensor`, *optional*): [B, N], [B, N, N] or [B, 1, N, N], int, float or bool; 1 = real
+                token, or query i (rows) may attend to key j (columns).
+            token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
+            position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
+                reads it; None counts from the first real token. Relative positions count from one token to the next.
+                In a single row without a mask, positions that restart at 0 begin another document.
+            document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
+                one number > 0, padding 0. Documents do not see each other, and positions start again in each.
+            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself. For heads, as the next.
+            packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is.
+            may_pack (`bool`): pack the batch as `set_unpadding` and `document_ids` say, and pad it again.
+
+        Returns:
+            `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
+            attentions [B, H, N, N]. States at padding mean nothing: zeros in an unpadded batch, else, with a mask [B, N],
+            states of queries that attend to the real tokens (in the official code, to nothing).
+        """
+        B, N = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
+        returns_stream = packed is not None
+        if packed is None and may_pack:
+            packed = self.pack((B, N), attention_mask, document_ids, output_attentions)
+        if packed is None:
+            mask, token_mask = attention_masks(attention_mask, (B, N), self.config.num_attention_heads)
+        else:
+            mask = token_mask = None
+            inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)
+            input_ids, token_type_ids, position_ids, inputs_embeds = (x if x is None else packed.unpad(x) for x in inputs)
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, token_mask, packed)
+        options = dict(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
+        outputs = self.encoder(embedded, mask, token_mask, skip_last_layer=skip_last_layer, packed=packed, **options)
+        if packed is not None:
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(packed.pad(states) for states in outputs.hidden_states)
+            if not returns_stream:
+                outputs.last_hidden_state = packed.pad(outputs.last_hidden_state)
+        return outputs
+
+
+class MaskedLMPrediction(NamedTuple):
+    """Logits before they become a loss: [n, V] under `masked_only`, [1, T, V] of the stream if packed, else [B, N, V]; and
+    their labels, in the same order, the outputs of the encoder, and how the batch became one stream."""
+
+    logits: torch.Tensor
+    targets: torch.Tensor | None
+    encoder: BaseModelOutput
+    packed: PackedSequences | None
+
+
+class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
+    """Masked-language modelling as published: Enhanced Mask Decoder and `lm_predictions` head, decoder tied."""
+
+    _tied_weights_keys = {  # noqa: RUF012
+        "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+    }
+    # Heads of other objectives of the same pre-training.
+    _keys_to_ignore_on_load_unexpected = [r"^span_boundary\.", r"^sentence_relationship\."]  # noqa: RUF012
+    _decodes_absolute_positions = True
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.mask_decoder = EnhancedMaskDecoder(config.emd_layers, config.emd_input) if config.has_mask_decoder else None
+        # The names of the official checkpoints.
+        self.lm_predictions = nn.ModuleDict({"lm_head": LMTransform(config)})
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_predictions.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        # Not out_features: transformers 5.4 leaves that as it was where the tied table has grown.
+        head, size = self.lm_predictions.lm_head, len(new_embeddings.weight)
+        head.decoder, new_embeddings.out_features = new_embeddings, size
+        if size != len(head.bias):
+            bias = head.bias.new_zeros(size)
+            bias[: len(head.bias)] = head.bias.detach()[:size]
+            head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
+
+    def decode(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        query_positions: torch.Tensor | None = None,
+        packed: PackedSequences | None = None,
+    ) -> torch.Tensor:
+        """Run the Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
+
+        Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position. With `packed`,
+        hidden_states, position_ids and query_positions belong to the stream, and there is no mask.
+        """
+        encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
+        B, N = hidden_states.shape[:2]
+        mask, token_mask = attention_masks(attention_mask, (B, N))
+        if mask is not None and mask.shape[-2] > 1 and query_positions is not None:
+            index = query_positions[:, None, :, None].expand(-1, mask.shape[1], -1, N)
+            mask = mask.gather(2, index)
+        positions = None
+        if self.config.emd_input != "hidden":
+            rows = embeddings.absolute_positions(N, position_ids, token_mask, packed, device=hidden_states.device)
+            positions = embeddings.project(rows)
+        longest = N if packed is None else max(packed.lengths)
+        rel_embeddings, options = encoder.positions(longest, hidden_states.device)
+        options.update(packed=packed)
+        last = encoder.num_layers - 1
+
+        def layer(queries, query_positions, passes):
+            tensors = (hidden_states, mask, rel_embeddings, queries)
+            return encoder.run_layer(last, *tensors, query_positions=query_positions, passes=passes, **options)[0]
+
+        return self.mask_decoder(hidden_states, positions, layer, query_positions)
+
+    @model_forward
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        masked_only: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> MaskedLMOutput:
+        """Predict masked words.
+
+        Args:
+            labels (`torch.LongTensor`, *optional*): [B, N] or [B * N]; -100 = not a target.
+            masked_only (`bool`, *optional*): compute queries, logits and loss at labelled positions only; None: the
+                configuration's in training mode, False in evaluation mode.
+
+        Returns:
+            `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
+            order of `labels[labels != -100]` under `masked_only` with labels.
+        """
+        if masked_only and labels is None:
+            raise ValueError("masked_only=True needs labels: they say which positions are masked")
+        if masked_only is None:
+            # Metrics read dense logits.
+            masked_only = self.config.masked_only and self.training and labels is not None
+        output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        predicted = self.predict(
+            *inputs, labels, document_ids, masked_only, output_attentions, output_hidden_states or output_attentions
+        )
+        logits = predicted.logits
+        loss = None if labels is None else cross_entropy(logits, predicted.targets, num_items_in_batch)
+        if predicted.packed is not None and not masked_only:
+            logits = predicted.packed.pad(logits)
+        hidden_states = predicted.encoder.hidden_states if output_hidden_states else None
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=hidden_states, attentions=predicted.encoder.attentions)
+
+    def predict(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        masked_only: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> MaskedLMPrediction:
+        """Run encoder, decoder and head, without a loss; arguments as in `forward`.
+
+        Args:
+            output_hidden_states (`bool`): False: the encoder's own pass of the last layer is left out if EMD runs, since it
+                would only be an output.
+        """
+        skip_last_layer = self.mask_decoder is not None and not output_hidden_states
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        options = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        outputs, packed = self.encode(
+            *inputs, document_ids=document_ids, labels=labels, skip_last_layer=skip_last_layer, **options
+        )
+        states = outputs.last_hidden_state
+        if self.mask_decoder is not None and not skip_last_layer:
+            states = outputs.hidden_states[-2]
+            states = states if packed is None else packed.unpad(states)
+        targets = None if labels is None else labels.reshape(batch_shape(input_ids, inputs_embeds))
+        if packed is not None:
+            attention_mask = None
+            targets, position_ids = (x if x is None else packed.unpad(x) for x in (targets, position_ids))
+        if self.mask_decoder is None:
+            if masked_only:
+                states = states[targets != -100]
+        elif masked_only:
+            query_positions, is_labelled = labelled_positions(targets)
+            states = self.decode(states, attention_mask, position_ids, query_positions, packed)[is_labelled]
+        else:
+            states = self.decode(states, attention_mask, position_ids, packed=packed)
+        if masked_only:
+            targets = targets[targets != -100]
+        return MaskedLMPrediction(self.lm_predictions.lm_head(states), targets, outputs, packed)
 
 
 class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
@@ -88,22 +911,17 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        **options: bool | None,
     ) -> SequenceClassifierOutput:
         """Classify rows. `labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression),
         [B, C] (regression or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the
         labels."""
-        outputs, packed = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states
-        )  # fmt: skip
+        outputs, packed = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         logits = self.classifier(self.dropout(self.pooler(cls)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
@@ -128,34 +946,28 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        **options: bool | None,
     ) -> TokenClassifierOutput:
         """Classify tokens. `labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits
         [B, N, C]."""
-        outputs, packed = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
-            document_ids, labels,
-        )  # fmt: skip
+        options.update(document_ids=document_ids, labels=labels)
+        outputs, packed = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         states = outputs.last_hidden_state
         if self.proj is not None:
             states = ACT2FN[self.config.classifier_act](self.proj(states))
         logits = self.classifier(self.dropout(states))
-        logits = logits if packed is None else packed.pad(logits)
+        if packed is not None:
+            logits = packed.pad(logits)
         if labels is not None and document_ids is not None:
             labels = labels.reshape(document_ids.shape).masked_fill(document_ids == 0, -100)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
-    """A score for each entity of a text, from its tokens: the head of microsoft/DeBERTa for ReCoRD.
-
-    The tokens of an entity are averaged with the softmax of their scaled products with the [CLS] state.
-    """
+    """A score for each entity of a text: the head of microsoft/DeBERTa for ReCoRD. The tokens of an entity are averaged with
+    the softmax of their scaled products with the [CLS] state."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -175,19 +987,16 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         entity_indices: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        **options: bool | None,
     ) -> TokenClassifierOutput:
         """Score entities. `entity_indices` [B, E, T] ints: the tokens of each entity, 0 = none; `labels` [B, E]: 1 for a
         right entity, 0 for a wrong one, -100 for one without tokens, which is not counted. Returns the mean binary
         cross-entropy and logits [B, E], -10,000 for an entity without tokens."""
         if entity_indices is None:
             raise ValueError("entity_indices [B, E, T] are needed: the indices of the tokens of each entity, filled with 0")
-        outputs, _ = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
-            may_pack=False,
-        )  # fmt: skip
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, _ = self.encode(*inputs, may_pack=False, **options)
         states = outputs.last_hidden_state
         places, is_token = entity_indices.long().clamp(min=0), entity_indices > 0
         scores = (states @ states[:, 0, :, None]).squeeze(-1) / states.shape[-1] ** 0.5
@@ -200,13 +1009,9 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         if labels is not None:
             check_labels("labels", labels, list(is_entity.shape))
             check_fractions(labels)
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
-            counted = is_entity & (labels >= 0)
-            loss = mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits.masked_fill(~is_entity, EXCLUDED), hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )  # fmt: skip
+            loss = binary_loss(logits, labels, is_entity & (labels >= 0), num_items_in_batch)
+        logits = logits.masked_fill(~is_entity, EXCLUDED)
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
@@ -231,42 +1036,32 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        **options: bool | None,
     ) -> QuestionAnsweringModelOutput:
         """Find answers. `start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted.
         Returns the mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at
         padding."""
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions come together, or there is no loss; got one of them")
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         # Padding takes part in the softmax of the loss.
-        may_pack = start_positions is None
-        outputs, packed = self.encode(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_attentions, output_hidden_states,
-            may_pack=may_pack,
-        )  # fmt: skip
+        outputs, packed = self.encode(*inputs, may_pack=start_positions is None, **options)
         logits = self.qa_outputs(outputs.last_hidden_state)
         if packed is not None:
             logits = packed.pad(logits).masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
         start_logits, end_logits = logits.unbind(-1)
         loss = None
         if start_positions is not None:
-            losses, B = [], len(start_logits)
-            for name, logits, target in (
-                ("start_positions", start_logits, start_positions), ("end_positions", end_logits, end_positions),
-            ):  # fmt: skip
-                check_labels(name, target, [B], [B, 1])
-                target = target.reshape(-1).to(logits.device)
-                inside = (target >= 0) & (target < logits.shape[1])
-                losses.append(cross_entropy(logits, target.where(inside, -100)))
-            loss = sum(losses) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+            loss = (span_loss(start_logits, start_positions) + span_loss(end_logits, end_positions)) / 2
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+
+
+def span_loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of logits [B, N] and token indices [B] or [B, 1]; those outside of [0, N) are not counted."""
+    B, N = logits.shape
+    check_labels("start_positions and end_positions", positions, [B], [B, 1])
+    positions = positions.reshape(-1).to(logits.device)
+    return cross_entropy(logits, positions.where((positions >= 0) & (positions < N), -100))
 
 
 class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
@@ -289,9 +1084,8 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        **options: bool | None,
     ) -> MultipleChoiceModelOutput:
         """Choose among texts. All inputs are [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right
         choice. Returns the mean cross-entropy and logits [B, C]."""
@@ -301,23 +1095,17 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
             raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
 
         def flat(x):
-            if x is None:
-                return None
-            if x.shape[:2] != batch.shape[:2]:
+            if x is not None and x.shape[:2] != batch.shape[:2]:
                 raise ValueError(f"expected inputs of shape {list(batch.shape[:2])} x ..., got {list(x.shape)}")
-            return x.flatten(0, 1)
+            return None if x is None else x.flatten(0, 1)
 
         attention_mask = flat(attention_mask)
-        outputs, packed = self.encode(
-            flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds),
-            output_attentions, output_hidden_states,
-        )  # fmt: skip
+        inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))
+        outputs, packed = self.encode(*inputs, **options)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         logits = self.classifier(self.dropout(self.pooler(cls))).view(batch.shape[:2])
         loss = None
         if labels is not None:
             check_labels("labels", labels, [len(batch)], [len(batch), 1])
             loss = cross_entropy(logits, labels, num_items_in_batch)
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)

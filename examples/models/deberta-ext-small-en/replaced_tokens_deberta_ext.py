@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced token detection (DeBERTaV3, He et al. 2021; ELECTRA, Clark et al. 2020): the discriminator with its head, samples
+of the generator, embedding sharing (ES, NES and GDES, DeBERTaV3 section 3.3), and generator and discriminator in one model.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.utils import ModelOutput
+
+from .attention_deberta_ext import attention_masks
+from .configuration_deberta_ext import DebertaExtConfig, package_mixin
+from .modeling_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtModel,
+    DebertaExtPreTrainedModel,
+    binary_loss,
+    check_fractions,
+    check_labels,
+    cls_states,
+    model_forward,
+)
+
+# The halves of a joint model, which are folders and models by themselves.
+PARTS = ("generator", "discriminator")
+TABLES = ("word_embeddings", "position_embeddings")
+# Logits, of as many rows as they belong to: copies of all of a batch would take several times their memory.
+CHUNK = 2**24
+
+
+class ReplacedTokenDetectionHead(nn.Module):
+    """`mask_predictions.*` of the official checkpoints: w·act(dense(LayerNorm(h + h_cls))) for each token.
+
+    The [CLS] state is added to every token, which is in the released code but not in the paper.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_states: torch.Tensor, cls_states: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits [B, N] of [B, N, hidden]; positive = the token was replaced. `cls_states` [B, 1 or N, hidden]: the
+        [CLS] state for each token; None = the first token's."""
+        states = self.LayerNorm((hidden_states[:, :1] if cls_states is None else cls_states) + hidden_states)
+        return self.classifier(self.activation(self.dense(states))).squeeze(-1)
+
+
+class DeltaEmbedding(nn.Embedding):
+    """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
+    out modules without parameters, such as the next."""
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
+
+
+class GradientDisentangledEmbedding(nn.Module):
+    """The discriminator's embedding table under GDES, by two look-ups: the generator's row of `source` [V, E], which gets no
+    gradient, and the row of a separate table, E_delta, which begins at zero and takes all of the gradient.
+
+    No table of the sums is ever made for a forward pass, and there are no hooks, so that copies, checkpoints, compilers and
+    distributed wrappers see an embedding like any other. `source` stays the generator's: here it is no parameter.
+    """
+
+    def __init__(self, source: nn.Embedding):
+        super().__init__()
+        self.delta = DeltaEmbedding(source.num_embeddings, source.embedding_dim, padding_idx=source.padding_idx)
+        self.borrow(source)
+
+    def borrow(self, source: nn.Embedding):
+        """Read `source` from now on, after the generator's table was exchanged."""
+        # In a tuple, where nn.Module does not find it and register it twice.
+        self._source = (source,)
+
+    @property
+    def source(self) -> nn.Embedding:
+        return self._source[0]
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.delta.num_embeddings
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Look up ids [...] -> [..., E]."""
+        return self.source(ids).detach() + self.delta(ids)
+
+
+class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
+    """The discriminator of DeBERTa-v3 with the official head: was this token replaced?"""
+
+    def __init__(self, config: DebertaExtConfig):
+        super().__init__(config)
+        self.deberta = DebertaExtModel(config)
+        self.mask_predictions = ReplacedTokenDetectionHead(config)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, DeltaEmbedding):
+            init.zeros_(module.weight)
+
+    @model_forward
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **options: bool | None,
+    ) -> TokenClassifierOutput:
+        """Tell replaced tokens. `labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted
+        either (label it -100 where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs, packed = self.encode(*inputs, document_ids=document_ids, **options)
+        states = outputs.last_hidden_state
+        if packed is None:
+            logits = self.mask_predictions(states, cls_states(states, attention_mask, None)[:, None])
+        else:
+            logits = packed.pad(self.mask_predictions(states, states.index_select(1, packed.first_token)))
+        loss = None
+        if labels is not None:
+            B, N = logits.shape
+            if list(labels.shape) not in ([B, N], [B * N]):
+                raise ValueError(f"labels must have shape [{B}, {N}] or [{B * N}], got {list(labels.shape)}")
+            check_fractions(labels)
+            labels = labels.reshape(B, N)
+            counted = labels != -100
+            _, token_mask = attention_masks(attention_mask, labels.shape)
+            if document_ids is not None:
+                counted = counted & (document_ids != 0)
+            if token_mask is not None:
+                counted = counted & token_mask
+            loss = binary_loss(logits, labels, counted, num_items_in_batch)
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module) -> list[str]:
+    """Let the encoder `discriminator` share the embedding tables E of the encoder `generator`, by one of four methods:
+
+    - "es", embedding sharing (ELECTRA): E_D = E_G, one table, which both losses train.
+    - "nes", no embedding sharing: two tables.
+    - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, by `GradientDisentangledEmbedding`.
+    - "all": the two, of one size, share every weight of their encoders (ELECTRA section 3.2).
+
+    Returns the names of the parameters that the two have in common, for transformers to tie.
+    """
+    tables = [name for name in TABLES if hasattr(discriminator.embeddings, name)]
+    if method == "es":
+        return [f"embeddings.{name}.weight" for name in tables]
+    if method == "all":
+        return [name for name, _ in discriminator.named_parameters()]
+    if method == "gdes":
+        for name in tables:
+            source = getattr(generator.embeddings, name)
+            setattr(discriminator.embeddings, name, GradientDisentangledEmbedding(source))
+    return []
+
+
+def sample_replacements(
+    logits: torch.Tensor, excluded: list[int], temperature: float = 1.0, random_generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Draw ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
+
+    On CPU by the inverse of the distribution function, summed in float64: one random number a row, where
+    `torch.multinomial` draws one for every token of the vocabulary, which costs a CPU more than the rest.
+
+    Args:
+        excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
+        random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
+    """
+    samples = []
+    for chunk in logits.detach().split(max(1, CHUNK // logits.shape[1])):
+        scores = chunk.float() / temperature
+        scores[:, excluded] = -torch.inf
+        p = scores.softmax(-1)
+        n, V = p.shape
+        if p.device.type != "cpu":
+            ids = torch.multinomial(p, 1, generator=random_generator) if n else p.new_zeros(0, 1, dtype=torch.long)
+        else:
+            # Less than 1 also after rounding: the end of the table is never passed, except by NaN.
+            quantiles = torch.rand(n, 1, dtype=torch.float64, generator=random_generator) * (1 - 2**-52)
+            sums = p.cumsum(-1, dtype=torch.float64)
+            ids = torch.searchsorted(sums, quantiles * sums[:, -1:], right=True).clamp(max=V - 1)
+        samples.append(ids.squeeze(1))
+    return torch.cat(samples)
+
+
+@dataclass
+class DebertaExtForPreTrainingOutput(ModelOutput):
+    """
+    Args:
+        loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
+        generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
+        discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that count.
+        generator_logits (`torch.Tensor`, *optional*): [n, V] at the selected positions, in the order of
+            `labels[labels != -100]`.
+        discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
+        corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
+        discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.
+        hidden_states, attentions (*optional*): of the discriminator, as in `DebertaExtModel`.
+    """
+
+    loss: torch.Tensor | None = None
+    generator_loss: torch.Tensor | None = None
+    discriminator_loss: torch.Tensor | None = None
+    generator_logits: torch.Tensor | None = None
+    discriminator_logits: torch.Tensor | None = None
+    corrupted_ids: torch.Tensor | None = None
+    discriminator_labels: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpointsMixin"), DebertaExtPreTrainedModel):
+    """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
+
+    `generator` is a `DebertaExtForMaskedLM`, with the Enhanced Mask Decoder; `discriminator` is a
+    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, and a discriminator sees none (so
+    it is in the released code). `config` describes the discriminator, and says how the generator differs and how the two
+    share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its input
+    reads one: an exported one has the generator's.
+
+    The loss is L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
+    """
+
+    base_model_prefix = ""
+    # Trainer would count only the selected positions.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: DebertaExtConfig):
+        if config.generator is None:
+            # A generator that only differs in its depth; the field marks a joint checkpoint.
+            config.generator = {}
+        super().__init__(config)
+        self.generator = DebertaExtForMaskedLM(config.generator_config())
+        self.discriminator = DebertaExtForReplacedTokenDetection(config.discriminator_config())
+        generator, discriminator = self.generator.deberta, self.discriminator.deberta
+        if not config.position_biased_input and hasattr(discriminator.embeddings, "position_embeddings"):
+            del discriminator.embeddings.position_embeddings
+        tied = share_embeddings(config.embedding_sharing, generator, discriminator)
+        self._tied_weights_keys = {f"discriminator.deberta.{name}": f"generator.deberta.{name}" for name in tied}
+        self.post_init()
+
+    def _freeze_unread_positions(self):
+        for part in (self.generator, self.discriminator):
+            part._freeze_unread_positions()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the generator's table."""
+        return self.generator.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.generator.set_input_embeddings(value)
+        table = self.discriminator.get_input_embeddings()
+        if isinstance(table, GradientDisentangledEmbedding):
+            table.borrow(value)
+        self.tie_weights()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.generator.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear):
+        self.generator.set_output_embeddings(new_embeddings)
+
+    def set_unpadding(self, unpadding: bool | None):
+        for part in (self.generator, self.discriminator):
+            part.set_unpadding(unpadding)
+
+    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        for part in (self.generator, self.discriminator):
+            part.set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @model_forward
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        part: str | None = None,
+        random_generator: torch.Generator | None = None,
+        **options: bool | None,
+    ) -> DebertaExtForPreTrainingOutput:
+        """Run a step of replaced token detection.
+
+        Args:
+            input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
+            labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
+                these positions change. None: nothing is masked or replaced, the discriminator reads `input_ids` as they are.
+            part (`str`, *optional*): None = both in one step. "generator": only the generator, and what it makes of the
+                batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
+                `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
+            random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
+            options: output_attentions and output_hidden_states of the discriminator.
+        """
+        inputs = dict(attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids)
+        inputs.update(document_ids=document_ids, return_dict=True)
+        if part not in (None, *PARTS):
+            raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
+        if part == "discriminator" or labels is None:
+            if part == "generator":
+                raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
+            return self._discriminate(input_ids, labels, inputs | options)
+        check_labels("labels", labels, list(input_ids.shape))
+        filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
+        corrupted, replaced = self.corrupt(input_ids, labels, filled.logits, attention_mask, document_ids, random_generator)
+        generated = dict(generator_loss=filled.loss, generator_logits=filled.logits)
+        if part == "generator":
+            generated.update(corrupted_ids=corrupted, discriminator_labels=replaced)
+            return DebertaExtForPreTrainingOutput(loss=filled.loss, **generated)
+        return self._discriminate(corrupted, replaced, inputs | options, **generated)
+
+    def _discriminate(
+        self, corrupted_ids, discriminator_labels, inputs: dict, **generated
+    ) -> DebertaExtForPreTrainingOutput:
+        """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
+        found = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
+        losses = [generated["generator_loss"]] if "generator_loss" in generated else []
+        if found.loss is not None:
+            losses.append(self.config.rtd_lambda * found.loss)
+        # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
+        return DebertaExtForPreTrainingOutput(
+            loss=sum(losses) if losses else None,
+            discriminator_loss=found.loss,
+            discriminator_logits=found.logits,
+            corrupted_ids=corrupted_ids,
+            discriminator_labels=discriminator_labels,
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
+            **generated,
+        )
+
+    @torch.no_grad()
+    def corrupt(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        logits: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+        random_generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put samples from logits [n, V] in the positions where `labels` [B, N] are not -100.
+
+        Returns corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample is not the original, 0
+        elsewhere, -100 at padding and, without `config.rtd_special_tokens`, at special tokens.
+        """
+        special = self.config.special_token_ids
+        if special is None:
+            raise ValueError(
+                "special_token_ids is None, but special tokens must never be drawn as replacements: set "
+                "config.special_token_ids = tokenizer.all_special_ids (and the ids that the tokenizer has no token for)"
+            )
+        selected = labels != -100
+        samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
+        corrupted = input_ids.masked_scatter(selected, samples.to(input_ids.dtype))
+        replaced = (selected & (corrupted != labels)).long()
+        counted = self.counted_tokens(input_ids, labels, attention_mask, document_ids)
+        return corrupted, replaced.masked_fill(~counted, -100)
+
+    def counted_tokens(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn."""
+        selected = labels != -100
+        _, counted = attention_masks(attention_mask, input_ids.shape)
+        if counted is None:
+            counted = torch.ones_like(selected)
+        if document_ids is not None:
+            counted = counted & (document_ids != 0)
+        if not self.config.rtd_special_tokens:
+            original = torch.where(selected, labels, input_ids)
+            special = torch.tensor(self.config.special_token_ids, device=original.device)
+            counted = counted & ~torch.isin(original, special)
+        return counted
