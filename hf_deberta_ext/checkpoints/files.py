@@ -68,14 +68,41 @@ def microsoft_weights(folder: str | os.PathLike) -> str | None:
     return names[0]
 
 
-def weight_files(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
-    """Return the weights in a local folder that would be loaded: one file, or all shards of an index; [] without any."""
-    for name in (microsoft_weights(folder), *names):
-        if name is None or not (folder / name).is_file():
+def weight_files(
+    source: str | os.PathLike,
+    names: Sequence[str] = WEIGHT_FILES,
+    *,
+    use_safetensors: bool | None = None,
+    variant: str | None = None,
+    **download,
+) -> list[Path]:
+    """Return the weights of a folder or repo that would be loaded: one file, or all shards of an index; [] without any.
+
+    Args:
+        names (`Sequence[str]`): the files to look for, the first one that is there counts.
+        use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
+        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
+        download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
+    """
+    folder = Path(source, download.get("subfolder") or "")
+    microsoft = microsoft_weights(folder)
+    if microsoft is not None:
+        return [folder / microsoft]
+    for name in names:
+        if use_safetensors is not None and use_safetensors != ("safetensors" in name):
+            continue
+        if variant is not None:
+            stem, _, ending = name.rpartition(".")
+            name = f"{stem}.{variant}.{ending}"
+        path = optional_file(source, name, **download)
+        if path is None:
             continue
         if not name.endswith(".json"):
-            return [folder / name]
-        return [folder / shard for shard in sorted({*read_index(folder / name).values()})]
+            return [Path(path)]
+        shards = sorted(set(read_index(path).values()))
+        if folder.is_dir():
+            return [folder / shard for shard in shards]
+        return [Path(cached_file(source, shard, **download)) for shard in shards]
     return []
 
 

@@ -4,20 +4,17 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-from transformers.utils import cached_file
 
 from .files import (
     GENERATOR_CONFIG_FILE,
     GENERATOR_FILE,
     WEIGHT_FILES,
-    microsoft_weights,
     optional_file,
-    read_index,
     read_json,
     read_weights,
+    weight_files,
 )
 from .official_configurations import MICROSOFT
 
@@ -90,40 +87,23 @@ class LoadingReport:
         return "\n".join(lines)
 
 
-def read_state_dict(
-    source: str, *, use_safetensors: bool | None = None, variant: str | None = None, **download
-) -> dict[str, torch.Tensor]:
+def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
     """Return all tensors of a folder or repo, whole or in shards, safetensors or .bin (loaded without running pickled code).
 
     Args:
-        use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
-        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
-        download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
+        options: of `weight_files`.
 
     Raises:
         OSError: none of the files is there.
         ValueError: a file is damaged, or an index names a file in another folder.
     """
-    folder = Path(source, download.get("subfolder") or "")
-    microsoft = microsoft_weights(folder)
-    if microsoft is not None:
-        return read_weights(folder / microsoft)
-    for name in WEIGHT_FILES:
-        if use_safetensors is not None and use_safetensors != ("safetensors" in name):
-            continue
-        if variant is not None:
-            stem, _, ending = name.rpartition(".")
-            name = f"{stem}.{variant}.{ending}"
-        path = optional_file(source, name, **download)
-        if path is None:
-            continue
-        if not name.endswith(".json"):
-            return read_weights(path)
-        state_dict: dict[str, torch.Tensor] = {}
-        for shard in sorted(set(read_index(path).values())):
-            state_dict.update(read_weights(cached_file(source, shard, **download)))
-        return state_dict
-    raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+    files = weight_files(source, **options)
+    if not files:
+        raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+    state_dict: dict[str, torch.Tensor] = {}
+    for file in files:
+        state_dict.update(read_weights(file))
+    return state_dict
 
 
 def read_generator(source: str, **download) -> tuple[dict, dict | None] | None:

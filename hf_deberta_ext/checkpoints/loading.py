@@ -76,8 +76,9 @@ class LoadingMixin(AdapterMixin):
             return cls._from_official_checkpoint(source, *model_args, **kwargs)
         return_info = kwargs.pop("output_loading_info", False)
         if reads_source and "quantization_config" not in stored_config:
-            # [] for a repository of the Hub.
-            for file in weight_files(Path(source, kwargs.get("subfolder") or "")):
+            folder = Path(source, kwargs.get("subfolder") or "")
+            # Not of a repository, which transformers downloads.
+            for file in weight_files(folder) if folder.is_dir() else ():
                 refuse_integers(read_tensors(file), str(file))
         with damage_named(f"a file of {source}"):
             model, info = super().from_pretrained(source, *model_args, config=config, output_loading_info=True, **kwargs)
