@@ -69,13 +69,13 @@ class OfficialConfigMixin:
                 "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
             )
         if self.generator is not None:
-            self._validate_generator()
+            self.check_generator()
 
     def _require(self, name: str, condition: bool, expected: str):
         if not condition:
             raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
 
-    def _validate_generator(self):
+    def check_generator(self):
         """Refuse a generator with an unknown field, or one that contradicts the discriminator or `embedding_sharing`."""
         names = set(self.single_fields())
         unknown = [str(name) for name in self.generator if name not in names]
@@ -84,8 +84,8 @@ class OfficialConfigMixin:
         try:
             config = self.generator_config()
             config.validate()
-        except StrictDataclassError as error:
-            raise ValueError(f"generator = {self.generator}: {error.__cause__}") from error
+        except (StrictDataclassError, TypeError) as error:
+            raise ValueError(f"generator = {self.generator}: {error.__cause__ or error}") from error
         equal = ["vocab_size", "pad_token_id"]
         if self.embedding_sharing != "nes":
             equal += ["embedding_size", "position_biased_input"]
@@ -99,6 +99,10 @@ class OfficialConfigMixin:
                     f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}, "
                     f"under embedding_sharing = {self.embedding_sharing!r}"
                 )
+
+    def difference(self, base: "OfficialConfigMixin") -> dict[str, Any]:
+        """Return the fields of a single model in which this differs from `base`, with the values here."""
+        return {name: getattr(self, name) for name in self.single_fields() if getattr(self, name) != getattr(base, name)}
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":

@@ -139,10 +139,9 @@ class JointCheckpointsMixin:
             generator, generator_info = derive_generator(discriminator, config, trained, options)
         else:
             config.generator = {}
-            for name in DebertaExtConfig.single_fields():
-                value = getattr(generator.config, name)
+            for name, value in generator.config.difference(config).items():
                 # The joint model decides on dropout, whatever the files say.
-                if value != getattr(config, name) and ("dropout" not in name or name in overrides):
+                if "dropout" not in name or name in overrides:
                     config.generator[name] = value
             for name in DERIVED:
                 # By name also where they are the discriminator's: left out, they would be half of it, or in proportion.
@@ -151,6 +150,7 @@ class JointCheckpointsMixin:
             # Switched off where the checkpoint has no absolute positions.
             setattr(config, name, getattr(generator.config, name))
             (config.generator or {}).pop(name, None)
+        config.check_generator()
         model = cls(config)
         model._take(generator, trained)
         model.name_or_path = model.config.name_or_path = str(discriminator)
@@ -213,7 +213,7 @@ class JointCheckpointsMixin:
             table = getattr(embeddings, name, None)
             if isinstance(table, GradientDisentangledEmbedding):
                 del state_dict[f"deberta.embeddings.{name}.delta.weight"]
-                state_dict[f"deberta.embeddings.{name}.weight"] = whole_table(table)
+                state_dict[f"deberta.embeddings.{name}.weight"] = table.table()
         model = DebertaExtForReplacedTokenDetection(copy.deepcopy(self.discriminator.config))
         name = "deberta.embeddings.position_embeddings.weight"
         new_table = model.state_dict().get(name)
@@ -235,13 +235,6 @@ class JointCheckpointsMixin:
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
     """Return the word and position tables of an encoder that shares none, by name."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
-
-
-@torch.no_grad()
-def whole_table(embedding: GradientDisentangledEmbedding) -> torch.Tensor:
-    """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
-    weight = embedding.source.weight
-    return (weight.float() + embedding.delta.weight.float()).to(weight.dtype)
 
 
 def joint_info(**halves: dict) -> dict[str, set]:

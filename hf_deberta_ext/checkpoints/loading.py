@@ -43,6 +43,15 @@ class LoadingMixin(AdapterMixin):
 
     loading_report: LoadingReport | None = None
 
+    def __init__(self, config, *args, **kwargs):
+        # By name and not by class: remote code may bring a second copy of the class.
+        if config.model_type != self.config_class.model_type:
+            raise TypeError(
+                f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
+                "DebertaExtConfig.from_dict(config.to_dict())"
+            )
+        super().__init__(config, *args, **kwargs)
+
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of a forward pass with `parameters`; the documents of packed batches are `document_ids`."""
         self.check_adapters()

@@ -513,7 +513,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
-        if config.is_joint and self.base_model_prefix:
+        if getattr(config, "is_joint", False) and self.base_model_prefix:
             raise ValueError(
                 f"{config.name_or_path} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder "
                 "of one, or export_discriminator() or export_generator() of DebertaExtForPreTraining"
@@ -554,6 +554,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
             init.copy_(module.rows, module.compute_rows())
         elif isinstance(module, LMTransform):
             init.zeros_(module.bias)
+        elif getattr(module, "begins_at_zero", False):
+            init.zeros_(module.weight)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str | None:
         """Check the backend, without transformers' loader of kernels from the Hub: no configuration chooses code. Private,

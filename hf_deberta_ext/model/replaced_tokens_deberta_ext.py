@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import ModelOutput
@@ -56,6 +55,8 @@ class DeltaEmbedding(nn.Embedding):
     """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
     out modules without parameters, such as the next."""
 
+    begins_at_zero = True
+
     def reset_parameters(self):
         nn.init.zeros_(self.weight)
 
@@ -74,8 +75,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Read `source` from now on, after the generator's table was exchanged."""
-        # In a tuple, where nn.Module does not find it and register it twice.
+        """Read `source` from now on; in a tuple, where nn.Module does not find it and register it twice."""
         self._source = (source,)
 
     @property
@@ -90,6 +90,12 @@ class GradientDisentangledEmbedding(nn.Module):
         """Look up ids [...] -> [..., E]."""
         return self.source(ids).detach() + self.delta(ids)
 
+    @torch.no_grad()
+    def table(self) -> torch.Tensor:
+        """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
+        weight = self.source.weight
+        return (weight.float() + self.delta.weight.float()).to(weight.dtype)
+
 
 class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
     """The discriminator of DeBERTa-v3 with the official head: was this token replaced?"""
@@ -99,12 +105,6 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         self.deberta = DebertaExtModel(config)
         self.mask_predictions = ReplacedTokenDetectionHead(config)
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        if isinstance(module, DeltaEmbedding):
-            init.zeros_(module.weight)
 
     @model_forward
     def forward(
@@ -225,12 +225,9 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
 class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpointsMixin"), DebertaExtPreTrainedModel):
     """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
 
-    `generator` is a `DebertaExtForMaskedLM`, with the Enhanced Mask Decoder; `discriminator` is a
-    `DebertaExtForReplacedTokenDetection`, without it: the decoder fills in masks, and a discriminator sees none (so
-    it is in the released code). `config` describes the discriminator, and says how the generator differs and how the two
-    share their embeddings (`embedding_sharing`). The discriminator has no table of absolute positions unless its input
-    reads one: an exported one has the generator's.
-
+    `generator` is a `DebertaExtForMaskedLM`; `discriminator`, a `DebertaExtForReplacedTokenDetection`, has no Enhanced Mask
+    Decoder, since it sees no masks, and no table of absolute positions unless its input reads one (an exported one has the
+    generator's). `config` describes the discriminator, how the generator differs, and what they share.
     The loss is L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
     """
 

@@ -131,7 +131,10 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
     # One end of an answer is no answer; there was no loss, and no word about it.
     for positions, message in (
         (dict(start_positions=start), "start_positions and end_positions come together"),
-        (dict(start_positions=start.float(), end_positions=end), "start_positions must be integers, got torch.float32"),
+        (
+            dict(start_positions=start.float(), end_positions=end),
+            "start_positions and end_positions must be integers, got torch.float32",
+        ),
         (
             dict(start_positions=start, end_positions=end[:2]),
             r"end_positions must have shape \[3\] or .*, got \[2, 1\]",
