@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from measuring import positive, take_turns
+from benchmarks.measuring import positive, take_turns
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification

@@ -17,7 +17,7 @@ pytest.importorskip("tqdm")
 
 WAYS = ("padded", "unpadded", "packed")
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "benchmark_attention.py"
+SCRIPT = ROOT / "examples" / "benchmarks" / "benchmark_attention.py"
 benchmark = module_of("benchmark_attention")
 measuring = benchmark.measuring
 TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab_size", "100", "--repeats", "1", "--threads", "1"]

@@ -17,7 +17,7 @@ for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
 bash = shutil.which("bash")
 FOLDERS = ["examples", "model_cards", "tests"]
 DOCUMENTS = [*PAGES, *(f"{folder}/README.md" for folder in FOLDERS), "CONTRIBUTING.md", "examples/evidence.md"]
-SCRIPTS = [f"examples/{name}.py" for name in EXAMPLES]
+SCRIPTS = [file.relative_to(ROOT).as_posix() for file in EXAMPLES.values()]
 PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)
 # Nothing is run: the programs of the documentation are functions that write down what they are given.
 RECORDER = """
@@ -60,7 +60,7 @@ def program_of(words):
     if words[1:3] == ["-m", "hf_deberta_ext"]:
         return "deberta-ext", words[3:]
     for place, word in enumerate(words):
-        if word.endswith(".py") and Path(word).parent.name == "examples":
+        if word.endswith(".py") and Path(word).parent.name in ("examples", "benchmarks"):
             return Path(word).stem, words[place + 1 :]
     return None
 

@@ -24,7 +24,7 @@ INPUTS = "attention_inputs"
 BACKENDS = [name for name in MODEL if name.startswith("attention_") and name not in (TABLE, INPUTS)]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Without the copies of the model's code beside shipped weights.
-EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "models").glob("*.py"))]
+EXAMPLES = sorted(file for folder in ("", "benchmarks", "models") for file in (ROOT / "examples" / folder).glob("*.py"))
 
 # transformers itself requires all of these.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}

@@ -2,9 +2,9 @@
 """Time and memory of ways to serve one classifier on a CPU: this package, transformers, ONNX Runtime and OpenVINO.
 
     # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then texts of a file sorted by length
-    python examples/benchmark_serving.py --threads 2 --lengths_from texts.txt
+    python examples/benchmarks/benchmark_serving.py --threads 2 --lengths_from texts.txt
     # does it run here? half a minute
-    python examples/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
+    python examples/benchmarks/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
 Weights and tokens are random. Stock DeBERTa and all sides of this package have the same weights, so that the largest

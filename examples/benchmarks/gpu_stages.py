@@ -30,7 +30,7 @@ from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 # No public names: the table of launches is what the stage tuning measures.
 attention_triton = importlib.import_module("hf_deberta_ext.model.attention_triton")
 triton_launches = importlib.import_module("hf_deberta_ext.model.triton_launches")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = [benchmark.FLASH, benchmark.FLASH_DEBERTA]
 # Words of a text at the deciles of SST-2 and MNLI (validation) and of SQuAD 1.1 (question and context).
 WORDS = {
