@@ -93,11 +93,9 @@ def main(argv: list[str] | None = None):
     model = args.model or MODEL
     if args.from_text:
         model = pretrain(args)
-    compare_checkpoints.main([
-        "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
-        "--seeds", *(args.seeds or seeds), "--jobs", jobs, "--train_file", str(train), "--validation_file", str(validation),
-        *flags,
-    ])  # fmt: skip
+    sides = ["--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--jobs", jobs]
+    files = ["--train_file", str(train), "--validation_file", str(validation), "--output_dir", str(args.output_dir)]
+    compare_checkpoints.main([*sides, "--seeds", *(args.seeds or seeds), *files, *flags])
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]
     check_reload(folder, first_texts(validation))
     print(f"\n{folder} holds a classifier, which gave the same answers in a fresh process without hf_deberta_ext.")

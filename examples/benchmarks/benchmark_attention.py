@@ -55,10 +55,9 @@ FLASH, FLASH_DEBERTA = "disentangled-flash", "flashdeberta"
 # Other models than DeBERTa, which have no relative positions.
 OTHER = (PLAIN, BERT, MODERN)
 COLUMNS = (
-    "shape", "tokens", "padding", "mode", "side", "backend", "repeats", "seconds",
-    "speedup", "speedup_p10", "speedup_p90", "over_floor", "over_floor_p10", "over_floor_p90", "tflops",
-    "extra_bytes", "bytes_over_eager", "skipped",
-)  # fmt: skip
+    "shape tokens padding mode side backend repeats seconds speedup speedup_p10 speedup_p90 over_floor over_floor_p10 "
+    "over_floor_p90 tflops extra_bytes bytes_over_eager skipped"
+).split()
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "benchmarks").glob("*.py"))]
 EXAMPLES = {file.stem: file for file in FILES if "__main__" in file.read_text("utf-8")}
 # README and guides.
+DOCUMENTS = ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/evidence.md"]
+DOCUMENTS += [f"{folder}/README.md" for folder in ("examples", "model_cards", "tests")]
 PAGES = ["README.md", *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "examples" / "guides").glob("*.md"))]
 
 
