@@ -4,9 +4,15 @@
 from contextlib import nullcontext
 
 import torch
+from backends import NAMES
 
 from hf_deberta_ext.model import heads, modeling_deberta_ext
 from hf_deberta_ext.sift import Sift, SiftOptions
+
+__all__ = [
+    "AUTO_CLASSES", "CLASSES", "HEADS", "KINDS", "LENGTH", "MODES", "NAMES", "autocast", "call_of", "labels_of", "small",
+    "step",
+]  # fmt: skip
 
 KINDS = ["v1", "v2", "v3"]
 CLASSES = {name: getattr(modeling_deberta_ext, head.model_class) for name, head in heads.HEADS.items()}

@@ -6,10 +6,12 @@ import random
 
 import pytest
 import torch
-from scripts import command_line
+from scripts import command_line, start
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_tokenizer
+
+__all__ = ["arguments", "material", "reviews", "start", "write_material"]
 
 NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
 

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import command_line
+from scripts import command_line, start
+
+__all__ = [
+    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "losses", "parted", "start", "text",
+    "write_text",
+]  # fmt: skip
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import torch
 import transformers
+from every_head import AUTO_CLASSES as HEADS
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.tokenization import finish
+
+__all__ = [
+    "FILES", "HEADS", "TINY", "save_adapter", "save_tokenizer", "tiny_inputs", "tiny_model",
+    "tiny_tokenizer", "word_tokenizer",
+]  # fmt: skip
 
 CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
