@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from measuring import positive, take_turns
+from benchmarks.measuring import onnx_session, positive, take_turns
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
@@ -169,15 +169,6 @@ def load(args: argparse.Namespace):
     return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
 
 
-def session_of(file: Path):
-    """Open an ONNX file with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-
-
 def measure(model, file: Path, shapes: list[tuple[int, int, str]], tokens: list[int] | None = None, repeats: int = 1):
     """Compare an ONNX file with its model on the same inputs, and time both in turns.
 
@@ -190,7 +181,7 @@ def measure(model, file: Path, shapes: list[tuple[int, int, str]], tokens: list[
         largest output there; "agreement" the share of equal decisions (labels, words, ends of answers, replaced or not),
         None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
     """
-    session = session_of(file)
+    session = onnx_session(file)
     rows = []
     for batch, length, padding in shapes:
         inputs = make_inputs(model, batch, length, padding, tokens)
@@ -303,7 +294,7 @@ def accuracy(model, files: dict[str, Path], batches) -> dict[str, dict]:
         own = torch.cat([model(**inputs).logits.argmax(-1) for inputs, _ in batches])
     scores = {"torch": {"rows": len(labels), "accuracy": (own == labels).float().mean().item()}}
     for name, file in files.items():
-        session = session_of(file)
+        session = onnx_session(file)
         names = {value.name for value in session.get_inputs()}
         chosen = []
         for inputs, _ in batches:

@@ -30,6 +30,7 @@ import time
 import traceback
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
 # Shares of the minutes; what a stage leaves is for the others.
 STAGES = dict(machine=0.5, correctness=3, times=4, lengths=1, tuning=3, training=2, tests=3)
 # Packages are imported once, for all processes.

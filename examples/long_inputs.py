@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import claim_output_dir, peak_bytes, positive, spread, take_turns
+from benchmarks.measuring import claim_output_dir, peak_bytes, positive, spread, take_turns
 from scipy.stats import ttest_rel
 from tqdm.auto import tqdm
 

@@ -93,11 +93,9 @@ def main(argv: list[str] | None = None):
     model = args.model or MODEL
     if args.from_text:
         model = pretrain(args)
-    compare_checkpoints.main([
-        "--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--output_dir", str(args.output_dir),
-        "--seeds", *(args.seeds or seeds), "--jobs", jobs, "--train_file", str(train), "--validation_file", str(validation),
-        *flags,
-    ])  # fmt: skip
+    sides = ["--checkpoints", f"{NAMES[0]}={model}", "--random", f"{NAMES[1]}={model}", "--jobs", jobs]
+    files = ["--train_file", str(train), "--validation_file", str(validation), "--output_dir", str(args.output_dir)]
+    compare_checkpoints.main([*sides, "--seeds", *(args.seeds or seeds), *files, *flags])
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]
     check_reload(folder, first_texts(validation))
     print(f"\n{folder} holds a classifier, which gave the same answers in a fresh process without hf_deberta_ext.")
@@ -110,16 +108,14 @@ def claim_folder(args: argparse.Namespace):
         ValueError: The folder holds something else, or the results of another command.
     """
     names = ("model", "from_text", "pretrain_steps", "train_file", "validation_file", "short")
-    command = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    command = {name: str(getattr(args, name)) for name in names}
     file = args.output_dir / "quickstart.json"
+    earlier, made_first = {}, set()
     if file.is_file():
-        earlier = json.loads(file.read_text(encoding="utf-8"))
-        changed = [f"--{name} {earlier[name]}, not {command[name]}" for name in names if earlier[name] != command[name]]
-        # Nothing was made before the data were read.
-        if changed and {path.name for path in args.output_dir.iterdir()} - {file.name, "data"}:
-            raise ValueError(f"{args.output_dir} was made with {', '.join(changed)}: choose another --output_dir")
-    elif args.output_dir.exists() and (not args.output_dir.is_dir() or any(args.output_dir.iterdir())):
-        raise ValueError(f"{args.output_dir} is not empty, and no quickstart made it: choose another --output_dir")
+        earlier, made_first = json.loads(file.read_text(encoding="utf-8")), {file.name, "data"}
+    if args.output_dir.exists() and earlier != command and {*os.listdir(args.output_dir)} - made_first:
+        was = ", ".join(f"--{name} {earlier[name]}" for name in earlier if earlier[name] != command[name])
+        raise ValueError(f"{args.output_dir} is not empty ({was or 'not made by quickstart'}): choose another --output_dir")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
 
@@ -170,20 +166,6 @@ def first_texts(file: Path) -> list[str]:
     return [text for row in rows for text in row.values() if isinstance(text, str)]
 
 
-FRESH_PROCESS = """
-import json, sys
-
-# Neither can be imported.
-sys.modules.update(hf_deberta_ext=None, triton=None)
-{source}
-folder, texts_file, logits_file = sys.argv[1:]
-with open(texts_file, encoding="utf-8") as file:
-    logits = predict_logits(folder, json.load(file), trust_remote_code=True)
-with open(logits_file, "w", encoding="utf-8") as file:
-    json.dump(logits, file)
-"""
-
-
 def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]]:
     """Load a classifier with the Auto classes, and return its logits for each text."""
     import torch
@@ -195,33 +177,34 @@ def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]
         return [model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0].tolist() for text in texts]
 
 
+# hf_deberta_ext and triton cannot be imported; this file needs neither to be imported itself.
+FRESH_PROCESS = """
+import json, runpy, sys
+sys.modules.update(hf_deberta_ext=None, triton=None)
+script, folder = sys.argv[1:]
+print(json.dumps(runpy.run_path(script)["predict_logits"](folder, json.load(sys.stdin), trust_remote_code=True)))
+"""
+
+
 def check_reload(folder: Path, texts: list[str]):
     """Compare the answers of a saved classifier here with those in a process that cannot import hf_deberta_ext.
 
-    The process runs elsewhere, offline, without PYTHONPATH, and with an empty cache of remote code.
+    The process is offline and has an empty cache of remote code.
 
     Raises:
         RuntimeError: the process failed, or its logits differ by more than 1e-4.
     """
-    import inspect
-
     import numpy as np
 
     with tempfile.TemporaryDirectory() as scratch:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"HF_HOME": scratch, "HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
-        texts_file, logits_file = Path(scratch, "texts.json"), Path(scratch, "logits.json")
-        texts_file.write_text(json.dumps(texts), encoding="utf-8")
-        code = FRESH_PROCESS.replace("{source}", inspect.getsource(predict_logits))
-        command = [sys.executable, "-c", code, str(folder.resolve()), str(texts_file), str(logits_file)]
-        pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        with subprocess.Popen(command, cwd=scratch, env=environment, **pipes) as process:
-            logits = predict_logits(str(folder), texts)
-            _, errors = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"{folder} did not load in a fresh process:\n{errors[-2000:]}")
-        reloaded = json.loads(logits_file.read_text(encoding="utf-8"))
-    difference = np.abs(np.array(reloaded) - np.array(logits)).max()
+        environment = os.environ | {"HF_HOME": scratch, "HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-I", "-c", FRESH_PROCESS, __file__, str(folder.resolve())]
+        options = dict(input=json.dumps(texts), env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, **options)
+    if done.returncode:
+        raise RuntimeError(f"{folder} did not load in a fresh process:\n{done.stderr[-2000:]}")
+    reloaded = json.loads(done.stdout.splitlines()[-1])
+    difference = np.abs(np.array(reloaded) - predict_logits(str(folder), texts)).max()
     if not difference <= 1e-4:
         raise RuntimeError(f"{folder} gives other logits in a fresh process without hf_deberta_ext, by {difference:.1e}")
 

@@ -25,7 +25,7 @@ THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
 
 # How many they draw without --run-slow, which draws thousands.
-FEW_CASES = "200"
+FEW_CASES = "50"
 
 
 def pytest_addoption(parser):

@@ -1260,7 +1260,7 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = 
 
     // A task is some sequences, or parts of them, of one head. Sums over tasks are made in their order, so that a result depends
     // on nothing but the number of threads.
-    const long units = a.B * splits, groups = std::min(units, a.H >= 2 * threads ? 1 : (2 * threads + a.H - 1) / a.H);
+    const long units = a.B * splits, groups = std::min<long>(units, a.H >= 2 * threads ? 1 : (2 * threads + a.H - 1) / a.H);
     const long sum_size = worker.sum_size(), rows = round_up(round_up(longest, NR), MR) + MR, keys_size = 2 * rows * worker.d;
     float* sums = groups > 1 ? shared_sums.zeros(a.H * groups * sum_size) : nullptr;
     float* keys = splits > 1 ? shared_keys.zeros(heads * splits * keys_size) : nullptr;

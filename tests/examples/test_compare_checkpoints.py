@@ -91,13 +91,8 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     assert len({loss for of_rate in scores.values() for loss in of_rate["0.005"]["eval_loss"]["values"]}) == 6
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert table in printed
-    for line in (
-        " RTD | 0.005 |",
-        " new weights | 0.005 |",
-        " majority class |",
-        " TF-IDF + logistic regression |  | 100.00 /",
-    ):
-        assert line in table
+    for line in ("RTD | 0.005 |", "new weights | 0.005 |", "majority class |", "TF-IDF + logistic regression |  | 100.00 /"):
+        assert f" {line}" in table
     assert (tmp_path / "out" / "results.png").read_bytes()[:4] == b"\x89PNG"
     # The same command again trains nothing and gives the same, and a checkpoint can be added.
     run(task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
@@ -173,20 +168,10 @@ def test_other_settings_data_or_weights_in_a_folder_are_refused(task, tmp_path):
     [
         ({"--checkpoints": ["nothing"]}, "takes NAME=FOLDER, got 'nothing'"),
         ({"--checkpoints": ["a={mlm}", "a={mlm}"]}, "two checkpoints are named 'a'"),
-        ({"--seeds": [1, 1]}, "--seeds names one twice"),
         ({"--train_file": ["{mlm}/nothing.tsv"]}, "nothing.tsv"),
-        ({"--text_columns": ["text"]}, "'text'"),
-        ({"--max_length": [64]}, "--max_seq_length"),
     ],
 )
 def test_flags_that_are_wrong_are_named(flags, message, task, tmp_path):
     flags = {name: [str(value).format(mlm=tmp_path / "mlm") for value in values] for name, values in flags.items()}
     assert message in refused(task | flags)
     assert not (tmp_path / "out").exists()
-
-
-def test_models_that_do_not_fit_are_named_before_anything_is_trained(task, tmp_path):
-    config = json.loads((tmp_path / "mlm" / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "mlm" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}), encoding="utf-8")
-    assert "layer.1" in refused(task)
-    assert not (tmp_path / "out" / "RTD" / "seed-1").exists()

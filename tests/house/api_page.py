@@ -9,8 +9,6 @@ import inspect
 import re
 from typing import Any
 
-__all__ = ["page"]
-
 HEAD = """# API
 
 Public classes and functions of the package and of its rooms, with the beginning of their docstrings; `help(name)` has more.

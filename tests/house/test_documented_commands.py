@@ -9,15 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from scripts import EXAMPLES, PAGES, ROOT, flags_of
+from scripts import DOCUMENTS, EXAMPLES, PAGES, ROOT, flags_of
 from transformers import TrainingArguments
 
 for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
     pytest.importorskip(package)
 bash = shutil.which("bash")
-FOLDERS = ["examples", "model_cards", "tests"]
-DOCUMENTS = [*PAGES, *(f"{folder}/README.md" for folder in FOLDERS), "CONTRIBUTING.md", "examples/evidence.md"]
-SCRIPTS = [f"examples/{name}.py" for name in EXAMPLES]
+SCRIPTS = [file.relative_to(ROOT).as_posix() for file in EXAMPLES.values()]
 PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)
 # Nothing is run: the programs of the documentation are functions that write down what they are given.
 RECORDER = """
@@ -60,13 +58,13 @@ def program_of(words):
     if words[1:3] == ["-m", "hf_deberta_ext"]:
         return "deberta-ext", words[3:]
     for place, word in enumerate(words):
-        if word.endswith(".py") and Path(word).parent.name == "examples":
+        if word.endswith(".py") and Path(word).parent.name in ("examples", "benchmarks"):
             return Path(word).stem, words[place + 1 :]
     return None
 
 
 @pytest.mark.skipif(bash is None, reason="a shell reads the commands")
-@pytest.mark.parametrize("document", [*DOCUMENTS, *SCRIPTS])
+@pytest.mark.parametrize("document", [*PAGES, *DOCUMENTS, *SCRIPTS])
 def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
     documented = [program_of(words) for words in commands(document, tmp_path)]
     documented = [command for command in documented if command and "..." not in command[1] and "--help" not in command[1]]
@@ -91,7 +89,7 @@ def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, 
     assert len(documented) >= least.get(document, 0)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*PAGES, *DOCUMENTS])
 def test_code_of_the_documentation_imports_what_there_is(document):
     for code in re.findall(r"^```python\n(.*?)^```", text_of(document), re.MULTILINE | re.DOTALL):
         for node in ast.walk(ast.parse(code)):

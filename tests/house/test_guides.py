@@ -11,14 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import PAGES, ROOT
+from scripts import DOCUMENTS, PAGES, ROOT
 
-LINKED = [
-    *PAGES,
-    *(f"{folder}/README.md" for folder in ("examples", "model_cards", "tests")),
-    "CONTRIBUTING.md",
-    "examples/evidence.md",
-]
 API = "examples/guides/api.md"
 LONGEST = {page: 150 if page in ("README.md", API) else 120 for page in PAGES}
 # "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; the markers of README's two commands enclose theirs.
@@ -134,7 +128,7 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("page", LINKED)
+@pytest.mark.parametrize("page", [*PAGES, *DOCUMENTS])
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):

@@ -23,7 +23,7 @@ MODEL = {file.stem: file for file in sorted((PACKAGE / "model").glob("*.py")) if
 FILES = ["configuration_deberta_ext", "attention_deberta_ext", "modeling_deberta_ext", "replaced_tokens_deberta_ext"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Without the copies of the model's code beside shipped weights.
-EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "models").glob("*.py"))]
+EXAMPLES = sorted(file for folder in ("", "benchmarks", "models") for file in (ROOT / "examples" / folder).glob("*.py"))
 
 # transformers itself requires all of these.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}

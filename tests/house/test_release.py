@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `.ci/release` refuses before it builds anything, and the install line of the guide."""
+"""What `.ci/release` refuses before it builds anything, the metadata, and the install line of the guide."""
 
+import configparser
 import os
 import re
 import shutil
@@ -11,12 +12,16 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import yaml
 from scripts import ROOT
 
 import hf_deberta_ext
 
 RELEASED = f"## [{hf_deberta_ext.__version__}] - 2026-01-31"
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n{unreleased}\n{released}\n\n### Added\n\n- All.\n"
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+SOURCE = dict(line.split(" = ") for line in SETUP["metadata"]["project_urls"].split("\n") if line)["Source"]
 INSTALL = (ROOT / "examples" / "guides" / "install.md").read_text(encoding="utf-8")
 needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="a clone, and git")
 
@@ -37,6 +42,8 @@ def commit_all(folder):
     ("given", "refusal"),
     [
         ({}, None),
+        ({"origin": f"{SOURCE}.git"}, None),
+        ({"origin": "https://example.org/me/fork"}, "origin is https://example.org/me/fork"),
         ({"released": "## [9.9.9] - 2026-01-31"}, "got '## [9.9.9] - 2026-01-31'"),
         ({"released": RELEASED.partition(" - ")[0]}, "YYYY-MM-DD"),
         ({"released": ""}, "got ''"),
@@ -47,8 +54,8 @@ def commit_all(folder):
     ids=lambda value: None if isinstance(value, str) else "-".join(value or ["ready"]),
 )
 def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, refusal, tmp_path):
-    for name in (".ci/release", "hf_deberta_ext/_version.py"):
-        (tmp_path / name).parent.mkdir()
+    for name in (".ci/release", "hf_deberta_ext/_version.py", "setup.cfg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     text = CHANGELOG.format(unreleased=given.get("unreleased", ""), released=given.get("released", RELEASED))
     (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
@@ -56,10 +63,39 @@ def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, ref
     commit_all(tmp_path)
     if "tag" in given:
         git(tmp_path, "tag", given["tag"])
+    if "origin" in given:
+        git(tmp_path, "remote", "add", "origin", given["origin"])
     if "changed" in given:
         (tmp_path / given["changed"]).write_text("")
     done = subprocess.run(["bash", ".ci/release", "--check"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == (refusal is not None) and (refusal or "") in done.stderr, done.stderr
+
+
+def test_the_version_and_the_address_are_the_same_everywhere():
+    changelog, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md"))
+    released = re.search(r"^## \[(\d.*)\] - (.*)$", changelog, re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert released.groups() == (hf_deberta_ext.__version__, str(citation["date-released"]))
+    assert citation["version"] == hf_deberta_ext.__version__
+    assert {citation["repository-code"], *re.findall(r"https://github.com/hf-[\w-]+/\w+", readme)} == {SOURCE}
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed():
+    assert (ROOT / "hf_deberta_ext" / SETUP["options.package_data"]["hf_deberta_ext"]).name == "py.typed"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda file: file.name)
+def test_workflows_and_issue_forms_are_whole(file):
+    """GitHub reads them; here that they are YAML with what it demands, and that the commands are there."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if file.parent.name == "workflows":
+        # YAML reads the key `on` as True.
+        assert content["name"] == file.stem and content[True] and content["permissions"] == {"contents": "read"}
+        commands = [step.get("run", "") for job in content["jobs"].values() for step in job["steps"]]
+        assert all((ROOT / path).is_file() for path in re.findall(r"\.ci/\w+", " ".join(commands)))
+    elif file.name != "config.yml":
+        assert content["name"] and content["description"]
+        assert all(field["attributes"]["label"] and field["id"] for field in content["body"])
 
 
 @pytest.mark.parametrize("address", [None, "https://example.org/me/repo/blob/v1"])
@@ -99,7 +135,7 @@ def served(tmp_path):
 def test_the_package_is_installed_from_a_repository_and_from_a_clone(place, request, tmp_path):
     """With the guide's line, this clone being the address; dependencies are there."""
     pytest.importorskip("setuptools", minversion="77")
-    line = re.search(r'^pip install "(hf_deberta_ext @ git\+)ADDRESS"$', INSTALL, re.MULTILINE)
+    line = re.search(rf'^pip install "(hf_deberta_ext @ git\+){SOURCE}"$', INSTALL, re.MULTILINE)
     address = f"{line[1]}{request.getfixturevalue('served')}" if place == "address" else str(ROOT)
     copy = tmp_path / "site"
     options = ["--no-deps", "--no-build-isolation", "--target", str(copy)]

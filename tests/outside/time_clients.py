@@ -20,7 +20,7 @@ import torch
 import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "examples" / "benchmarks")]
 
 from client_journeys import SIZES, make_models, replaced  # noqa: E402
 from measuring import take_turns  # noqa: E402

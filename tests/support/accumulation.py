@@ -5,8 +5,6 @@ import pytest
 import transformers
 from packaging.version import Version
 
-__all__ = ["exact_accumulation"]
-
 exact_accumulation = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.6"),
     reason="Trainer of transformers 5.4 and 5.5 divides by the accumulation steps twice, for every model",

@@ -10,8 +10,6 @@ from backends import NAMES, NATIVE
 from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs
 from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
-__all__ = ["BACKENDS", "B", "H", "by_hand", "call", "gradients_of", "make_inputs", "saved_and_loaded", "whole"]
-
 # The backends that are compared with eager.
 BACKENDS = [*(name for name in NAMES if name != "eager"), NATIVE]
 B, H = 2, 2

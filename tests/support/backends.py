@@ -8,8 +8,6 @@ from hf_deberta_ext import ATTENTION_BACKENDS
 from hf_deberta_ext.model.attention_deberta_ext import backend_unavailable, choose_backend
 from hf_deberta_ext.native import kernel_status
 
-__all__ = ["AUTO", "NAMES", "NATIVE"]
-
 CALL = torch.device("cpu"), torch.float32, 64
 SERVING = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, *CALL) is None]
 # Backends that run forward and backward on this machine's CPU; with TRITON_INTERPRET=1 "triton" is one of them.

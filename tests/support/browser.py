@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["chromium", "requested_hosts"]
-
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",

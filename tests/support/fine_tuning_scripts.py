@@ -10,8 +10,6 @@ from tiny_constants import TINY
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-__all__ = ["TRAIN_AND_EVALUATE", "read_json", "run", "save_model"]
-
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
 

@@ -18,8 +18,6 @@ from toy_task import equal
 
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments, ModelArguments
 
-__all__ = ["FINE_TUNING", "PRETRAINING", "FlagRuns", "groups_of", "script_of"]
-
 WORDS = "cold hot red blue old new Ann Bob boat car".split()
 # The last batch of 4 is a smaller one.
 ROWS = 11

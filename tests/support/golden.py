@@ -4,8 +4,8 @@
     python tests/support/golden.py record FOLDER [--root REPOSITORY]
     python tests/support/golden.py compare FOLDER [--root REPOSITORY]
 
-`record` writes JSON files into FOLDER: texts of --help, files of saved models, outputs and gradients of small models, files
-of small runs, and the answers to wrong inputs. `compare` records anew and prints each difference; its exit status is 1 if
+`record` writes JSON files into FOLDER: texts of --help, outputs and gradients of small models, and files of small runs.
+`compare` records anew and prints each difference; its exit status is 1 if
 there is one. --root is the repository to look at, by default that of this file. Command lines are in golden_commands.txt.
 Names of modules are never used, so that files may move. All runs are in one process, as imports take longer: two minutes.
 """
@@ -20,7 +20,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,13 +32,11 @@ ENVIRONMENT = dict(
     OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false", COLUMNS="100",
     NO_COLOR="1", PYTHONWARNINGS="ignore", HF_HOME="hub_cache", MPLCONFIGDIR="matplotlib",
 )  # fmt: skip
-SECTIONS = ("help", "saved", "outputs", "runs", "errors")
+SECTIONS = ("help", "outputs", "runs")
 # Names of measurements that differ from run to run.
 VOLATILE = re.compile(r"runtime|per_second|seconds|duration|speed|timing|milliseconds|memory|bytes_over|fingerprint|time")
 TEXT_FILES = (".md", ".tsv", ".txt", ".jsonl")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-# Of an error message: "run_glue.py: error: ", "deberta-ext info: ", "ValueError: ".
-PREFIX = re.compile(r"\n([\w.-]+(?: \w+)?: (?:error: )?)")
 # Texts that differ from run to run -> their replacement. Speeds and durations stand in tables and sentences of cards.
 VARIABLE = {
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?": "DATE",
@@ -56,21 +53,11 @@ VARIABLE = {
 
 
 def record_help(root: Path) -> dict:
-    """--help of every script and every command, 100 columns wide, and the parameters of public names."""
+    """--help of every script and every command, 100 columns wide."""
     texts = {script.stem: call(root, [script.stem, "--help"])["stdout"] for script in sorted(root.glob("examples/*.py"))}
     texts["deberta-ext"] = listing = call(root, ["deberta-ext", "--help"])["stdout"]
     names = re.findall(r"^    (\w+) ", "\n".join(listing), re.MULTILINE)
-    texts |= {f"deberta-ext {name}": call(root, ["deberta-ext", name, "--help"])["stdout"] for name in names}
-    return texts | {"public names": material.public_parameters()}
-
-
-def record_saved(root: Path) -> dict:
-    """Files of each saved head, names of the code files, and the committed cards."""
-    for name, model in material.saved_models():
-        model.save_pretrained(Path("saved", name))
-    cards = {file.name: file.read_text(encoding="utf-8").splitlines() for file in sorted(root.glob("model_cards/*.md"))}
-    facts = {name: files_of(Path("saved", name)) for name in sorted(os.listdir("saved"))}
-    return facts | {"code files": code_files(Path("saved", "base")), "model_cards": cards}
+    return texts | {f"deberta-ext {name}": call(root, ["deberta-ext", name, "--help"])["stdout"] for name in names}
 
 
 def record_outputs(root: Path) -> dict:
@@ -82,26 +69,13 @@ def record_runs(root: Path) -> dict:
     """Status, last output and files of each run. What training scripts and benchmarks print is mostly about time."""
     material.write_files()
     facts = {}
-    for line, command in material.commands()["runs"].items():
+    for line, command in material.commands().items():
         name, _, command = command.partition(": ")
         if name.startswith("card_"):
             material.write_for_card(name)
         facts[line] = call(root, shlex.split(command)) | dict(files=files_of(Path(name)))
         if command.startswith(("run_", "quickstart", "bench", "export_onnx")):
             del facts[line]["stdout"]
-    return facts
-
-
-def record_errors(root: Path) -> dict:
-    """Exit status and error line of each wrong input. The material of `record_runs` must be there."""
-    material.write_damaged_folders()
-    facts = {}
-    for line, command in material.commands()["errors"].items():
-        outcome = call(root, shlex.split(command))
-        facts[line] = outcome | dict(leaves_folder=Path("refused").exists())
-        if not command.startswith(("deberta-ext push", "deberta-ext card", "deberta-ext info")):
-            del facts[line]["stdout"]
-        shutil.rmtree("refused", ignore_errors=True)
     return facts
 
 
@@ -116,9 +90,7 @@ def call(root: Path, words: list[str]) -> dict:
     print("golden:", shlex.join(words), file=sys.stderr, flush=True)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            if program == "python":
-                exec(arguments[1], material.names_for_code())
-            elif program == "deberta-ext":
+            if program == "deberta-ext":
                 runpy.run_module("hf_deberta_ext", run_name="__main__", alter_sys=True)
             else:
                 sys.path.insert(0, str(script.parent))
@@ -133,30 +105,15 @@ def call(root: Path, words: list[str]) -> dict:
         finally:
             sys.argv, sys.path[:] = before
     print(stderr.getvalue()[-3000:] if status else "", file=sys.stderr, flush=True)
-    # The last message, of the program or of an exception, to the end.
-    prefix, message = ["", *PREFIX.split("\n" + normalised(stderr.getvalue(), root))][-2:]
     # The dry run of a push lists each code file.
     printed = [line.rstrip() for line in normalised(stdout.getvalue(), root).splitlines() if not line.endswith(".py")]
-    error = dict(prefix=prefix, error=message.rstrip().splitlines()) if status != 0 else {}
-    return dict(status=status, stdout=printed) | error
+    return dict(status=status, stdout=printed)
 
 
 def files_of(folder: Path) -> dict:
-    """Contents of the files below a folder that are text, JSON or weights; the names alone of all others.
-
-    Folders with the same code as the first saved model say only that: a renamed code file is one difference, not a hundred.
-    """
+    """Contents of the files below a folder that are text, JSON or weights; only the names of all others."""
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    facts = {path: content_of(folder / path) for path in paths if not path.endswith(".py")}
-    for parent in sorted({(folder / path).parent for path in paths if path.endswith(".py")}):
-        names = code_files(parent)
-        is_whole = names == code_files(Path("saved", "base"))
-        facts[f"{parent.relative_to(folder).as_posix()}/*.py"] = "code of the package" if is_whole else names
-    return facts
-
-
-def code_files(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("*.py"))
+    return {path: content_of(folder / path) for path in paths}
 
 
 def content_of(file: Path):

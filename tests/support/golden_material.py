@@ -1,32 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Material of golden.py, by public names of the package alone: command lines, small models, data files, damaged folders."""
+"""Material of golden.py, only by public names of the package: command lines, small models, data files."""
 
-import inspect
 import itertools
 import json
 import random
 import re
-import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, replace_attention
-
-__all__ = [
-    "commands",
-    "names_for_code",
-    "outputs_and_gradients",
-    "public_parameters",
-    "saved_models",
-    "tiny_config",
-    "write_damaged_folders",
-    "write_files",
-    "write_for_card",
-]
 
 SIZES = dict(
     vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
@@ -84,17 +69,6 @@ def with_random_parameters(model):
     return model
 
 
-def saved_models():
-    """Name and model of each head, and the base model of the older families."""
-    for head in HEADS:
-        if "," not in head:
-            yield head, small_model(head, "v3")
-    for family in ("v1", "v2"):
-        yield f"base of {family}", small_model("base", family)
-    for name in VARIANTS:
-        yield name, small_model("base", "v3", **VARIANTS[name])
-
-
 def batch_of(head: str) -> dict[str, torch.Tensor]:
     """Inputs and labels of two rows of 14 tokens, five of them padding."""
     generator = torch.Generator().manual_seed(7)
@@ -149,44 +123,15 @@ def summary(tensor: torch.Tensor) -> dict:
     return dict(shape=[*tensor.shape], norm_and_values=[float(f"{value.item():.7g}") for value in values])
 
 
-def public_parameters() -> dict:
-    """Parameters of each public function and of the public methods of each public class."""
-
-    def parameters(value) -> list[str] | str:
-        try:
-            return [*inspect.signature(value).parameters]
-        except (TypeError, ValueError):
-            return type(value).__name__
-
-    facts = {name: parameters(getattr(hf_deberta_ext, name)) for name in hf_deberta_ext.__all__}
-    for name in hf_deberta_ext.__all__:
-        value = getattr(hf_deberta_ext, name)
-        for method, function in inspect.getmembers(value, callable) if inspect.isclass(value) else ():
-            if method[0] != "_" and str(getattr(function, "__module__", "")).startswith("hf_deberta_ext"):
-                facts[f"{name}.{method}"] = parameters(function)
-    return facts
-
-
-def names_for_code() -> dict:
-    """Names that a line of Python may use."""
-    names = {name: getattr(hf_deberta_ext, name) for name in hf_deberta_ext.__all__}
-    return names | dict(torch=torch, tiny_config=tiny_config, AutoModelForMaskedLM=AutoModelForMaskedLM)
-
-
-def commands() -> dict[str, dict[str, str]]:
-    """Lines of each section of golden_commands.txt, and the same with the flags that $NAME stands for."""
-    text = re.sub(r"^#.*\n", "", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    sections = re.split(r"^\[(\w+)\]\n", re.sub(r"\n +", " ", text), flags=re.MULTILINE)[1:]
-    lines = {name: body.split("\n") for name, body in zip(sections[::2], sections[1::2], strict=True)}
-    lines = {name: [line for line in body if line.strip()] for name, body in lines.items()}
-    flags = dict(line.split(" = ", 1) for line in lines.pop("flags"))
-
-    def expanded(line: str) -> str:
-        for name in reversed(flags):
-            line = line.replace(f"${name}", flags[name])
-        return line
-
-    return {name: {line: expanded(line) for line in body} for name, body in lines.items()}
+def commands() -> dict[str, str]:
+    """Lines of golden_commands.txt, and the same with the flags that $NAME stands for."""
+    text = re.sub(r"\n +", " ", re.sub(r"^#.*\n", "", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    flags, runs = ([line for line in part.splitlines() if line] for part in text.split("\n[runs]\n"))
+    flags = dict(line.split(" = ", 1) for line in flags)
+    expanded = {line: line for line in runs}
+    for name in reversed(flags):
+        expanded = {line: command.replace(f"${name}", flags[name]) for line, command in expanded.items()}
+    return expanded
 
 
 def write_files():
@@ -215,11 +160,8 @@ def write_files():
         ]
         write_rows(f"{level}.jsonl", [row | dict(example_id=f"{level}{n}.txt") for n, row in enumerate(rows)])
     words, tags = ["Ada", "Lovelace", "left", "Paris"], ["B-PER", "I-PER", "O", "B-LOC"]
-    Path("ner.conll").write_text(
-        "\n".join(f"{word} {tag}\n" * 1 for word, tag in zip(words, tags, strict=True)).replace("\n\n", "\n")
-        + "\n"
-        + "Paris B-LOC\n"
-    )
+    tagged = [f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)]
+    Path("ner.conll").write_text("".join([*tagged, "\n", tagged[-1]]), encoding="utf-8")
     write_rows("ner.jsonl", [dict(tokens=words, ner_tags=tags), dict(tokens=words[2:], ner_tags=tags[2:])])
     boolq = [dict(question=f"is it {nouns[n % 3]}", passage="It is a cat.", idx=n, label=n % 3 == 0) for n in range(8)]
     write_rows("boolq.jsonl", boolq)
@@ -229,7 +171,6 @@ def write_files():
     write_rows("multirc.jsonl", [row | dict(label=n % 2) for n, row in enumerate(multirc)])
     copa = dict(premise="It is cold.", choice1="A cat.", choice2="A dog.", question="effect")
     write_rows("copa.jsonl", [copa | dict(label=n % 2, idx=n) for n in range(4)])
-    write_wrong_files(reviews, boolq)
 
 
 def questions(draw: random.Random, nouns: list[str], every: int):
@@ -243,22 +184,6 @@ def questions(draw: random.Random, nouns: list[str], every: int):
         yield dict(id=f"id{number}", title="made", context=context, question="Who owns it?", answers=answers)
 
 
-def write_wrong_files(reviews: list[dict], boolq: list[dict]):
-    texts = {
-        "blank.txt": "\n \n", "text.doc": "x", "empty.csv": "", "header.csv": "sentence,label\n", "bad.yaml": "a: [",
-        "ragged.csv": "sentence,label\nx,1\ny\n", "ragged.tsv": "sentence\tlabel\nx\t1\ty\n", "odd.csv.gz": "no gzip",
-        "broken.jsonl": '{"a": 1}\n{"a": \n', "odd.parquet": "no parquet", "other.conll": "Ada B-PER\n\nNATO B-ORG\n",
-        "kinds.jsonl": '{"sentence": 1}\n{"sentence": null}\n{"sentence": "x"}\n',
-        "twice.csv": "label,label\n1,2\n",
-    }  # fmt: skip
-    for name, text in texts.items():
-        Path(name).write_text(text, encoding="utf-8")
-    Path("latin.csv").write_bytes(b"sentence,label\ncaf\xe9,1\n")
-    write_rows("label3.jsonl", [*reviews[:3], dict(sentence="x", label=3)])
-    write_rows("boolq3.jsonl", [boolq[0] | dict(label=3)])
-    Path("answer_e.jsonl").write_text(Path("high.jsonl").read_text().replace('"answer": "B"', '"answer": "E"'))
-
-
 def write_rows(name: str, rows: list[dict]):
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -269,27 +194,3 @@ def write_for_card(name: str):
     AutoTokenizer.from_pretrained("mlm").save_pretrained(name)
     if name == "card_written":
         Path(name, "README.md").write_text("---\nlicense: MIT\n---\n\n# Mine\n\nText.\n\n## Empty\n", encoding="utf-8")
-
-
-def write_damaged_folders():
-    """Folders that cannot be loaded, and one with a token of the Hub in it."""
-    for name in ("torn", "nan", "wrong_field", "untokenized", "cut"):
-        shutil.copytree("mlm_further", name)
-    Path("cut", "config.json").write_text('{"model_type": ', encoding="utf-8")
-    weights = Path("torn", "model.safetensors")
-    weights.write_bytes(weights.read_bytes()[:5000])
-    tensors = load_file("nan/model.safetensors")
-    next(iter(tensors.values())).fill_(float("nan"))
-    save_file(tensors, "nan/model.safetensors", metadata={"format": "pt"})
-    config = json.loads(Path("wrong_field", "config.json").read_text(encoding="utf-8"))
-    Path("wrong_field", "config.json").write_text(json.dumps(config | dict(position_buckets="many")), encoding="utf-8")
-    for file in [*Path("untokenized").glob("token*"), Path("untokenized", "README.md")]:
-        file.unlink()
-    shutil.copytree("glue_sst2", "secret")
-    token = "hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA3b"
-    Path("secret", "README.md").write_text(
-        Path("secret", "README.md").read_text(encoding="utf-8") + f"\nMy token: {token}\n"
-    )
-    BertModel(
-        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    ).save_pretrained("bert")

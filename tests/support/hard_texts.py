@@ -14,8 +14,6 @@ import tarfile
 import unicodedata
 import unittest.case
 
-__all__ = ["NASTY", "SENTENCES", "plain_lines"]
-
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and nobody minds.",
     "Dès Noël, où un zéphyr haï me vêt de glaçons würmiens, je dîne d'exquis rôtis de bœuf.",

@@ -11,8 +11,6 @@ from without_package import run_without_package
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 
-__all__ = ["OLD", "TOKENIZER", "assert_code_in", "job", "make_tokenizer", "make_trainer", "read_back", "rows", "upload"]
-
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 

@@ -6,8 +6,6 @@ from transformers import default_data_collator
 
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 
-__all__ = ["EPSILON", "GREEDY", "LAMBDA", "build", "rows"]
-
 LAMBDA = 5.0
 # So cold that the most likely token is drawn, whatever the random numbers.
 GREEDY = 1e-6

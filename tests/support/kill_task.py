@@ -7,8 +7,6 @@ from pathlib import Path
 
 from datatrove.pipeline.base import PipelineStep
 
-__all__ = ["WaitsForItsNode"]
-
 
 class WaitsForItsNode(PipelineStep):
     """Pass documents on; the first task waits for the end of its Ray node, whose process id it writes to `file`."""

@@ -6,8 +6,6 @@ import json
 import torch
 from safetensors.torch import save_file
 
-__all__ = ["CONFIGS", "POSITIONS", "SIZES", "WORDS", "microsoft", "official_pair", "trainer_folder", "write"]
-
 WORDS, POSITIONS = "deberta.embeddings.word_embeddings", "deberta.embeddings.position_embeddings"
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,

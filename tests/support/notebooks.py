@@ -14,8 +14,6 @@ from pathlib import Path
 
 from scripts import ROOT
 
-__all__ = ["NOTEBOOKS", "execute"]
-
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 

@@ -6,8 +6,6 @@ from transformers import default_data_collator
 
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
-__all__ = ["WEIGHTS", "build", "rows"]
-
 WEIGHTS = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from scripts import command_line, module_of
 
-__all__ = ["make_prepared", "other_shards", "write_shard"]
-
 
 def make_prepared(text: Path, folder: Path):
     flags = dict(max_length=32, validation_documents=10, train_tokenizer="byte-level-bpe", vocab_size=300, part_bytes=4000)

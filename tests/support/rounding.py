@@ -6,8 +6,6 @@ BLAS chooses its kernel by instruction set, number of threads and address of the
 
 import torch
 
-__all__ = ["assert_equal_outputs", "equal_outputs"]
-
 # Units in the last place of the largest value. Measured in float32 with another order of summation in each linear layer: 26
 # for states and logits, 200 for attention probabilities, which have the rounding of large scores; 0 in bfloat16.
 UNITS = {torch.float64: 512, torch.float32: 512, torch.bfloat16: 4, torch.float16: 4}

@@ -3,7 +3,5 @@
 
 from collections import defaultdict
 
-__all__ = ["WORST"]
-
 # Name of a comparison: [how often, worst relative error].
 WORST = defaultdict(lambda: [0, 0.0])

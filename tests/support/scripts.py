@@ -12,12 +12,13 @@ from types import ModuleType
 
 from transformers import HfArgumentParser
 
-__all__ = ["EXAMPLES", "PAGES", "ROOT", "command_line", "flags_of", "module_of", "start"]
-
 ROOT = Path(__file__).resolve().parents[2]
 # Programs; docstring_corpus.py is a module of theirs.
-EXAMPLES = {file.stem: file for file in sorted((ROOT / "examples").glob("*.py")) if "__main__" in file.read_text("utf-8")}
+FILES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "benchmarks").glob("*.py"))]
+EXAMPLES = {file.stem: file for file in FILES if "__main__" in file.read_text("utf-8")}
 # README and guides.
+DOCUMENTS = ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/evidence.md"]
+DOCUMENTS += [f"{folder}/README.md" for folder in ("examples", "model_cards", "tests")]
 PAGES = ["README.md", *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "examples" / "guides").glob("*.md"))]
 
 

@@ -4,8 +4,6 @@
 import zlib
 from collections import Counter
 
-__all__ = ["share"]
-
 
 def share(items: list, part: int, parts: int) -> list:
     """Those of `items` in share `part`, from 1 on, of `parts`.

@@ -9,8 +9,6 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 
-__all__ = ["SIZES", "Rows", "build", "train"]
-
 SIZES = dict(
     vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
     max_position_embeddings=32, position_buckets=8, hidden_dropout_prob=0.2,

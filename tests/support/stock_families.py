@@ -3,8 +3,6 @@
 
 from transformers import AutoModel
 
-__all__ = ["FAMILIES", "stock_model"]
-
 FAMILIES = {
     "v1": ("v1", {}),
     "v1, c2p alone": ("v1", dict(pos_att_type=["c2p"])),

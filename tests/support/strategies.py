@@ -2,7 +2,7 @@
 """Strategies of the fuzzers: configurations, batches and models, as plain values that a falsifying example prints.
 
 How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (with --run-slow `TOTAL`, the sum of
-`CASES`, else about 200) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
+`CASES`, else about 50) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
 give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
 """
 
@@ -17,24 +17,10 @@ from tiny_constants import SHARING, random_weights
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.heads import HEADS as TABLE
 
-__all__ = [
-    "CASES",
-    "HEADS",
-    "TOTAL",
-    "batches",
-    "build",
-    "cases",
-    "configurations",
-    "joint_fields",
-    "labels_for",
-    "make_batch",
-]
-
 # How many examples each test draws.
 CASES = {
-    "backends": 200, "joint": 60, "round trip": 100, "alone": 150, "streams": 150, "half": 60, "extreme": 150,
-    "deberta-v2": 80, "wrong field": 400, "wrong inputs": 100, "damaged files": 120, "damaged config": 60,
-    "damaged keys": 60, "damaged data": 5000,
+    "backends": 200, "joint": 60, "round trip": 100, "alone": 150, "streams": 150, "extreme": 150,
+    "wrong field": 400, "wrong inputs": 100,
 }  # fmt: skip
 TOTAL = sum(CASES.values())
 ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)

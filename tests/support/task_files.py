@@ -8,8 +8,6 @@ import os
 import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
 
-__all__ = ["DATA", "TINY_BERT", "needs_data", "small_config", "write_lines"]
-
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
 TINY_BERT = dict(

@@ -3,8 +3,6 @@
 
 import torch
 
-__all__ = ["SHARING", "SPECIAL", "TINY", "random_weights"]
-
 TINY = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,

@@ -4,8 +4,6 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Watch"]
-
 
 class Watch(TorchDispatchMode):
     """Record of every tensor that operations give: (operation, dtype, shape, elements of the storage)."""

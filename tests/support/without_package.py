@@ -17,8 +17,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["answers", "run_without_package", "state"]
-
 BLOCKED = ("hf_deberta_ext", "triton")
 
 

@@ -30,7 +30,7 @@ from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 # No public names: the table of launches is what the stage tuning measures.
 attention_triton = importlib.import_module("hf_deberta_ext.kernels.attention_triton")
 triton_launches = importlib.import_module("hf_deberta_ext.kernels.triton_launches")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = [benchmark.FLASH, benchmark.FLASH_DEBERTA]
 # Words of a text at the deciles of SST-2 and MNLI (validation) and of SQuAD 1.1 (question and context).
 WORDS = {
@@ -74,11 +74,11 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes()
-DRY = Sizes(
-    product=64, tokens=16, lengths=(16,), heads=2, buckets=4, max_distance=8, repeats=1, texts=300, vocabulary=300, rows=2,
-    length=32, steps=2, logging_steps=1, model="--preset v3-xsmall --layers 1 --vocab_size 100 --repeats 1",
-    overrides=dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=32),
-)  # fmt: skip
+DRY_ATTENTION = dict(product=64, tokens=16, lengths=(16,), heads=2, buckets=4, max_distance=8, repeats=1)
+DRY_TRAINING = dict(texts=300, vocabulary=300, rows=2, length=32, steps=2, logging_steps=1)
+DRY_MODEL = "--preset v3-xsmall --layers 1 --vocab_size 100 --repeats 1"
+SMALL = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=32)
+DRY = Sizes(**DRY_ATTENTION, **DRY_TRAINING, model=DRY_MODEL, overrides=SMALL)
 
 
 def sizes_of(args: argparse.Namespace) -> Sizes:
@@ -126,10 +126,10 @@ def cases_of_times(args: argparse.Namespace) -> list[str]:
         # Triton's interpreter takes a minute for a table of this size; the stages correctness and tuning try the kernels.
         tiny = "--shapes 1x16 --dtype float32 --backends auto"
         return [f"--parts attention {tiny}", f"--parts model {tiny}", f"--parts model {tiny} --modes inference --compile"]
-    every = [
-        f"--parts {part} --shapes {FULL.tokens // N}x{N} --dtype {dtype} --backends auto eager sdpa blocked"
-        for dtype in ("bfloat16", "float16") for part in ("attention", "model") for N in FULL.lengths
-    ]  # fmt: skip
+    every = []
+    for dtype, part, N in itertools.product(("bfloat16", "float16"), ("attention", "model"), FULL.lengths):
+        shape = f"{FULL.tokens // N}x{N}"
+        every.append(f"--parts {part} --shapes {shape} --dtype {dtype} --backends auto eager sdpa blocked")
     # Compiling five sides takes minutes.
     return [*every, "--parts model --layers 2 --shapes 32x512 --dtype bfloat16 --backends auto --compile"]
 
@@ -225,11 +225,9 @@ def train(case: str, args: argparse.Namespace) -> list[dict]:
     file, tokenizer = training_texts(args)
     sizes = sizes_of(args)
     with tempfile.TemporaryDirectory() as folder:
-        shared = dict(
-            output_dir=folder, max_steps=sizes.steps, per_device_train_batch_size=sizes.rows, learning_rate=5e-4,
-            warmup_steps=0.1, logging_steps=sizes.logging_steps, save_strategy="no", report_to="none", disable_tqdm=True,
-            seed=0, bf16=not args.dry_run, use_cpu=args.dry_run,
-        )  # fmt: skip
+        shared = dict(output_dir=folder, save_strategy="no", report_to="none", disable_tqdm=True, seed=0, warmup_steps=0.1)
+        shared |= dict(max_steps=sizes.steps, per_device_train_batch_size=sizes.rows, logging_steps=sizes.logging_steps)
+        shared |= dict(learning_rate=5e-4, bf16=not args.dry_run, use_cpu=args.dry_run)
         if case in SCRIPTS:
             # Neither EMD nor shared embeddings, which transformers has not.
             overrides = dict(emd_layers=1, emd_input="hidden", **sizes.overrides)
@@ -256,11 +254,11 @@ def train_stock(shared: dict, file: Path, tokenizer_folder: Path, sizes: Sizes) 
     config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes.overrides)
     transformers.set_seed(0)
     corpus = load_corpus(str(file), documents="line")
-    trainer = transformers.Trainer(
-        transformers.DebertaV2ForMaskedLM(to_deberta_v2_config(config)), transformers.TrainingArguments(**shared),
-        train_dataset=pack(corpus, tokenizer, mode="full_sentences", max_length=sizes.length)[0],
-        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
-    )  # fmt: skip
+    model = transformers.DebertaV2ForMaskedLM(to_deberta_v2_config(config))
+    rows, _ = pack(corpus, tokenizer, mode="full_sentences", max_length=sizes.length)
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    arguments = transformers.TrainingArguments(**shared)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collator)
     trainer.train()
     return trainer.state.log_history
 

@@ -129,6 +129,15 @@ def take_turns(
     return times
 
 
+def onnx_session(file: Path):
+    """Open an ONNX file with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
 def spread(values) -> list[float]:
     """Median, 10th and 90th percentile."""
     return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
@@ -237,19 +246,16 @@ def stock_model(model: nn.Module, stock_class: type[nn.Module]) -> nn.Module:
 
 def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module:
     """A "Bert" or "ModernBert" with SDPA of the width, depth and dropout of a DeBERTa, for up to `longest` tokens."""
-    sizes = dict(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads, intermediate_size=config.intermediate_size,
-        max_position_embeddings=longest, pad_token_id=0, attn_implementation="sdpa",
-    )  # fmt: skip
+    fields = "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size".split()
+    if name == "Bert":
+        fields += ["hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"]
+    sizes = {field: getattr(config, field) for field in fields}
+    sizes |= dict(max_position_embeddings=longest, pad_token_id=0, attn_implementation="sdpa")
     if name == "ModernBert":
         sizes |= dict(cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
         sizes |= dict(attention_dropout=config.attention_probs_dropout_prob, mlp_dropout=config.hidden_dropout_prob)
         # Its feed-forward network has a gate: two thirds of the width for as many parameters.
         sizes["intermediate_size"] = config.intermediate_size * 2 // 3
-    else:
-        names = ("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob")
-        sizes |= {name: getattr(config, name) for name in names}
     config = getattr(transformers, f"{name}Config")(**sizes)
     if name + head == "BertModel":
         return transformers.BertModel(config, add_pooling_layer=False)

@@ -2,9 +2,9 @@
 """Time and memory of ways to serve one classifier on a CPU: this package, transformers, ONNX Runtime and OpenVINO.
 
     # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then texts of a file sorted by length
-    python examples/benchmark_serving.py --threads 2 --lengths_from texts.txt
+    python examples/benchmarks/benchmark_serving.py --threads 2 --lengths_from texts.txt
     # does it run here? half a minute
-    python examples/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
+    python examples/benchmarks/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
 Weights and tokens are random. Stock DeBERTa and all sides of this package have the same weights, so that the largest
@@ -101,12 +101,10 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
         else:
             ids = torch.randint(5, args.vocab_size, (2, 20))
             axes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
+            names = dict(input_names=[*axes], output_names=["logits"], dynamic_axes=axes)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    stock(args), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18,
-                    input_names=[*axes], output_names=["logits"], dynamic_axes=axes,
-                )  # fmt: skip
+                torch.onnx.export(stock(args), (ids, torch.ones_like(ids)), file, dynamo=False, opset_version=18, **names)
     if int8 and not small.exists():
         quantise_onnx(file, small)
     if int8:
@@ -120,12 +118,7 @@ def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.
 
 
 def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    file = onnx_file(args, folder, source=source, int8=int8)
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = measuring.onnx_session(onnx_file(args, folder, source=source, int8=int8))
     names = {value.name for value in session.get_inputs()}
     return answer_of_arrays(names, lambda arrays: session.run(["logits"], arrays)[0])
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print registers, spills, shared memory and occupancy of the compiled Triton kernels, without a GPU.
 
-    python examples/gpu_kernel_report.py --output_dir study
-    python examples/gpu_kernel_report.py --output_dir study --capabilities 90 --head_sizes 64 --dtypes bfloat16   # a minute
+    python examples/benchmarks/gpu_kernel_report.py --output_dir study
+    python examples/benchmarks/gpu_kernel_report.py --output_dir study --capabilities 90 --dtypes bfloat16   # a minute
 
 Calls the operators on CPU tensors with a driver that compiles for the given compute capability and launches nothing, so that
 the kernels are those of real calls. Writes kernels.csv, a row for each kernel.

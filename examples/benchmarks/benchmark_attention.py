@@ -6,9 +6,9 @@ in brackets the 10th and the 90th percentile of the ratios. Weights and tokens a
 torch's allocator handed out during one call, beyond what was there before.
 
     # 2 CPU cores, five and a half minutes; examples/guides/measured.md has what it printed
-    python examples/benchmark_attention.py --backends auto eager --shapes 8x128 2x512 1x1024 1x2048 --repeats 5 --threads 2
+    python examples/benchmarks/benchmark_attention.py --backends auto eager --shapes 8x128 2x512 1x1024 1x2048 --repeats 5
     # does it run here? half a minute
-    python examples/benchmark_attention.py --preset v3-xsmall --layers 1 --shapes 1x64 --repeats 2
+    python examples/benchmarks/benchmark_attention.py --preset v3-xsmall --layers 1 --shapes 1x64 --repeats 2
 
 `attention`: one call for keys, queries and values that are there already; the floor is SDPA without positions. `model`: the
 encoder without a head, no padding and no mask. `padded`: batches of 32 texts, as long as those of a file; runs where
@@ -55,10 +55,9 @@ FLASH, FLASH_DEBERTA = "disentangled-flash", "flashdeberta"
 # Other models than DeBERTa, which have no relative positions.
 OTHER = (PLAIN, BERT, MODERN)
 COLUMNS = (
-    "shape", "tokens", "padding", "mode", "side", "backend", "repeats", "seconds",
-    "speedup", "speedup_p10", "speedup_p90", "over_floor", "over_floor_p10", "over_floor_p90", "tflops",
-    "extra_bytes", "bytes_over_eager", "skipped",
-)  # fmt: skip
+    "shape tokens padding mode side backend repeats seconds speedup speedup_p10 speedup_p90 over_floor over_floor_p10 "
+    "over_floor_p90 tflops extra_bytes bytes_over_eager skipped"
+).split()
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

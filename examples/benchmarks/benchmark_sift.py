@@ -3,11 +3,11 @@
 
 Ratios for a model of v3-xsmall's shape and a stock BERT of that size, five minutes on two CPU cores:
 
-    python examples/benchmark_sift.py --threads 2
+    python examples/benchmarks/benchmark_sift.py --threads 2
 
 A tiny run, a few seconds:
 
-    python examples/benchmark_sift.py --layers 2 --shapes 4x16 --repeats 2
+    python examples/benchmarks/benchmark_sift.py --layers 2 --shapes 4x16 --repeats 2
 """
 
 import argparse
