@@ -84,28 +84,17 @@ def test_curves_are_what_was_logged_and_the_settings_are_left_alone(tmp_path, dr
     assert dict(matplotlib.rcParams) == settings and ("matplotlib.pyplot" in sys.modules) == pyplot_is_loaded
 
 
-def test_a_run_that_diverged_is_named(curves, drawn):
-    diverged = [*HISTORY, {"step": 30, "loss": 1e9, "diverged": 1.0}, {"step": 40, "loss": 1e9, "diverged": 1.0}]
-    curves({"a": HISTORY, "b": diverged})
-    curves({"a": HISTORY})
-    marked, plain = drawn
-    assert marked.get_suptitle() == "b diverged at step 30" and not plain.get_suptitle()
-
-
-def test_panels_choose_runs_and_metrics(curves):
+def test_panels_choose_runs_metrics_and_baselines_and_a_run_that_diverged_is_named(curves, drawn):
     panels = [("All", ["a", "b"], ["loss", "eval_loss"]), ("Accuracy", ["b"], ["eval_accuracy"])]
-    first, second = curves({"a": HISTORY, "b": HISTORY[:3]}, panels)
+    baselines = {"eval_accuracy": {"majority class": 0.25}}
+    diverged = [*HISTORY[:3], {"step": 30, "diverged": 1.0}, {"step": 40, "diverged": 1.0}]
+    first, second = curves({"a": HISTORY, "b": diverged}, panels, baselines=baselines)
     assert legend_of(first) == ["a, training loss", "a, held-out loss", "b, training loss", "b, held-out loss (3)"]
-    assert legend_of(second) == ["held-out accuracy (0.1)"] and second.get_ylabel() == "held-out accuracy"
+    assert legend_of(second) == ["held-out accuracy (0.1)", "majority class (0.25)"]
+    assert [*second.lines[1].get_ydata()] == [0.25, 0.25] and second.get_ylabel() == "held-out accuracy"
     assert (first.get_title(), second.get_title()) == ("All", "Accuracy")
     assert first.lines[0].get_color() != first.lines[2].get_color()
-
-
-def test_baselines_are_lines_in_the_panels_of_their_metric(curves):
-    panels = [("", ["a"], ["loss"]), ("", ["a"], ["eval_accuracy"])]
-    loss, accuracy = curves({"a": HISTORY}, panels, baselines={"eval_accuracy": {"majority class": 0.25}})
-    assert len(loss.lines) == 1 and [*accuracy.lines[1].get_ydata()] == [0.25, 0.25]
-    assert legend_of(accuracy) == ["held-out accuracy", "majority class (0.25)"]
+    assert drawn[0].get_suptitle() == "b diverged at step 30"
 
 
 def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
@@ -133,7 +122,7 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(curves
     history = [{"step": step, names[0]: value, names[1]: 0.1 * step} for step, value in ((1, 2000.0), (2, 30.0))]
     perplexity, accuracy = curves({"run": history}, [("", ["run"], [name]) for name in names], log_scale=names[:1])
     assert (perplexity.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
-    assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels())}
+    assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels(which="both"))}
 
 
 RTD_METRICS = [
@@ -239,7 +228,7 @@ def maps(figure):
 def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     parts = parts_of()
     plot_attention(parts, TOKENS, tmp_path / "attention.png", head=head)
-    (figure,) = drawn
+    figure = drawn[0]
     assert figure.get_suptitle() == f"layer 5, {'mean of 2 heads' if head is None else 'head 1'}"
     expected = {"attention": parts.probabilities, "content to content, c2c": parts.c2c}
     expected |= {"content to position, c2p": parts.c2p, "position to content, p2c": parts.p2c}
@@ -255,17 +244,14 @@ def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     assert attention.get_clim() == (0, pytest.approx(expected["attention"].max().item()))
     assert {image.get_cmap().name for image in others} == {"PuOr_r"} and attention.get_cmap().name == "viridis"
     assert {"attention probability", "part of the logit"} <= {axes.get_ylabel() for axes in figure.axes}
+    for terms in ((), ("c2p",), ("c2p", "p2c", "p2p")):
+        plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
+        assert [name.split(", ")[-1] for name in maps(drawn[-1])] == ["attention", "c2c", *terms]
     # Readable tokens at the outer edges.
     panels = figure.axes[:4]
     words, nothing = ["[CLS]", "a", "new$", "[SEP]"], [""] * 4
     assert [labels_of(axes.get_xticklabels()) for axes in panels] == [nothing, nothing, words, words]
     assert [labels_of(axes.get_yticklabels()) for axes in panels] == [words, nothing, words, nothing]
-
-
-def test_attention_has_a_panel_for_each_part_that_exists(tmp_path, drawn):
-    for terms in ((), ("c2p",), ("c2p", "p2c", "p2p")):
-        plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
-        assert [name.split(", ")[-1] for name in maps(drawn[-1])] == ["attention", "c2c", *terms]
 
 
 @pytest.mark.parametrize("N, labels", [(60, 60), (200, 67)])
@@ -303,19 +289,15 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
     assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["p2c"]
 
 
-@pytest.mark.parametrize(
-    "tokens, expected",
-    [
-        (["[CLS]", "▁a", "side", "▁", "[SEP]"], ["[CLS]", "a", "side", "␣", "[SEP]"]),
-        (["A", "Ġnew", "Ġ", "Ċ"], ["A", "new", "␣", "␣"]),
-        # An é of two bytes, and its first byte alone.
-        (["[CLS]", "Ġcaf", "Ã©", "Ã"], ["[CLS]", "caf", "é", "Ã"]),
-        (["café", "naïve"], ["café", "naïve"]),
-    ],
-    ids=["sentencepiece", "byte_level", "bytes", "letters"],
-)
-def test_readable_tokens(tokens, expected):
-    assert readable_tokens(tokens) == expected
+def test_readable_tokens():
+    for tokens, expected in (
+        ("[CLS] ▁a side ▁ [SEP]", "[CLS] a side ␣ [SEP]"),
+        ("A Ġnew Ġ Ċ", "A new ␣ ␣"),
+        # An é of two bytes, and only its first byte.
+        ("[CLS] Ġcaf Ã© Ã", "[CLS] caf é Ã"),
+        ("café naïve", "café naïve"),
+    ):
+        assert readable_tokens(tokens.split()) == expected.split()
 
 
 def scores_of(*pairs):
@@ -336,17 +318,6 @@ def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_pat
     assert gaps[1] == pytest.approx(0) and gaps[0] > 0.5 and gaps[2] > 0.5
 
 
-def test_replacement_probabilities_can_be_read_on_every_colour(tmp_path, drawn):
-    """By the contrast ratio of the Web Content Accessibility Guidelines."""
-    plot_replacement_probabilities(scores_of(*((f"▁{i}", i / 100) for i in range(101))), tmp_path / "tokens.png")
-    axes = drawn[0].axes[0]
-    for cell, label in zip(axes.patches, axes.texts[::2], strict=True):
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in cell.get_facecolor()]
-        behind = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-        low, high = sorted((behind, 0.0 if label.get_color() == "black" else 1.0))
-        assert (high + 0.05) / (low + 0.05) > 4.5
-
-
 def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path, drawn):
     words = ["▁internationalisation", "▁a", "▁new", "s", "▁store"]
     scores = scores_of(*((words[i % 5], 0.1) for i in range(60)))
@@ -360,15 +331,11 @@ def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path,
         assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
 
 
-@pytest.mark.parametrize(
-    "plot, values, options, message",
-    [
-        (plot_curves, [{"a": [{"step": 1, "eval_accuracy": 0.5}]}], {}, "none of 'a' logged any of loss"),
-        (plot_attention, [parts_of(), TOKENS], dict(head=2), "there is no head 2: layer 5 has heads 0 to 1"),
-        (plot_replacement_probabilities, [[]], {}, "the text has no tokens"),
-    ],
-)
-def test_what_cannot_be_drawn_is_named_and_nothing_is_written(plot, values, options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        plot(*values, tmp_path / "figure.png", **options)
+def test_what_cannot_be_drawn_is_named_and_nothing_is_written(tmp_path):
+    for plot, values, message in (
+        (plot_curves, {"a": [{"step": 1, "eval_accuracy": 0.5}]}, "none of 'a' logged any of loss"),
+        (plot_replacement_probabilities, [], "the text has no tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot(values, tmp_path / "figure.png")
     assert not (tmp_path / "figure.png").exists()

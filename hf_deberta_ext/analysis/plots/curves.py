@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .figure import COLOURS, new_figure, save_figure
+from .figure import COLOURS, FigurePath, new_figure, save_figure
 
 __all__ = ["metric_label", "plot_curves"]
 
@@ -35,7 +35,7 @@ def metric_label(metric: str) -> str:
 
 def plot_curves(
     histories: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: str | Path | Sequence[str | Path],
+    path: FigurePath,
     *,
     panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
     log_scale: Collection[str] = (),
@@ -49,7 +49,6 @@ def plot_curves(
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
-        path (`Path` or `list[Path]`): where to write.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
             panel with all runs and the metrics "loss" and "eval_loss".
         log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
@@ -64,13 +63,14 @@ def plot_curves(
         _draw_panel(axes, _curves(histories, names, metrics), baselines or {})
         axes.set_title(title, fontsize=12)
         if {*metrics} & {*log_scale}:
-            _use_log_scale(axes)
+            axes.set_yscale("log", subs=[1.5, 2, 3, 5, 7])
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
     diverged = []
     for name, history in histories.items():
-        for entry in history:
-            if "diverged" in entry:
-                diverged.append(f"{name} diverged at step {entry['step']}")
-                break
+        step = next((entry["step"] for entry in history if "diverged" in entry), None)
+        if step is not None:
+            diverged.append(f"{name} diverged at step {step}")
     if diverged:
         figure.suptitle(", ".join(diverged), color="firebrick", fontsize=12)
     return save_figure(figure, path)
@@ -91,23 +91,10 @@ def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     return kept
 
 
-def _use_log_scale(axes):
-    """Write plain numbers on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines):
     """Draw the curves of one panel, its axis labels and its legend."""
-    metrics, last, has_lines = [], 0, False
-    for metric, points, _ in curves:
-        metrics.append(metric)
-        last = max(last, points[-1][0])
-        has_lines = has_lines or len(points) > 1
+    metrics = [metric for metric, _, _ in curves]
+    has_lines = any(len(points) > 1 for _, points, _ in curves)
     for _, points, style in curves:
         step, value = points[-1]
         if len(points) > 1:
@@ -127,7 +114,7 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
         axes.set_xlabel("step", fontsize=11)
         axes.xaxis.get_major_locator().set_params(integer=True)
     else:
-        axes.set_xlabel(f"after {last} steps", fontsize=11)
+        axes.set_xlabel(f"after {max(points[-1][0] for _, points, _ in curves)} steps", fontsize=11)
         axes.set_xticks([])
         # Lines across do not set the limits by themselves.
         axes.autoscale(axis="y")
@@ -178,7 +165,7 @@ def _axis_label(metrics: Sequence[str]) -> str:
         return "loss"
     if kinds == {"similarity"}:
         return "average cosine similarity"
-    labels = ", ".join(dict.fromkeys(map(metric_label, metrics)))
-    if all(metric.startswith("eval_") for metric in metrics):
-        return labels
-    return ", ".join(dict.fromkeys(labels.replace("held-out ", "").split(", ")))
+    labels = list(map(metric_label, metrics))
+    if not all(metric.startswith("eval_") for metric in metrics):
+        labels = [label.removeprefix("held-out ") for label in labels]
+    return ", ".join(dict.fromkeys(labels))
