@@ -3,7 +3,6 @@
 
 import math
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,12 +49,14 @@ SAFETENSORS = ["model.safetensors", "model-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch.model-*.bin"]
 # Fields of the configuration -> their names in the text.
 SIZES = {
-    "num_hidden_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads",
-    "intermediate_size": "feed-forward", "vocab_size": "vocabulary", "max_position_embeddings": "positions",
-}  # fmt: skip
-HEAD_MODULES = {
-    "lm_predictions": "masked-lm", "mask_predictions": "replaced-token-detection", "qa_outputs": "question-answering",
-}  # fmt: skip
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "intermediate_size": "feed-forward",
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "positions",
+}
+HEAD_MODULES = dict(lm_predictions="masked-lm", mask_predictions="replaced-token-detection", qa_outputs="question-answering")
 CLASSIFIERS = {"sequence-classification", "token-classification", "multiple-choice", "entity-scoring"}
 TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_model="base model")
 
@@ -65,10 +66,8 @@ class CheckpointContents:
     """Contents of a checkpoint, without the values of its tensors.
 
     Args:
-        source (`str`): The folder or repository id, as given.
-        folder (`Path`): The local folder with its files.
-        stored (`dict`): config.json as it is stored.
-        config (`DebertaExtConfig`, *optional*): The configuration as this package reads it.
+        source, folder: The folder or repository id as given, and the local folder with its files.
+        stored, config: config.json as it is stored, and as this package reads it.
         tensors (`dict[str, Tensor]`): Key in the files -> shape and dtype. Empty if the files are .bin on the Hub only.
         shapes (`dict[str, tuple]`): Parameter of this package, without the prefix "deberta." -> shape.
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
@@ -93,6 +92,11 @@ class CheckpointContents:
         return is_joint(self.stored)
 
     @property
+    def has_generator(self) -> bool:
+        """Tell an official discriminator with its generator."""
+        return (self.folder / GENERATOR_FILE).is_file()
+
+    @property
     def dtypes(self) -> list[str]:
         """Names of the floating-point dtypes of the tensors."""
         return sorted({tensor.dtype for tensor in self.tensors.values() if "float" in tensor.dtype})
@@ -102,10 +106,8 @@ class CheckpointContents:
         """Heads whose modules are in the files, without "base"; the one that config.json names comes first."""
         if self.is_joint:
             return ["pretraining"]
-        named = []
-        for architecture in self.stored.get("architectures") or []:
-            name = re.sub("^Deberta(Ext|V2)?", "DebertaExt", architecture)
-            named += [head for head in HEADS if HEADS[head].model_class == name]
+        architectures = [name.partition("For")[2] for name in self.stored.get("architectures") or []]
+        named = [name for name, head in HEADS.items() if head.model_class.partition("For")[2] in architectures]
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
         if "classifier" in modules:
@@ -118,7 +120,7 @@ class CheckpointContents:
                 found.append("entity-scoring")
             else:
                 found.append("token-classification")
-        if "replaced-token-detection" in found and (self.folder / GENERATOR_FILE).is_file():
+        if "replaced-token-detection" in found and self.has_generator:
             found.append("pretraining")
         return sorted(found, key=lambda head: head not in named)
 
@@ -132,18 +134,17 @@ class CheckpointContents:
             return f"a model of this package ({architecture})"
         if not self.is_official:
             return f"a model of another type: {model_type} ({architecture})"
+        family = "DeBERTa v3"
         if self.stored.get("vocab_size", 0) >= PRESETS["mdeberta-v3-base"]["vocab_size"]:
             family = "mDeBERTa v3"
         elif not self.stored.get("share_att_key"):
             family = "DeBERTa v1"
         elif self.stored.get("conv_kernel_size"):
             family = "DeBERTa v2"
-        else:
-            family = "DeBERTa v3"
         if "transformers_version" in self.stored:
             return f"{family} as transformers saves it ({model_type}, {architecture})"
         generator = ""
-        if (self.folder / GENERATOR_FILE).is_file():
+        if self.has_generator:
             generator = ", discriminator and generator"
         return f"{family} as Microsoft publishes it ({model_type}{generator})"
 
@@ -161,8 +162,6 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     """
     if os.path.isdir(source):
         return Path(source)
-    if os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise OSError(f"there is no folder {source}; give the folder of a model, or a repository id")
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # At one commit, though the branch may have moved.
@@ -208,16 +207,16 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     files = weight_files(folder)
     if not files and os.path.isdir(source):
         raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
-    if not files or not (os.path.isdir(source) or files[0].is_file()):
-        try:
-            remote = get_safetensors_metadata(source, revision=folder.name)
-        except NotASafetensorsRepoError:
-            return {}
-        for file in remote.files_metadata.values():
-            tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
+    if os.path.isdir(source) or (files and files[0].is_file()):
+        for file in files:
+            tensors |= read_tensors(file)
         return tensors
-    for file in files:
-        tensors |= read_tensors(file)
+    try:
+        remote = get_safetensors_metadata(source, revision=folder.name)
+    except NotASafetensorsRepoError:
+        return {}
+    for file in remote.files_metadata.values():
+        tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
     return tensors
 
 
@@ -227,7 +226,7 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
     config, folder = contents.config, contents.folder
     if contents.is_official:
         bases = {}
-        if (folder / GENERATOR_FILE).is_file():
+        if contents.has_generator:
             generator = empty_tensors(read_tensors(folder / GENERATOR_FILE))
             bases = {key.split(".")[-2]: tensor for key, tensor in generator.items()}
         tensors, _ = convert_official(tensors, config, bases)
@@ -292,8 +291,9 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         if not contents.problems:
             facts["weights"] = "on the Hub as .bin, not read; --download reads them"
         return facts
+    head = (contents.heads or ["base"])[0]
     if not contents.problems:
-        missing, resized = compare_with_class(contents, (contents.heads or ["base"])[0])
+        missing, resized = compare_with_class(contents, head)
         contents.problems += resized[:3] + missing[:3]
     counts: Counter[str] = Counter()
     for name, shape in contents.shapes.items():
@@ -301,8 +301,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
     facts |= dict(parameters=dict(counts), dtypes=contents.dtypes, heads=contents.heads)
     if {"sequence-classification", "token-classification"}.intersection(contents.heads):
         facts["labels"] = [*config.id2label.values()]
-    name = HEADS[(contents.heads or ["base"])[0]].model_class
-    facts["load"] = f"hf_deberta_ext.{name}.from_pretrained({source!r})"
+    facts["load"] = f"hf_deberta_ext.{HEADS[head].model_class}.from_pretrained({source!r})"
     return facts
 
 
@@ -329,9 +328,8 @@ def description_text(facts: dict[str, Any]) -> str:
             value = ", ".join(value) or "none"
         if name not in ("source", "problems"):
             lines.append(f"  {TITLES.get(name, name.replace('_', ' ')):18} {value}")
+    lines += [f"  problem            {problem}" for problem in facts["problems"]]
     result = "can be loaded"
-    for problem in facts["problems"]:
-        lines.append(f"  problem            {problem}")
+    if facts["problems"]:
         result = "cannot be loaded"
-    lines.append(f"  result             {result}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  result             {result}"])

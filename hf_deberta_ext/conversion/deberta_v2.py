@@ -26,13 +26,12 @@ __all__ = ["save_as_deberta_v2", "to_deberta_v2_config", "to_deberta_v2_state_di
 
 STOCK_CLASSES = {head.model_class: head.stock_class for head in HEADS.values() if head.stock_class}
 # Fields that mean the same in both configurations.
-SAME_FIELDS = (
-    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
-    "position_biased_input", "pos_att_type", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key",
-    "conv_kernel_size", "conv_act", "conv_groups", "pooler_dropout", "pooler_hidden_act", "cls_dropout",
-    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id",
-)  # fmt: skip
+SAME_FIELDS = """
+    vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act
+    hidden_dropout_prob attention_probs_dropout_prob max_position_embeddings type_vocab_size position_biased_input
+    pos_att_type max_relative_positions position_buckets norm_rel_ebd share_att_key conv_kernel_size conv_act conv_groups
+    pooler_dropout pooler_hidden_act cls_dropout initializer_range layer_norm_eps pad_token_id bos_token_id eos_token_id
+""".split()
 FLOAT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout", "initializer_range")
 
 
@@ -132,6 +131,6 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     if config.has_mask_decoder and (config.emd_layers, config.emd_input) != (1, "hidden"):
         note = f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r})"
         if not lossy:
-            raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True to write the weights all the same")
+            raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True (--lossy) to write the weights")
         notes.append(f"{note}: the stock class decodes the plain last layer, its predictions differ")
     return notes
