@@ -33,4 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Write OUTPUT, which appears once it is complete and checked; nothing is left behind after an error."""
     from ..conversion.convert import convert
 
-    convert(**{name: value for name, value in vars(arguments).items() if name not in ("command", "debug")})
+    options = vars(arguments).copy()
+    for name in ("command", "debug"):
+        options.pop(name, None)
+    convert(**options)

@@ -143,10 +143,9 @@ class CheckpointContents:
             family = "DeBERTa v2"
         if "transformers_version" in self.stored:
             return f"{family} as transformers saves it ({model_type}, {architecture})"
-        generator = ""
         if self.has_generator:
-            generator = ", discriminator and generator"
-        return f"{family} as Microsoft publishes it ({model_type}{generator})"
+            model_type += ", discriminator and generator"
+        return f"{family} as Microsoft publishes it ({model_type})"
 
 
 def model_class(head: str) -> type[PreTrainedModel]:
@@ -155,11 +154,7 @@ def model_class(head: str) -> type[PreTrainedModel]:
 
 
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
-    """Return the local folder of a folder or Hub repository; weights are downloaded on request only.
-
-    Raises:
-        OSError: There is no such folder or repository, or the Hub cannot be reached.
-    """
+    """Return the local folder of a folder or Hub repository; weights are downloaded on request only."""
     if os.path.isdir(source):
         return Path(source)
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
@@ -174,21 +169,16 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Args:
-        weights (`bool`): Download the weights of a repository. Without them, the headers of safetensors files are read from
-            the Hub, and nothing is known about .bin files.
-
-    Raises:
-        OSError: There is no such folder or repository, or it has no config.json.
-        ValueError: config.json is not a JSON object.
+    Without `weights`, which downloads those of a repository, the headers of safetensors files are read from the Hub, and
+    nothing is known about .bin files.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
     if not file.is_file():
         raise OSError(f"{source} has no config.json")
     contents = CheckpointContents(source, folder, {"model_type": MICROSOFT} | read_json(file))
-    if not contents.is_official and contents.stored["model_type"] != DebertaExtConfig.model_type:
-        kind = contents.stored["model_type"]
+    kind = contents.stored["model_type"]
+    if kind not in (*OFFICIAL_TYPES, DebertaExtConfig.model_type):
         contents.problems.append(f"config.json has model_type {kind!r}; this package only loads DeBERTa")
         return contents
     try:
@@ -260,12 +250,7 @@ def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[st
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
-    """Return facts about a folder or repository, as `deberta-ext info --json` prints them.
-
-    Raises:
-        OSError: There is no such folder or repository, or it holds no model, adapter or tokenizer.
-        ValueError: config.json is not a JSON object.
-    """
+    """Return facts about a folder or repository, as `deberta-ext info --json` prints them."""
     folder = fetch(source, revision=revision, weights=download)
     if is_adapter_folder(folder):
         adapter = read_json(folder / ADAPTER_CONFIG_FILE)
@@ -328,8 +313,8 @@ def description_text(facts: dict[str, Any]) -> str:
             value = ", ".join(value) or "none"
         if name not in ("source", "problems"):
             lines.append(f"  {TITLES.get(name, name.replace('_', ' ')):18} {value}")
-    lines += [f"  problem            {problem}" for problem in facts["problems"]]
     result = "can be loaded"
-    if facts["problems"]:
+    for problem in facts["problems"]:
+        lines.append(f"  problem            {problem}")
         result = "cannot be loaded"
     return "\n".join([*lines, f"  result             {result}"])

@@ -13,7 +13,7 @@ from ..model.checkpoint_files import read_json
 from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification
-from .checkpoint_contents import CheckpointContents, compare_with_class, fetch, model_class, read_contents
+from .checkpoint_contents import CheckpointContents, compare_with_class, model_class, read_contents
 from .deberta_v2 import save_as_deberta_v2
 
 __all__ = ["convert"]
@@ -142,7 +142,7 @@ def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
     if source == "none":
         return None
     try:
-        tokenizer = load_tokenizer(contents.folder if source is None else fetch(source))
+        tokenizer = load_tokenizer(source or contents.folder)
     except OSError:
         if source is not None:
             raise

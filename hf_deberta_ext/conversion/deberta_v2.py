@@ -38,7 +38,8 @@ FLOAT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_d
 def save_as_deberta_v2(
     model: DebertaExtPreTrainedModel, folder: str | os.PathLike, *, lossy: bool = False, overwrite: bool = False
 ) -> list[str]:
-    """Write `model` as a folder that plain transformers loads as DebertaV2, with the same outputs.
+    """Write `model` as a folder that plain transformers loads as DebertaV2, with the same outputs; return notes on what the
+    folder does not hold in full.
 
     Models of v1 shape become deberta-v2 folders too. The tables and heads that the stock classes ignore (absolute positions
     of EMD, `mask_predictions`) are also written, so that this package loads the folder as the same model.
@@ -46,9 +47,6 @@ def save_as_deberta_v2(
     Args:
         lossy (`bool`): Also write what the stock classes compute differently: a masked-language model with EMD.
         overwrite (`bool`): Replace a checkpoint that is in the folder.
-
-    Returns:
-        `list[str]`: Notes on what the folder does not hold in full.
 
     Raises:
         ValueError: The model has a feature that deberta-v2 cannot hold.
@@ -59,15 +57,15 @@ def save_as_deberta_v2(
         raise FileExistsError(f"{folder} already holds a checkpoint; choose another folder or pass overwrite=True")
     notes = _losses(model, lossy)
     config = to_deberta_v2_config(model.config)
-    config.architectures = [STOCK_CLASSES[type(model).__name__]]
+    stock_class = STOCK_CLASSES[type(model).__name__]
+    config.architectures, config.dtype = [stock_class], model.dtype
     if isinstance(model, DebertaExtForQuestionAnswering):
         # The stock head has num_labels outputs and needs the two of start and end.
         config.num_labels = 2
-    config.dtype = model.dtype
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    if STOCK_CLASSES[type(model).__name__].endswith("Classification"):
+    if stock_class.endswith("Classification"):
         # transformers leaves out two labels with default names, and text-embeddings-inference refuses such a classifier.
         fields = read_json(folder / "config.json") | {"id2label": config.id2label, "label2id": config.label2id}
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
@@ -104,11 +102,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return notes on the features that a stock folder does not hold.
-
-    Raises:
-        ValueError: Such a feature changes outputs, and `lossy` is not given.
-    """
+    """Return notes on the features that a stock folder does not hold."""
     config = model.config
     if type(model).__name__ not in STOCK_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; write one of its parts instead")
