@@ -53,10 +53,10 @@ class AttentionParts:
         H = len(self.c2c)
         if head is not None and not 0 <= head < H:
             raise ValueError(f"there is no head {head}: layer {self.layer} has heads 0 to {H - 1}; None is their mean")
-        maps = {name: getattr(self, name) for name in ("probabilities", "c2c", *self.terms)}
-        if head is None:
-            return {name: values.mean(0) for name, values in maps.items()}
-        return {name: values[head] for name, values in maps.items()}
+        heads = slice(None)
+        if head is not None:
+            heads = slice(head, head + 1)
+        return {name: getattr(self, name)[heads].mean(0) for name in ("probabilities", "c2c", *self.terms)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

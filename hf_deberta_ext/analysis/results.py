@@ -94,15 +94,17 @@ def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping
     baselines = baselines or {}
     rows = [("metric", "value", *baselines)]
     for name, value in measured.items():
-        cells = [value, *(scores.get(name) for scores in baselines.values())]
-        rows.append((name, *(shown_metric(name, cell) for cell in cells)))
+        row = [name, shown_metric(name, value)]
+        for scores in baselines.values():
+            row.append(shown_metric(name, scores.get(name)))
+        rows.append(row)
     return markdown_table(*rows)
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
     """Return the result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
     baselines = summary.get("baselines", {})
-    rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]), *baselines)]
+    rows = [("metric", "mean", "standard deviation", *map("seed {}".format, summary["seeds"]), *baselines)]
     for name, metric in summary.items():
         if name in ("seeds", "baselines"):
             continue

@@ -64,7 +64,7 @@ class _Sentence(NamedTuple):
 
 
 def token_replacement_probabilities(
-    model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32, *, truncation: bool = False
+    model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32
 ) -> list[TokenScore] | list[list[TokenScore]]:
     """Compute the probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
 
@@ -74,16 +74,15 @@ def token_replacement_probabilities(
         tokenizer: the tokenizer of the model.
         texts (`str` or `list[str]`): what to score.
         batch_size (`int`): texts that run together; they are of equal length, so that nothing is padded.
-        truncation (`bool`): score the beginning of a text that is too long for the model instead of raising an error.
     Returns:
         For each text its tokens without [CLS] and [SEP]; a single list if `texts` is one `str`.
     Raises:
         ValueError: the model is not a discriminator, the tokenizer does not fit it, or a text is too long.
     """
     if isinstance(texts, str):
-        return token_replacement_probabilities(model, tokenizer, [texts], batch_size, truncation=truncation)[0]
+        return token_replacement_probabilities(model, tokenizer, [texts], batch_size)[0]
     model = getattr(model, "discriminator", model)
-    sentences = _encode(model, tokenizer, texts, truncation)
+    sentences = _encode(model, tokenizer, texts)
     all_logits = _discriminator_logits(model, sentences, batch_size)
     scores: list[list[TokenScore]] = []
     for text, sentence, logits in zip(texts, sentences, all_logits, strict=True):
@@ -103,7 +102,6 @@ def pseudo_log_likelihood(
     texts: str | Sequence[str],
     batch_size: int = 32,
     *,
-    truncation: bool = False,
     within_word: bool = False,
     show_progress: bool = False,
 ) -> SentenceScore | list[SentenceScore]:
@@ -117,7 +115,7 @@ def pseudo_log_likelihood(
 
     Args:
         model: any model for masked language modelling, logits [B, N, V]; or a discriminator.
-        tokenizer, texts, truncation: as in `token_replacement_probabilities`.
+        tokenizer, texts: as in `token_replacement_probabilities`.
         batch_size (`int`): rows that run together; they are of equal length, so that nothing is padded. Models of other
             packages compute the logits of whole rows: lower it for long texts and large vocabularies.
         within_word (`bool`): with a token, mask also the later tokens of its word (Kauf and Ivanova 2023, PLL-word-l2r), so
@@ -130,12 +128,12 @@ def pseudo_log_likelihood(
             a text is too long or has no tokens.
     """
     if isinstance(texts, str):
-        options = dict(truncation=truncation, within_word=within_word, show_progress=show_progress)
+        options = dict(within_word=within_word, show_progress=show_progress)
         return pseudo_log_likelihood(model, tokenizer, [texts], batch_size, **options)[0]
     model = getattr(model, "discriminator", model)
     if within_word and not tokenizer.is_fast:
         raise ValueError(f"within_word needs a fast tokenizer, which keeps offsets, got {type(tokenizer).__name__}")
-    sentences = _encode(model, tokenizer, texts, truncation, within_word)
+    sentences = _encode(model, tokenizer, texts, within_word)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
             raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; leave it out")
@@ -162,23 +160,18 @@ def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(visible)
 
 
-def _encode(model, tokenizer, texts, truncation: bool, within_word: bool = False) -> list[_Sentence]:
+def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentence]:
     """Encode every text with its special tokens, and find the positions of its other tokens."""
     if isinstance(model.config, DebertaExtConfig):
         check_tokenizer(tokenizer, model.config)
     limit = _longest(model, tokenizer)
-    options = dict(verbose=False)
-    if truncation and limit < math.inf:
-        options = dict(truncation=True, max_length=limit)
+    options = dict(return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     sentences = []
     for number, text in enumerate(texts):
-        encoded = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **options)
+        encoded = tokenizer(text, **options)
         ids = encoded["input_ids"]
         if len(ids) > limit:
-            raise ValueError(
-                f"text {number} has {len(ids)} tokens, and at most {limit} are read: give truncation=True to score its "
-                "beginning, or split it"
-            )
+            raise ValueError(f"text {number} has {len(ids)} tokens, and at most {limit} are read: split or shorten it")
         positions = [position for position, special in enumerate(encoded["special_tokens_mask"]) if not special]
         words = list(range(len(ids)))
         if within_word:

@@ -37,24 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
     parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the tokenizer's longest input")
-    parser.add_argument(
-        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: png svg"
-    )
+    formats = ("png", "svg", "pdf")
+    parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="default: png svg")
     parser.add_argument("--overwrite", action="store_true", help="replace existing figures")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compute everything, then write the figures and explain.json, and print their paths.
-
-    Raises:
-        ValueError, OSError: Figures exist already, the model cannot give one that was asked for by name, or what was given
-            cannot be read or does not fit it.
-        ImportError: matplotlib is not installed.
-    """
+    """Compute everything, then write the figures and explain.json, and print their paths."""
     requested = [name for name in FIGURES if getattr(arguments, name) not in (None, False)]
     names = requested or list(FIGURES)
     folder, numbers_file = arguments.output_dir, arguments.output_dir / NUMBERS_FILE
-    paths = {name: [folder / f"{name}.{ending}" for ending in dict.fromkeys(arguments.formats)] for name in names}
+    paths: dict[str, list[Path]] = {name: [] for name in names}
+    for name, ending in itertools.product(names, dict.fromkeys(arguments.formats)):
+        paths[name].append(folder / f"{name}.{ending}")
     subject = {}
     if names != ["curves"]:
         subject = {"model": arguments.model, "text": arguments.text}

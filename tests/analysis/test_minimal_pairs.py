@@ -129,7 +129,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"--model": "rtd"}, "--scoring rtd is for discriminators"),
+        ({"--model": "rtd"}, "give --scoring rtd for a discriminator"),
         ({"--model": "adapter"}, "adapter is an adapter of user/base: give a whole model"),
         ({"--scoring": "rtd"}, "has no head of replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),

@@ -196,41 +196,22 @@ def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
     assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
 
 
-def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, discriminator):
-    """Every "fox" is a replacement here, and nothing else is."""
-    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    fox = tokenizer.convert_tokens_to_ids("▁fox")
-    assert fox != tokenizer.unk_token_id
-    labels = (encoded["input_ids"] == fox).long()
-    optimizer = torch.optim.Adam(discriminator.parameters(), lr=3e-3)
-    for _ in range(60):
-        discriminator(encoded["input_ids"], encoded["attention_mask"], labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for scores in token_replacement_probabilities(discriminator, tokenizer, TEXTS):
-        assert all((score.probability > 0.5) == (score.token == "▁fox") for score in scores)
-    better, worse = pseudo_log_likelihood(discriminator, tokenizer, ["the lazy dog jumps", "the lazy fox jumps"])
-    assert better.tokens == worse.tokens and better.mean > worse.mean
-
-
 LONG = "the lazy fox " * 40
 
 
 @pytest.mark.parametrize("kind", ["known_positions", "absolute", "emd", "tokenizer"])
-def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokenizer, tiny_config, shake, monkeypatch):
+def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, monkeypatch):
     config = tiny_config(vocab_size=len(tokenizer), position_biased_input=kind == "absolute")
     model_class = DebertaExtForMaskedLM if kind == "emd" else DebertaExtForReplacedTokenDetection
     model = Known() if kind == "known_positions" else shake(model_class(config))
     limit = 50 if kind == "tokenizer" else 64
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
     length = len(tokenizer(LONG)["input_ids"])
-    message = rf"text 1 has {length} tokens, and at most {limit} are read: give truncation=True"
+    message = rf"text 1 has {length} tokens, and at most {limit} are read: split or shorten it"
     scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
     for score in scores:
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, ["the fox", LONG])
-    cut = pseudo_log_likelihood(model, tokenizer, ["the fox", LONG], truncation=True)
-    assert [each.tokens for each in cut] == [len(tokenizer.tokenize("the fox")), limit - 2]
     if kind == "tokenizer":
         # The model's 64 are `max_position_embeddings`, which it does not read without absolute positions.
         monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))

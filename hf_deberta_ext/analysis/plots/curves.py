@@ -81,9 +81,9 @@ def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
 
 def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines):
     """Draw the curves of one panel, its axis labels and its legend."""
-    metrics = [metric for metric, _, _ in curves]
-    has_lines = any(len(points) > 1 for _, points, _ in curves)
-    for _, points, style in curves:
+    metrics, all_points, styles = zip(*curves, strict=True)
+    has_lines = max(map(len, all_points)) > 1
+    for points, style in zip(all_points, styles, strict=True):
         steps, values = zip(*points, strict=True)
         if len(points) > 1:
             axes.plot(steps, values, linewidth=1.8, **style)
