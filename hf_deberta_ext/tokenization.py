@@ -68,8 +68,8 @@ def load_tokenizer(
         folder_or_repo (`str` or path): A local folder, or a repository id on the Hub.
         revision, token, local_files_only, cache_dir, subfolder: As in `huggingface_hub`.
         model_max_length (`int`, *optional*): Default: the value in tokenizer_config.json, else 512.
-        add_prefix_space (`bool`, *optional*): Only for vocab.json and merges.txt (v1): read the first word as if a space
-            stood before it, as words that are already split need. Default: the value in tokenizer_config.json, else False.
+        add_prefix_space (`bool`, *optional*): Only for byte-level BPE (v1): read the first word as if a space stood before
+            it, as words that are already split need. Default: the value in the tokenizer's files, else False.
 
     Raises:
         OSError: There is no tokenizer, or the Hub cannot be reached.
@@ -89,17 +89,19 @@ def load_tokenizer(
         if model_max_length > 1e9:
             model_max_length = 512
     if add_prefix_space is None:
-        add_prefix_space = config.get("add_prefix_space", False)
+        add_prefix_space = config.get("add_prefix_space")
     settings = {name: config[name] for name in KEPT_SETTINGS if name in config}
 
     mask_lstrip = False
     if spm.is_file():
         tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
     elif vocab.is_file() and merges.is_file():
-        tokenizer = _byte_level_backend(*models.BPE.read_file(str(vocab), str(merges)), add_prefix_space)
+        settings["add_prefix_space"] = bool(add_prefix_space)
+        tokenizer = _byte_level_backend(*models.BPE.read_file(str(vocab), str(merges)), bool(add_prefix_space))
         mask_lstrip = True
-        settings["add_prefix_space"] = add_prefix_space
     elif state:
+        if add_prefix_space is not None and (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
+            state["pre_tokenizer"]["add_prefix_space"] = settings["add_prefix_space"] = add_prefix_space
         tokenizer = Tokenizer.from_str(json.dumps(state))
         mask_lstrip = '"ByteLevel"' in json.dumps(state["pre_tokenizer"])
         normalizer = json.dumps(state["normalizer"])
@@ -112,8 +114,7 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
-            "give --tokenizer_name"
+            "tokenizer.json. Call tokenizer.save_pretrained on the same folder, or give --tokenizer_name"
         )
     _add_recorded_tokens(tokenizer, state, config, added)
     if not spm.is_file() and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
@@ -190,17 +191,12 @@ def finish(
     )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    tokens = dict(bos="[CLS]", eos="[SEP]", unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="[CLS]",
-        eos_token="[SEP]",
-        unk_token="[UNK]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        mask_token="[MASK]",
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask", "token_type_ids"],
+        **{f"{name}_token": token for name, token in tokens.items()},
         **(settings or {}),
     )
 
@@ -247,7 +243,6 @@ def check_vocabulary(
     A model may have up to a quarter more rows than the tokenizer has tokens, and always 256.
 
     Args:
-        config (*optional*): The configuration of the model; None: only the tokenizer is checked.
         source (*optional*): Where the tokenizer was read from, for the message.
         special_tokens: Tokens whose ids are compared with the configuration's, where both are set.
 
@@ -263,16 +258,13 @@ def check_vocabulary(
         raise ValueError(f"{name} has no tokens but special ones; are its files missing? Give a folder that has them")
     largest = max(vocabulary.values())
     rows = getattr(config, "vocab_size", None)
+    size = f"{name} has {len(tokenizer)} tokens"
     if rows is not None and max(largest + 1, len(tokenizer)) > rows:
-        raise ValueError(
-            f"{name} has {len(tokenizer)} tokens with ids up to {largest}, but the model only {rows} rows "
-            f"(config.vocab_size); take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
-        )
+        hint = f"take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
+        raise ValueError(f"{size} with ids up to {largest}, but the model only {rows} rows (config.vocab_size); {hint}")
     if rows is not None and rows - largest - 1 > max(256, rows // 4):
-        raise ValueError(
-            f"{name} has {len(tokenizer)} tokens for the model's {rows} rows (config.vocab_size), so it is probably of "
-            "another model; take the tokenizer of this model, or give a new model vocab_size"
-        )
+        hint = "take the tokenizer of this model, or give a new model vocab_size"
+        raise ValueError(f"{size} for the model's {rows} rows (config.vocab_size), so is probably of another model; {hint}")
     for token in special_tokens:
         expected = getattr(config, f"{token}_token_id", None)
         got = getattr(tokenizer, f"{token}_token_id", None)
@@ -433,7 +425,9 @@ def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added:
     for i, fields in config.get("added_tokens_decoder", {}).items():
         tokens[int(i)] = AddedToken(**fields)
     for fields in state.get("added_tokens", []):
-        tokens[fields["id"]] = AddedToken(**{name: value for name, value in fields.items() if name != "id"})
+        fields = dict(fields)
+        i = fields.pop("id")
+        tokens[i] = AddedToken(**fields)
     for i, token in sorted(tokens.items()):
         tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != i:
