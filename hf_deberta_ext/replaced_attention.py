@@ -316,7 +316,8 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Q_c, K_c and V_c, [B, H, N, d] each; the fused weight holds the three of a head side by side."""
         Q_c, K_c, V_c = self.split_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
-        q_bias, v_bias = (self.split_heads(bias[None]) for bias in (self.q_bias, self.v_bias))  # [H, 1, d]
+        q_bias = self.split_heads(self.q_bias[None])  # [H, 1, d]
+        v_bias = self.split_heads(self.v_bias[None])
         # Under autocast the biases are wider.
         return (Q_c + q_bias).to(K_c.dtype), K_c, (V_c + v_bias).to(K_c.dtype)
 
@@ -360,5 +361,8 @@ class ReplacedDebertaEncoder(_ReplacedEncoder, v1.DebertaEncoder):
     stock_class = v1.DebertaEncoder
 
 
-ATTENTION = {cls.stock_class: cls for cls in (ReplacedDebertaSelfAttention, ReplacedDebertaV2SelfAttention)}
-ENCODERS = {cls.stock_class: cls for cls in (ReplacedDebertaEncoder, ReplacedDebertaV2Encoder)}
+ATTENTION = {
+    v1.DisentangledSelfAttention: ReplacedDebertaSelfAttention,
+    v2.DisentangledSelfAttention: ReplacedDebertaV2SelfAttention,
+}
+ENCODERS = {v1.DebertaEncoder: ReplacedDebertaEncoder, v2.DebertaV2Encoder: ReplacedDebertaV2Encoder}

@@ -30,7 +30,6 @@ from ..model.checkpoint_layouts import convert_official, set_fields_of_head
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.heads import HEADS
 from ..model.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
-from ..model.presets import PRESETS
 from ..tokenization import check_tokenizer, load_tokenizer
 
 __all__ = [
@@ -47,15 +46,10 @@ __all__ = [
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch.model-*.bin"]
-# Fields of the configuration -> their names in the text.
-SIZES = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "intermediate_size": "feed-forward",
-    "vocab_size": "vocabulary",
-    "max_position_embeddings": "positions",
-}
+# Fields of the configuration.
+SIZES = """
+    num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size max_position_embeddings
+""".split()
 HEAD_MODULES = dict(lm_predictions="masked-lm", mask_predictions="replaced-token-detection", qa_outputs="question-answering")
 CLASSIFIERS = {"sequence-classification", "token-classification", "multiple-choice", "entity-scoring"}
 TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_model="base model")
@@ -80,11 +74,6 @@ class CheckpointContents:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_official(self) -> bool:
-        """Tell a checkpoint of Microsoft's or transformers' DeBERTa classes."""
-        return self.stored["model_type"] in OFFICIAL_TYPES
 
     @property
     def is_joint(self) -> bool:
@@ -125,27 +114,8 @@ class CheckpointContents:
         return sorted(found, key=lambda head: head not in named)
 
     def kind(self) -> str:
-        """Return a line such as "DeBERTa v3 as Microsoft publishes it (deberta-v2)"."""
-        model_type = self.stored["model_type"]
-        architecture = ", ".join(self.stored.get("architectures") or ["no architecture named"])
-        if self.is_joint:
-            return "generator and discriminator of replaced token detection in one model, of this package"
-        if model_type == DebertaExtConfig.model_type:
-            return f"a model of this package ({architecture})"
-        if not self.is_official:
-            return f"a model of another type: {model_type} ({architecture})"
-        family = "DeBERTa v3"
-        if self.stored.get("vocab_size", 0) >= PRESETS["mdeberta-v3-base"]["vocab_size"]:
-            family = "mDeBERTa v3"
-        elif not self.stored.get("share_att_key"):
-            family = "DeBERTa v1"
-        elif self.stored.get("conv_kernel_size"):
-            family = "DeBERTa v2"
-        if "transformers_version" in self.stored:
-            return f"{family} as transformers saves it ({model_type}, {architecture})"
-        if self.has_generator:
-            model_type += ", discriminator and generator"
-        return f"{family} as Microsoft publishes it ({model_type})"
+        """Return model type and architectures, such as "deberta-v2 (DebertaV2ForMaskedLM)"."""
+        return f"{self.stored['model_type']} ({', '.join(self.stored.get('architectures') or ['no architecture named'])})"
 
 
 def model_class(head: str) -> type[PreTrainedModel]:
@@ -177,9 +147,9 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     if not file.is_file():
         raise OSError(f"{source} has no config.json")
     contents = CheckpointContents(source, folder, {"model_type": MICROSOFT} | read_json(file))
-    kind = contents.stored["model_type"]
-    if kind not in (*OFFICIAL_TYPES, DebertaExtConfig.model_type):
-        contents.problems.append(f"config.json has model_type {kind!r}; this package only loads DeBERTa")
+    model_type = contents.stored["model_type"]
+    if model_type not in (*OFFICIAL_TYPES, DebertaExtConfig.model_type):
+        contents.problems.append(f"config.json has model_type {model_type!r}; this package only loads DeBERTa")
         return contents
     try:
         contents.config = DebertaExtConfig.from_dict(dict(contents.stored))
@@ -214,7 +184,7 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters that loading makes of the tensors, and set the fields that it infers."""
     tensors = empty_tensors(contents.tensors)
     config, folder = contents.config, contents.folder
-    if contents.is_official:
+    if contents.stored["model_type"] in OFFICIAL_TYPES:
         bases = {}
         if contents.has_generator:
             generator = empty_tensors(read_tensors(folder / GENERATOR_FILE))
@@ -305,7 +275,7 @@ def description_text(facts: dict[str, Any]) -> str:
     lines = [facts["source"]]
     for name, value in facts.items():
         if name in ("sizes", "generator_sizes"):
-            value = ", ".join(f"{SIZES[field]} {size}" for field, size in value.items())
+            value = ", ".join(f"{field} {size}" for field, size in value.items())
         elif name == "parameters":
             parts = ", ".join(f"{part} {count:,}" for part, count in value.items())
             value = f"{sum(value.values()):,}: {parts}"

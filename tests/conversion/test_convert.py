@@ -409,7 +409,7 @@ def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
         printed = run("user/name", tmp_path / "ours")
         upload(tmp_path / "local", "user/shards")
         run("user/shards", tmp_path / "one file")
-    assert "source: user/name, DeBERTa v3 as Microsoft publishes it" in printed and "head: pretraining" in printed
+    assert "source: user/name, deberta-v2" in printed and "head: pretraining" in printed
     written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
     assert str(tmp_path) not in written
     expected = DebertaExtForPreTraining.from_pretrained(source)
