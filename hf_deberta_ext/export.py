@@ -6,7 +6,6 @@ ONNX needs `pip install 'hf_deberta_ext[onnx]'`; `examples/export_onnx.py` measu
 
 import importlib
 import json
-import logging
 import os
 import tempfile
 import warnings
@@ -39,19 +38,19 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
 
     Its inputs are keywords, int64 [B, N] ([B, C, N] for multiple choice): input_ids, attention_mask (1 = token; needed,
     all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict of last_hidden_state, logits,
-    or start_logits and end_logits, as the model names them. Padding is computed like any token, never left out.
+    or start_logits and end_logits, as the model names them. Padding is computed like any token, never left out. Where the
+    model reads absolute positions, in the input or in EMD, lengths go up to the end of that table.
 
     Args:
         model: Any model of this package except the joint one of pre-training, of any dtype, on any device.
         choices (`int`, *optional*): Fixes the number of choices of multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it (torch 2.6 cannot). Where the model
-        reads absolute positions, in the input or in EMD, lengths go up to the end of that table.
+        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it (torch 2.6 cannot).
 
     Raises:
         TypeError: The model is none of this package.
-        ValueError: The joint model of pre-training, or `choices` for another head than multiple choice or below 1.
+        ValueError: The joint model of pre-training, or `choices` for another head than multiple choice.
     """
     head = exported_head(model)
     sizes = dict(TRACED)
@@ -59,9 +58,8 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     if reads_absolute_positions(model):
         dims["sequence"] = torch.export.Dim("sequence", min=1, max=model.base_model.embeddings.max_positions)
     if choices is not None:
-        if head.labels != "choice" or choices < 1:
-            expected = HEADS["multiple-choice"].model_class
-            raise ValueError(f"choices is for {expected}, a number from 1 on; got {choices} for {head.model_class}")
+        if head.labels != "choice":
+            raise ValueError(f"choices is for {HEADS['multiple-choice'].model_class}, got {choices} for {head.model_class}")
         sizes["choices"], dims["choices"] = choices, None
     if head.labels != "choice":
         del sizes["choices"], dims["choices"]
@@ -91,14 +89,8 @@ class _Named(nn.Module):
         # Tells torch that these sizes are one, before a product of two of them is compared (multiple choice).
         if attention_mask.shape != input_ids.shape:
             raise ValueError(f"attention_mask must have shape {list(input_ids.shape)}, got {list(attention_mask.shape)}")
-        outputs = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            output_attentions=False,
-            output_hidden_states=False,
-            return_dict=True,
-        )
+        options = dict(output_attentions=False, output_hidden_states=False, return_dict=True)
+        outputs = self.model(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, **options)
         return {name: outputs[name] for name in self.names}
 
 
@@ -109,8 +101,8 @@ def exported_head(model: nn.Module) -> Head:
         TypeError: The model is none of this package.
         ValueError: The joint model of pre-training, or entity scoring.
     """
-    heads = {head.model_class: head for head in HEADS.values()}
-    head = next((heads[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in heads), None)
+    names = [cls.__name__ for cls in type(model).__mro__]
+    head = next(filter(lambda head: head.model_class in names, HEADS.values()), None)
     if head is None or model.config.model_type != DebertaExtConfig.model_type:
         raise TypeError(f"{type(model).__name__} is no model of this package; merge adapters first")
     if head == HEADS["pretraining"]:
@@ -165,9 +157,6 @@ def export_onnx(
         choices (`int`, *optional*): As in `export_program`.
         overwrite (`bool`): Replace an existing file. It stays as it was if the export fails.
 
-    Returns:
-        `Path` of the file.
-
     Raises:
         ImportError: onnx or onnxscript is missing.
         TypeError, ValueError: As in `export_program`; weights that are not float32; another ending; an older opset.
@@ -178,13 +167,11 @@ def export_onnx(
         raise ValueError(f"opset must be {OPSET} or newer, got {opset}")
     head = exported_head(model)
     if model.dtype != torch.float32:
-        raise ValueError(
-            f"the model is in {model.dtype}, in which most ONNX runtimes lack operations on CPU; give model.float()"
-        )
+        raise ValueError(f"the model must be in float32, got {model.dtype}; give model.float()")
     onnx, _ = _require("onnx", "onnxscript")
     program = export_program(model, choices=choices)
     # What torch's exporter says of its own insides and of packages that it does without.
-    with warnings.catch_warnings(), only_errors():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         translated = torch.onnx.export(program, dynamo=True, opset_version=opset, output_names=head.outputs, verbose=False)
     with written_at_once(path) as part:
@@ -214,22 +201,20 @@ def quantise_onnx(
         embeddings (`bool`): Also quantise the tables of embeddings, with one scale for all rows: smaller, less exact.
         overwrite (`bool`): Replace an existing file.
 
-    Returns:
-        `Path` of the new file.
-
     Raises:
         ImportError: onnx or onnxruntime is missing.
         ValueError: `out` is `path`, or has another ending.
-        FileNotFoundError, FileExistsError: No file at `path`; the new file exists and `overwrite` is not given.
+        FileExistsError: The new file exists and `overwrite` is not given.
     """
     path, out = Path(path), check_new_file(out, overwrite)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; export_onnx writes one")
     if path.resolve() == out.resolve():
         raise ValueError(f"{path} would replace itself; give the int8 file another name")
+    operations = ["MatMul"]
+    if embeddings:
+        operations.append("Gather")
     onnx, quantization, shapes = _require("onnx", "onnxruntime.quantization", "onnxruntime.quantization.shape_inference")
     two_files = data_file(path).exists()
-    with only_errors(), written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
+    with written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
         # What only depends on weights becomes a constant, above all the projections of the relative table. Quantised in each
         # call, they cost a classifier ten points of accuracy (SST-2).
         constant = Path(folder) / "constant.onnx"
@@ -238,9 +223,6 @@ def quantise_onnx(
         )
         graph = onnx.load(constant, load_external_data=False).graph
         rank = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-        operations = ["MatMul"]
-        if embeddings:
-            operations.append("Gather")
         positions = [node.name for node in graph.node if node.op_type == "MatMul" and rank.get(node.input[1], 2) > 2]
         quantization.quantize_dynamic(
             constant,
@@ -253,8 +235,8 @@ def quantise_onnx(
             use_external_data_format=two_files,
             extra_options={"MatMulConstBOnly": True},
         )
-        metadata = {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
         proto = onnx.load(part, load_external_data=False)
+        metadata = {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
         del proto.metadata_props[:]
         onnx.helper.set_model_props(proto, metadata | {"quantisation": "int8 weights, dynamic", "reduce_range": "true"})
         onnx.save(proto, part)
@@ -292,17 +274,6 @@ def _require(*names: str) -> list:
         return list(map(importlib.import_module, names))
     except ImportError as error:
         raise ImportError(f"{error.name} is missing, which ONNX needs: pip install 'hf_deberta_ext[onnx]'") from error
-
-
-@contextmanager
-def only_errors() -> Iterator[None]:
-    """Context in which no logger reports anything below an error."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
 
 
 def tidy_graph(graph):

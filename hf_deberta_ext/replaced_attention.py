@@ -34,6 +34,7 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
     Only the class of the modules changes, to a subclass: parameters, names, hooks and state dict stay, and LoRA works, added
     before or after. Outputs and gradients at real tokens equal those of the stock model, at every length; states at padding
     differ. `save_pretrained` writes the same checkpoint; a pickle of the whole module needs this package to load.
+    `restore_attention` undoes it.
 
     `last_backend` of a replaced module names the backend of its last call and the reason for the choice. The stock code
     serves calls with custom relative positions or queries of another length.
@@ -42,9 +43,6 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
         model (`nn.Module`): any module that holds such attention: a task head, a peft model, a cross-encoder, a GLiNER.
         attn_implementation (`str`, *optional*): a name in `ATTENTION_BACKENDS`; None or "auto": the best for each call. Call
             again to choose another one.
-
-    Returns:
-        `ReplacedAttention`. `restore_attention` undoes it.
 
     Raises:
         ValueError: `model` holds no such attention, there is no such backend, or it cannot serve a module; nothing is
@@ -129,11 +127,6 @@ def _table_of(module: nn.Module) -> tuple[int, int]:
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
-def _span(buckets: int, max_distance: int) -> int:
-    """Return half of the rows of the relative table."""
-    return buckets if buckets > 0 else max_distance
-
-
 def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
     """Return the values of stock `build_relative_position`, [1, N, N], for i - j = 1 - N ... N - 1, [2N - 1]."""
     r = torch.arange(1 - length, length, device=device)
@@ -144,15 +137,15 @@ def _relative_positions(length: int, buckets: int, max_distance: int, device: to
 
 def _as_stock(r: torch.Tensor) -> torch.Tensor:
     """[2N - 1] -> [1, N, N]"""
-    N = (len(r) + 1) // 2
-    i = torch.arange(N, device=r.device)
-    return r[i[:, None] - i + N - 1][None]
+    i = torch.arange((len(r) + 1) // 2, device=r.device)
+    return r[i[:, None] - i + len(i) - 1][None]
 
 
-def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
-    """Return delta [2N - 1]. Beyond the table stock reads row 0 for r <= -M, and `RelativePosition` the row of 1 - M."""
-    span = _span(buckets, max_distance)
-    return (r + span).clamp(0, 2 * span - 1)
+def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch.Tensor, int]:
+    """Return delta [2N - 1] and half of the rows of the relative table. Beyond the table stock reads row 0 for r <= -M, and
+    `RelativePosition` the row of 1 - M."""
+    span = buckets if buckets > 0 else max_distance
+    return (r + span).clamp(0, 2 * span - 1), span
 
 
 def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
@@ -160,16 +153,16 @@ def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]
     if buckets == 1:
         return False, None
     far = 4 * max_distance
-    delta = _table_rows(_relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
+    delta, span = _table_rows(_relative_positions(far + 1, buckets, max_distance), buckets, max_distance)
     steps = delta.diff()
     rises = bool((steps >= 0).all()) and bool(steps.any())
-    if not rises or delta[0] != 0 or delta[-1] != 2 * _span(buckets, max_distance) - 1:
+    if not rises or delta[0] != 0 or delta[-1] != 2 * span - 1:
         return rises, None
     changes = steps.nonzero().squeeze(1) - far
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
 
 
-# Attributes of an instance beside those of its stock class.
+# Attributes of an instance that its stock class has not.
 ADDED = ("attn_implementation", "reach", "last_backend", "position_cache")
 
 
@@ -208,10 +201,10 @@ class _ReplacedSelfAttention(_Replaced):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
         """Return K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
         buckets, M = _table_of(self)
-        span = half = _span(buckets, M)
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
-        delta = _table_rows(relative_pos.to(device), buckets, M)
+        delta, span = _table_rows(relative_pos.to(device), buckets, M)
+        half = span
         # Short sequences need only the middle of the table, where each distance has its own row.
         exact = buckets // 2 + 1 if buckets > 0 else M
         if not is_traced() and N <= exact and not self.caches(rel_embeddings.device):
@@ -253,17 +246,15 @@ class _ReplacedSelfAttention(_Replaced):
         if reason is not None:
             if self.attn_implementation is not None:
                 raise ValueError(
-                    f"attn_implementation = {self.attn_implementation!r} cannot serve this: {reason}; without "
-                    "attn_implementation transformers' code serves such calls"
+                    f"attn_implementation = {self.attn_implementation!r} cannot serve this: {reason}; None serves such calls"
                 )
             self.last_backend = "stock", reason
             if attention_mask is None:
                 attention_mask = torch.ones(B, 1, 1, N, dtype=torch.bool, device=hidden_states.device)
             if relative_pos is not None and relative_pos.dim() == 1:
                 relative_pos = _as_stock(relative_pos)
-            return super().forward(
-                hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
-            )
+            others = output_attentions, query_states, relative_pos, rel_embeddings
+            return super().forward(hidden_states, attention_mask, *others)
 
         Q_c, K_c, V_c = self.project(hidden_states, query_states)
         K_r = Q_r = delta = None
@@ -322,7 +313,8 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Q_c, K_c and V_c, [B, H, N, d] each; the fused weight holds the three of a head side by side."""
         Q_c, K_c, V_c = self.split_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
-        q_bias, v_bias = (self.split_heads(bias[None]) for bias in (self.q_bias, self.v_bias))  # [H, 1, d]
+        q_bias = self.split_heads(self.q_bias[None])  # [H, 1, d]
+        v_bias = self.split_heads(self.v_bias[None])
         # Under autocast the biases are wider.
         return (Q_c + q_bias).to(K_c.dtype), K_c, (V_c + v_bias).to(K_c.dtype)
 
@@ -344,12 +336,7 @@ class _ReplacedEncoder(_Replaced):
             return None
         return mask[:, None, None]
 
-    def get_rel_pos(
-        self,
-        hidden_states: torch.Tensor,
-        query_states: torch.Tensor | None = None,
-        relative_pos: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
+    def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
         """Return [2N - 1]; with query states or relative positions of the caller as in stock."""
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
@@ -364,16 +351,15 @@ class _ReplacedEncoder(_Replaced):
 
 
 class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):
-    """Encoder of DeBERTa-v2, v3 and mDeBERTa whose self-attention runs on our backends."""
-
     stock_class = v2.DebertaV2Encoder
 
 
 class ReplacedDebertaEncoder(_ReplacedEncoder, v1.DebertaEncoder):
-    """Encoder of DeBERTa (v1) whose self-attention runs on our backends."""
-
     stock_class = v1.DebertaEncoder
 
 
-ATTENTION = {cls.stock_class: cls for cls in (ReplacedDebertaSelfAttention, ReplacedDebertaV2SelfAttention)}
-ENCODERS = {cls.stock_class: cls for cls in (ReplacedDebertaEncoder, ReplacedDebertaV2Encoder)}
+ATTENTION = {
+    v1.DisentangledSelfAttention: ReplacedDebertaSelfAttention,
+    v2.DisentangledSelfAttention: ReplacedDebertaV2SelfAttention,
+}
+ENCODERS = {v1.DebertaEncoder: ReplacedDebertaEncoder, v2.DebertaV2Encoder: ReplacedDebertaV2Encoder}

@@ -17,10 +17,10 @@ import os
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, is_offline_mode
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
 
@@ -36,6 +36,7 @@ __all__ = [
     "tokenizer_from_vocab_and_merges",
 ]
 
+FILES = ("spm.model", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 # The order in which the official code appends those that a vocabulary lacks.
 SPECIAL_TOKENS = ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")
 KEPT_SETTINGS = ("do_lower_case", "padding_side", "truncation_side", "extra_special_tokens")
@@ -65,57 +66,42 @@ def load_tokenizer(
 
     Args:
         folder_or_repo (`str` or path): A local folder, or a repository id on the Hub.
-        revision, token, local_files_only, cache_dir, subfolder: As in `huggingface_hub.hf_hub_download`.
+        revision, token, local_files_only, cache_dir, subfolder: As in `huggingface_hub`.
         model_max_length (`int`, *optional*): Default: the value in tokenizer_config.json, else 512.
-        add_prefix_space (`bool`, *optional*): Only for vocab.json and merges.txt (v1): read the first word as if a space
-            stood before it, as words that are already split need. Default: the value in tokenizer_config.json, else False.
+        add_prefix_space (`bool`, *optional*): Only for byte-level BPE (v1): read the first word as if a space stood before
+            it, as words that are already split need. Default: the value in the tokenizer's files, else False.
 
     Raises:
         OSError: There is no tokenizer, or the Hub cannot be reached.
         ValueError: The vocabulary lacks [CLS] or [SEP], or has only special tokens, or an added token would get another id
             than the recorded one.
     """
-    offline = local_files_only or is_offline_mode()
-
-    def find(name: str) -> str | None:
-        if os.path.isdir(folder_or_repo):
-            path = os.path.join(folder_or_repo, subfolder, name)
-            return path if os.path.isfile(path) else None
-        download = dict(revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
-        try:
-            return hf_hub_download(str(folder_or_repo), name, subfolder=subfolder or None, **download)
-        except HFValidationError as error:
-            raise OSError(f"{folder_or_repo} is neither a local folder nor a valid repository id") from error
-        except LocalEntryNotFoundError:
-            if offline:
-                return None
-            raise
-        except EntryNotFoundError:
-            return None
-
-    def read(name: str) -> dict:
-        path = find(name)
-        return {} if path is None else read_json(path)
-
-    config, state, added = read("tokenizer_config.json"), read("tokenizer.json"), read("added_tokens.json")
+    folder = Path(folder_or_repo)
+    if not folder.is_dir():
+        options = dict(revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
+        patterns = [os.path.join(subfolder, name) for name in FILES]
+        folder = Path(snapshot_download(str(folder_or_repo), allow_patterns=patterns, **options))
+    spm, vocab, merges, state, config, added = (folder / subfolder / name for name in FILES)
+    state, config, added = read_json(state), read_json(config), read_json(added)
     if model_max_length is None:
         model_max_length = config.get("model_max_length") or 512
         # transformers writes 1e30 where no length was set.
         if model_max_length > 1e9:
             model_max_length = 512
     if add_prefix_space is None:
-        add_prefix_space = config.get("add_prefix_space", False)
+        add_prefix_space = config.get("add_prefix_space")
     settings = {name: config[name] for name in KEPT_SETTINGS if name in config}
 
     mask_lstrip = False
-    spm, vocab, merges = find("spm.model"), find("vocab.json"), find("merges.txt")
-    if spm is not None:
+    if spm.is_file():
         tokenizer = _spm_backend(spm, config.get("do_lower_case", False))
-    elif vocab is not None and merges is not None:
-        tokenizer = _byte_level_backend(*models.BPE.read_file(vocab, merges), add_prefix_space)
+    elif vocab.is_file() and merges.is_file():
+        settings["add_prefix_space"] = bool(add_prefix_space)
+        tokenizer = _byte_level_backend(*models.BPE.read_file(str(vocab), str(merges)), bool(add_prefix_space))
         mask_lstrip = True
-        settings["add_prefix_space"] = add_prefix_space
     elif state:
+        if add_prefix_space is not None and (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
+            state["pre_tokenizer"]["add_prefix_space"] = settings["add_prefix_space"] = add_prefix_space
         tokenizer = Tokenizer.from_str(json.dumps(state))
         mask_lstrip = '"ByteLevel"' in json.dumps(state["pre_tokenizer"])
         normalizer = json.dumps(state["normalizer"])
@@ -128,11 +114,10 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
-            "give --tokenizer_name"
+            "tokenizer.json. Call tokenizer.save_pretrained on the same folder, or give --tokenizer_name"
         )
-    _add_recorded_tokens(tokenizer, _recorded_tokens(state, config, added))
-    if spm is None and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
+    _add_recorded_tokens(tokenizer, state, config, added)
+    if not spm.is_file() and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
         raise ValueError(
             f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
             "(at the end) use tokenizer_from_vocab_and_merges or finish"
@@ -206,17 +191,12 @@ def finish(
     )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    tokens = dict(bos="[CLS]", eos="[SEP]", unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="[CLS]",
-        eos_token="[SEP]",
-        unk_token="[UNK]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        mask_token="[MASK]",
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask", "token_type_ids"],
+        **{f"{name}_token": token for name, token in tokens.items()},
         **(settings or {}),
     )
 
@@ -232,18 +212,18 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
     """
     advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    ids = tokenizer("hello")["input_ids"]
-    if cls is None or sep is None or ids[:1] != [cls] or ids[-1:] != [sep]:
-        raise ValueError(
-            f"a sentence must be encoded as [CLS] A [SEP], got {tokenizer.convert_ids_to_tokens(ids)} "
-            f"(cls_token {tokenizer.cls_token}, sep_token {tokenizer.sep_token}){advice}"
-        )
     A = tokenizer("hello", add_special_tokens=False)["input_ids"]
     B = tokenizer("world", add_special_tokens=False)["input_ids"]
     pair = tokenizer("hello", "world", return_token_type_ids=True)
-    if pair["input_ids"] != [cls, *A, sep, *B, sep]:
-        got = tokenizer.convert_ids_to_tokens(pair["input_ids"])
-        raise ValueError(f"a pair must be encoded as [CLS] A [SEP] B [SEP], got {got}{advice}")
+    for form, ids, expected in (
+        ("[CLS] A [SEP]", tokenizer("hello")["input_ids"], [cls, *A, sep]),
+        ("[CLS] A [SEP] B [SEP]", pair["input_ids"], [cls, *A, sep, *B, sep]),
+    ):
+        if None in (cls, sep) or ids != expected:
+            raise ValueError(
+                f"a text must be encoded as {form}, got {tokenizer.convert_ids_to_tokens(ids)} "
+                f"(cls_token {tokenizer.cls_token}, sep_token {tokenizer.sep_token}){advice}"
+            )
     types = [0] * (len(A) + 2) + [1] * (len(B) + 1)
     if pair["token_type_ids"] != types:
         raise ValueError(f"a pair must have the types {types}, got {pair['token_type_ids']}{advice}")
@@ -263,7 +243,6 @@ def check_vocabulary(
     A model may have up to a quarter more rows than the tokenizer has tokens, and always 256.
 
     Args:
-        config (*optional*): The configuration of the model; None: only the tokenizer is checked.
         source (*optional*): Where the tokenizer was read from, for the message.
         special_tokens: Tokens whose ids are compared with the configuration's, where both are set.
 
@@ -279,16 +258,13 @@ def check_vocabulary(
         raise ValueError(f"{name} has no tokens but special ones; are its files missing? Give a folder that has them")
     largest = max(vocabulary.values())
     rows = getattr(config, "vocab_size", None)
+    size = f"{name} has {len(tokenizer)} tokens"
     if rows is not None and max(largest + 1, len(tokenizer)) > rows:
-        raise ValueError(
-            f"{name} has {len(tokenizer)} tokens with ids up to {largest}, but the model only {rows} rows "
-            f"(config.vocab_size); take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
-        )
+        hint = f"take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
+        raise ValueError(f"{size} with ids up to {largest}, but the model only {rows} rows (config.vocab_size); {hint}")
     if rows is not None and rows - largest - 1 > max(256, rows // 4):
-        raise ValueError(
-            f"{name} has {len(tokenizer)} tokens for the model's {rows} rows (config.vocab_size), so it is probably of "
-            "another model; take the tokenizer of this model, or give a new model vocab_size"
-        )
+        hint = "take the tokenizer of this model, or give a new model vocab_size"
+        raise ValueError(f"{size} for the model's {rows} rows (config.vocab_size), so is probably of another model; {hint}")
     for token in special_tokens:
         expected = getattr(config, f"{token}_token_id", None)
         got = getattr(tokenizer, f"{token}_token_id", None)
@@ -439,26 +415,20 @@ def _char_class(chars: Iterable[str]) -> str:
     return "[" + "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges) + "]"
 
 
-def _recorded_tokens(state: dict, config: dict, added: dict[str, int]) -> list[tuple[int, AddedToken]]:
-    """Return the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids."""
-    tokens = {}
-    for name, i in added.items():
-        tokens[i] = AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False)
-    for i, fields in config.get("added_tokens_decoder", {}).items():
-        tokens[int(i)] = AddedToken(**fields)
-    for fields in state.get("added_tokens", []):
-        fields = dict(fields)
-        tokens[fields.pop("id")] = AddedToken(**fields)
-    return sorted(tokens.items(), key=lambda item: item[0])
-
-
-def _add_recorded_tokens(tokenizer: Tokenizer, tokens: list[tuple[int, AddedToken]]) -> None:
-    """Add tokens with their recorded ids.
+def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added: dict[str, int]) -> None:
+    """Add the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids.
 
     Raises:
         ValueError: A token would get another id.
     """
-    for i, token in tokens:
+    tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
+    for i, fields in config.get("added_tokens_decoder", {}).items():
+        tokens[int(i)] = AddedToken(**fields)
+    for fields in state.get("added_tokens", []):
+        fields = dict(fields)
+        i = fields.pop("id")
+        tokens[i] = AddedToken(**fields)
+    for i, token in sorted(tokens.items()):
         tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != i:
             raise ValueError(

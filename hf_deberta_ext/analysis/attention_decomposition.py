@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decomposition of the attention of one layer for one text into content and position terms of the logits."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ..checkpoints.loading import in_eval_mode
-from ..model.attention_deberta_ext import DisentangledSelfAttention
+from ..model.attention_deberta_ext import AttentionInputs, DisentangledSelfAttention
 from ..model.modeling_deberta_ext import DebertaExtModel
 
 __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_profile"]
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,11 +52,10 @@ class AttentionParts:
         H = len(self.c2c)
         if head is not None and not 0 <= head < H:
             raise ValueError(f"there is no head {head}: layer {self.layer} has heads 0 to {H - 1}; None is their mean")
-        maps = {}
-        for name in ("probabilities", "c2c", *self.terms):
-            values = getattr(self, name)
-            maps[name] = values.mean(0) if head is None else values[head]
-        return maps
+        heads = slice(None)
+        if head is not None:
+            heads = slice(head, head + 1)
+        return {name: getattr(self, name)[heads].mean(0) for name in ("probabilities", "c2c", *self.terms)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,10 +67,9 @@ class PositionProfile:
     Attributes:
         layer (`int`): counted from 0.
         distances (`torch.Tensor`): r = -reach ... reach, [2·reach + 1]; positive if the key precedes the query.
-        c2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), [H, 2·reach + 1]; None if the
+        c2p, p2c, p2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), over j of
+            K_c[j]·Q_r[delta(r)] / sqrt(s·d), and Q_r[delta(r)]·K_r[delta(-r)] / sqrt(s·d), [H, 2·reach + 1]; None if the
             model lacks the term.
-        p2c (`torch.Tensor`, *optional*): mean over j of K_c[j]·Q_r[delta(r)] / sqrt(s·d), [H, 2·reach + 1].
-        p2p (`torch.Tensor`, *optional*): Q_r[delta(r)]·K_r[delta(-r)] / sqrt(s·d), [H, 2·reach + 1].
         total (`torch.Tensor`): their sum.
     """
 
@@ -105,19 +102,12 @@ def attention_parts(
         TypeError: the model is not one of this package, or contains several encoders.
         ValueError: no such layer, inputs of more or less than one text, or more tokens than absolute positions.
     """
-    x = _project(_encoder_of(model), inputs, layer)
-    logits = {"c2c": x.Q_c @ x.K_c.transpose(-1, -2)}  # [H, N, N]
-    if x.terms:
-        positions = torch.arange(x.Q_c.shape[1])
-        offset = positions[:, None] - positions + len(x.delta) // 2
-        row = x.delta[offset].expand_as(logits["c2c"])
-    if "c2p" in x.terms:
-        logits["c2p"] = (x.Q_c @ x.K_r.transpose(-1, -2)).gather(-1, row)
-    if "p2c" in x.terms:
-        logits["p2c"] = (x.K_c @ x.Q_r.transpose(-1, -2)).gather(-1, row.transpose(-1, -2)).transpose(-1, -2)
-    if "p2p" in x.terms:
-        logits["p2p"] = (x.Q_r[:, x.delta] * x.K_r[:, x.delta.flip(0)]).sum(-1)[:, offset]
-    return AttentionParts(layer=x.layer, terms=x.terms, probabilities=sum(logits.values()).softmax(-1), **logits)
+    layer, x = _project(_encoder_of(model), inputs, layer)
+    q, k = x.Q_c * x.scale, x.K_c
+    logits = {"c2c": (q @ k.mT)[0]}
+    for term in x.terms:
+        logits[term] = x._replace(terms=(term,)).position_scores(q, k)[0]
+    return AttentionParts(layer=layer, terms=x.terms, probabilities=sum(logits.values()).softmax(-1), **logits)
 
 
 @torch.no_grad()
@@ -137,41 +127,25 @@ def position_profile(
         model, inputs, layer: as in `attention_parts`.
         reach (`int`, *optional*): the largest distance; None is the largest one with its own embedding.
     Raises:
-        TypeError, ValueError: as `attention_parts`; a model without relative positions; a reach below 1.
+        TypeError, ValueError: as `attention_parts`; a model without relative positions.
     """
     encoder = _encoder_of(model)
     if not encoder.config.relative_table_size or not encoder.config.pos_att_type:
         raise ValueError("the model has no relative positions (relative_attention, pos_att_type), so it has no profile")
     if reach is None:
         reach = encoder.config.relative_distance - 1
-    if reach < 1:
-        raise ValueError(f"reach = {reach} must be at least 1")
-    x = _project(encoder, inputs, layer)
+    layer, x = _project(encoder, inputs, layer)
     # delta(r) for r = -reach ... reach.
     rows = encoder.encoder.relative_position(reach + 1).cpu()
     means = {}
     if "c2p" in x.terms:
-        means["c2p"] = (x.K_r @ x.Q_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+        means["c2p"] = (x.K_r @ x.Q_c[0].mean(1)[:, :, None]).squeeze(-1)[:, rows] * x.scale
     if "p2c" in x.terms:
-        means["p2c"] = (x.Q_r @ x.K_c.mean(1)[:, :, None]).squeeze(-1)[:, rows]
+        means["p2c"] = (x.Q_r @ x.K_c[0].mean(1)[:, :, None]).squeeze(-1)[:, rows] * x.scale
     if "p2p" in x.terms:
-        means["p2p"] = (x.Q_r[:, rows] * x.K_r[:, rows.flip(0)]).sum(-1)
+        means["p2p"] = (x.Q_r[:, rows] * x.K_r[:, rows.flip(0)]).sum(-1) * x.scale
     distances = torch.arange(-reach, reach + 1)
-    return PositionProfile(layer=x.layer, distances=distances, total=sum(means.values()), **means)
-
-
-@dataclass(eq=False)
-class _Projections:
-    """Scaled queries, and keys, of a text in one layer, on the CPU: Q_c, K_c [H, N, d]; if the model has the terms for them
-    Q_r, K_r [H, R, d] and delta of `RelativePosition`."""
-
-    layer: int
-    terms: tuple[str, ...]
-    Q_c: torch.Tensor = None
-    K_c: torch.Tensor = None
-    Q_r: torch.Tensor = None
-    K_r: torch.Tensor = None
-    delta: torch.Tensor = None
+    return PositionProfile(layer=layer, distances=distances, total=sum(means.values()), **means)
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
@@ -196,8 +170,6 @@ def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.d
     """Return input_ids and token_type_ids, [1, N] without padding."""
     if not isinstance(inputs, Mapping):
         inputs = {"input_ids": inputs}
-    if "input_ids" not in inputs or not {*inputs} <= {*INPUTS}:
-        raise ValueError(f"inputs must have input_ids and may have {', '.join(INPUTS[1:])}; got {', '.join(inputs)}")
     inputs = {name: torch.as_tensor(values, device=device) for name, values in inputs.items()}
     shape = inputs["input_ids"].shape
     if len(shape) != 2 or shape[0] != 1 or shape[1] == 0:
@@ -211,36 +183,29 @@ def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.d
     return {name: values[:, real[0] : real[-1] + 1] for name, values in inputs.items()}
 
 
-def _project(encoder: DebertaExtModel, inputs, layer: int) -> _Projections:
-    """Run the encoder, and project the input of the attention of one layer."""
+def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, AttentionInputs]:
+    """Run the encoder, and project the input of the attention of one layer; return its number and the projections on the
+    CPU, in float32 or wider."""
     L = encoder.config.num_hidden_layers
     if not -L <= layer < L:
         raise ValueError(f"there is no layer {layer}: the model has layers 0 to {L - 1} (-1 is the last)")
     layer %= L
     inputs = _one_text(inputs, encoder.device)
     calls: list[tuple] = []
-    hooks = []
-    for attention in _instances(encoder, DisentangledSelfAttention):
-        hooks.append(attention.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True))
-    try:
-        with in_eval_mode(encoder):
-            encoder(**inputs, may_pack=False)
-            # Layers that share their attention are calls of one module.
-            attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
-            K_r, Q_r = attention.project_positions(rel_embeddings)
-            Q_c = attention.split_heads(attention.query_proj(hidden_states))[0]
-            K_c = attention.split_heads(attention.key_proj(hidden_states))[0]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    projections = _Projections(layer, attention.terms)
-    wide = torch.promote_types(Q_c.dtype, torch.float32)
-    projections.Q_c = Q_c.to("cpu", wide) * attention.scale
-    projections.K_c = K_c.to("cpu", wide)
-    if Q_r is not None:
-        projections.Q_r = Q_r.to("cpu", wide) * attention.scale
-    if K_r is not None:
-        projections.K_r = K_r.to("cpu", wide)
-    if attention.terms:
-        projections.delta = options["delta"].cpu()
-    return projections
+    with contextlib.ExitStack() as hooks, in_eval_mode(encoder):
+        for module in _instances(encoder, DisentangledSelfAttention):
+            hook = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
+            hooks.callback(hook.remove)
+        encoder(**inputs, may_pack=False)
+        # Layers that share their attention are calls of one module.
+        attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
+        Q_c = attention.split_heads(attention.query_proj(hidden_states))
+        tensors = [Q_c, *attention.keys_and_values(hidden_states), *attention.project_positions(rel_embeddings)]
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            tensors[place] = tensor.to("cpu", torch.promote_types(tensor.dtype, torch.float32))
+    delta = options.get("delta")
+    if delta is not None:
+        delta = delta.cpu()
+    Q_c, K_c, V_c, K_r, Q_r = tensors
+    return layer, AttentionInputs(Q_c, K_c, V_c, attention.scale, K_r, Q_r, delta, attention.terms)

@@ -26,7 +26,6 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
     Returns:
         The similarity, in [-1, 1]. Rows of zeros, such as the embedding of [PAD], have no direction and are left out.
     Raises:
-        IndexError: `rows` does not fit the table.
         ValueError: the table is not finite, or fewer than two rows are left.
     """
     table = table.detach()

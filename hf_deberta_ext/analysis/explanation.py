@@ -2,14 +2,14 @@
 """Figures that explain a model, and the numbers behind them: `PREPARE` maps the name of a figure to its function."""
 
 import argparse
-import json
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..checkpoints.files import checkpoint_step, is_adapter_folder
+from ..checkpoints.files import checkpoint_step, is_adapter_folder, read_json
 from ..heads import PARTS
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
@@ -68,20 +68,20 @@ def load_model(source: str, revision: str | None = None) -> ExplainedModel:
         half = str(folder / "discriminator")
         discriminator, _ = _load_with_encoder(DebertaExtForReplacedTokenDetection, half)
         return ExplainedModel(name, half, discriminator, discriminator, generator)
-    options = {} if revision is None else {"revision": revision}
-    config, _ = DebertaExtConfig.get_config_dict(source, **options)
+    revision = revision or "main"
+    config, _ = DebertaExtConfig.get_config_dict(source, revision=revision)
     if is_joint(config):
-        joint, _ = _load_with_encoder(DebertaExtForPreTraining, source, **options)
+        joint, _ = _load_with_encoder(DebertaExtForPreTraining, source, revision)
         sharing = joint.config.embedding_sharing
         return ExplainedModel(name, source, joint.discriminator, joint.discriminator, joint.generator, sharing)
-    model, missing = _load_with_encoder(DebertaExtForReplacedTokenDetection, source, **options)
+    model, missing = _load_with_encoder(DebertaExtForReplacedTokenDetection, source, revision)
     explained = ExplainedModel(name, source, model.deberta)
     if "mask_predictions." not in " ".join(missing):
         explained.discriminator = model
     return explained
 
 
-def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[str]]:
+def _load_with_encoder(model_class, source: str, revision: str = "main") -> tuple[Any, list[str]]:
     """Load a model in float32 with a pretrained encoder, and return it with the names of its missing weights.
 
     An adapter (LoRA) is merged into the encoder of its base model; a head that was saved with it is left out.
@@ -96,7 +96,8 @@ def _load_with_encoder(model_class, source: str, **options) -> tuple[Any, list[s
         weights = {name: tensor for name, tensor in load_peft_weights(source, device="cpu").items() if ".encoder." in name}
         set_peft_model_state_dict(adapted, weights)
         return adapted.merge_and_unload().eval(), missing
-    model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+    options = dict(dtype=torch.float32, output_loading_info=True, revision=revision)
+    model, info = model_class.from_pretrained(source, **options)
     missing = sorted(map(str, info["missing_keys"]))
     of_encoder = [key for key in missing if ".encoder." in key or "word_embeddings" in key]
     if of_encoder:
@@ -113,15 +114,9 @@ def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[
         raise ValueError("--text is empty")
     revision = arguments.revision if arguments.tokenizer is None else None
     tokenizer = load_tokenizer(arguments.tokenizer or model.tokenizer, revision=revision)
-    config = model.encoder.config
-    check_tokenizer(tokenizer, config)
+    check_tokenizer(tokenizer, model.encoder.config)
     tensors = model_inputs(tokenizer(arguments.text, return_tensors="pt", verbose=False))
     tokens = tokenizer.convert_ids_to_tokens(tensors["input_ids"][0].tolist())
-    limit = tokenizer.model_max_length
-    if config.position_biased_input:
-        limit = min(limit, config.max_position_embeddings)
-    if len(tokens) > limit:
-        raise ValueError(f"--text has {len(tokens)} tokens, and the model reads at most {limit}: give a part of it")
     return dict(tokenizer=tokenizer, tensors=tensors, tokens=tokens)
 
 
@@ -195,12 +190,10 @@ def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argpar
     panels = _panels(runs)
     numbers: dict[str, dict[str, list]] = {}
     for _, chosen, metrics in panels:
-        for name in chosen:
-            curves = numbers.setdefault(name, {})
-            for entry in runs[name]:
-                for metric in metrics:
-                    if metric in entry:
-                        curves.setdefault(metric, []).append([entry["step"], entry[metric]])
+        for name, metric in itertools.product(chosen, metrics):
+            points = [[entry["step"], entry[metric]] for entry in runs[name] if metric in entry]
+            if points:
+                numbers.setdefault(name, {})[metric] = points
     return numbers, lambda paths: plot_curves(runs, paths, panels=panels)
 
 
@@ -208,15 +201,10 @@ def _history(folder: Path) -> list[dict]:
     """Read the log of a run: of its end, or of its last checkpoint."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     for place in (folder, *checkpoints):
-        file = place / "trainer_state.json"
-        if file.is_file():
-            break
-    else:
-        raise FileNotFoundError(f"{folder} has no run: there is no trainer_state.json in it or in a checkpoint-*")
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["log_history"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} has no log_history; was the run killed while it wrote it?") from error
+        history = read_json(place / "trainer_state.json").get("log_history")
+        if history is not None:
+            return history
+    raise FileNotFoundError(f"{folder} has no run: there is no trainer_state.json in it or in a checkpoint-*")
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:

@@ -39,17 +39,14 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
     """Return the metrics without speeds and counts, named without `stem`; losses last."""
-    prefixes = tuple(f"{name}_" for name in number_of_examples(metrics, stem) if name)
-    scores, losses = {}, {}
+    sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
+    measured = {}
     for full_name, value in metrics.items():
         name = full_name.removeprefix(f"{stem}_")
-        plain = name
-        for prefix in prefixes:
-            plain = plain.removeprefix(prefix)
-        if name == full_name or not isinstance(value, (int, float)) or NO_METRIC.fullmatch(plain):
-            continue
-        (losses if name.endswith("loss") else scores)[name] = value
-    return scores | losses
+        plain = re.sub(rf"^({sets})_", "", name)
+        if name != full_name and isinstance(value, (int, float)) and NO_METRIC.fullmatch(plain) is None:
+            measured[name] = value
+    return dict(sorted(measured.items(), key=lambda metric: metric[0].endswith("loss")))
 
 
 def is_score(name: str) -> bool:
@@ -67,13 +64,12 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     for stem in ("eval", "predict"):
         runs = [measured_metrics(metrics, stem) for metrics in results.values()]
         for name in runs[0]:
-            if not all(name in run for run in runs):
+            values = [run[name] for run in runs if name in run]
+            if len(values) < len(runs):
                 continue
-            values = [run[name] for run in runs]
-            deviation = None
+            entry = {"mean": statistics.mean(values), "standard_deviation": None, "values": values}
             if len(values) > 1:
-                deviation = statistics.stdev(values)
-            entry = {"mean": statistics.mean(values), "standard_deviation": deviation, "values": values}
+                entry["standard_deviation"] = statistics.stdev(values)
             summary[f"{stem}_{name}"] = entry
     return summary
 
@@ -98,15 +94,17 @@ def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping
     baselines = baselines or {}
     rows = [("metric", "value", *baselines)]
     for name, value in measured.items():
-        cells = [value, *(scores.get(name) for scores in baselines.values())]
-        rows.append((name, *(shown_metric(name, cell) for cell in cells)))
+        row = [name, shown_metric(name, value)]
+        for scores in baselines.values():
+            row.append(shown_metric(name, scores.get(name)))
+        rows.append(row)
     return markdown_table(*rows)
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
     """Return the result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
     baselines = summary.get("baselines", {})
-    rows = [("metric", "mean", "standard deviation", *(f"seed {seed}" for seed in summary["seeds"]), *baselines)]
+    rows = [("metric", "mean", "standard deviation", *map("seed {}".format, summary["seeds"]), *baselines)]
     for name, metric in summary.items():
         if name in ("seeds", "baselines"):
             continue
@@ -121,18 +119,17 @@ def objectives_table(
     objectives: Mapping[str, str],
     columns: Sequence[str] = ("loss", "perplexity", "accuracy", "targets"),
 ) -> str:
-    """Return the result of a pre-training's `evaluate`, a row for each objective; a metric that is not there is empty.
-
-    Args:
-        objectives (`dict[str, str]`): name in the metrics -> title.
-    """
+    """Return the result of a pre-training's `evaluate`, a row for each objective (name in the metrics: title); a metric that
+    is not there is empty."""
     rows = [("objective", *columns)]
     for prefix, title in objectives.items():
         cells = [title]
         for column in columns:
             value = metrics.get(f"eval_{prefix}_{column}")
-            digits = {"perplexity": 2}.get(column, 4)
-            cells.append(f"{value:,}" if isinstance(value, int) else shown_metric(column, value, digits))
+            if isinstance(value, int):
+                cells.append(f"{value:,}")
+            else:
+                cells.append(shown_metric(column, value, {"perplexity": 2}.get(column, 4)))
         rows.append(cells)
     return markdown_table(*rows)
 

@@ -64,7 +64,7 @@ class _Sentence(NamedTuple):
 
 
 def token_replacement_probabilities(
-    model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32, *, truncation: bool = False
+    model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32
 ) -> list[TokenScore] | list[list[TokenScore]]:
     """Compute the probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
 
@@ -74,16 +74,15 @@ def token_replacement_probabilities(
         tokenizer: the tokenizer of the model.
         texts (`str` or `list[str]`): what to score.
         batch_size (`int`): texts that run together; they are of equal length, so that nothing is padded.
-        truncation (`bool`): score the beginning of a text that is too long for the model instead of raising an error.
     Returns:
         For each text its tokens without [CLS] and [SEP]; a single list if `texts` is one `str`.
     Raises:
         ValueError: the model is not a discriminator, the tokenizer does not fit it, or a text is too long.
     """
     if isinstance(texts, str):
-        return token_replacement_probabilities(model, tokenizer, [texts], batch_size, truncation=truncation)[0]
+        return token_replacement_probabilities(model, tokenizer, [texts], batch_size)[0]
     model = getattr(model, "discriminator", model)
-    sentences = _encode(model, tokenizer, texts, batch_size, truncation)
+    sentences = _encode(model, tokenizer, texts)
     all_logits = _discriminator_logits(model, sentences, batch_size)
     scores: list[list[TokenScore]] = []
     for text, sentence, logits in zip(texts, sentences, all_logits, strict=True):
@@ -103,7 +102,6 @@ def pseudo_log_likelihood(
     texts: str | Sequence[str],
     batch_size: int = 32,
     *,
-    truncation: bool = False,
     within_word: bool = False,
     show_progress: bool = False,
 ) -> SentenceScore | list[SentenceScore]:
@@ -117,7 +115,7 @@ def pseudo_log_likelihood(
 
     Args:
         model: any model for masked language modelling, logits [B, N, V]; or a discriminator.
-        tokenizer, texts, truncation: as in `token_replacement_probabilities`.
+        tokenizer, texts: as in `token_replacement_probabilities`.
         batch_size (`int`): rows that run together; they are of equal length, so that nothing is padded. Models of other
             packages compute the logits of whole rows: lower it for long texts and large vocabularies.
         within_word (`bool`): with a token, mask also the later tokens of its word (Kauf and Ivanova 2023, PLL-word-l2r), so
@@ -130,23 +128,22 @@ def pseudo_log_likelihood(
             a text is too long or has no tokens.
     """
     if isinstance(texts, str):
-        options = dict(truncation=truncation, within_word=within_word, show_progress=show_progress)
+        options = dict(within_word=within_word, show_progress=show_progress)
         return pseudo_log_likelihood(model, tokenizer, [texts], batch_size, **options)[0]
     model = getattr(model, "discriminator", model)
     if within_word and not tokenizer.is_fast:
         raise ValueError(f"within_word needs a fast tokenizer, which keeps offsets, got {type(tokenizer).__name__}")
-    sentences = _encode(model, tokenizer, texts, batch_size, truncation, within_word)
+    sentences = _encode(model, tokenizer, texts, within_word)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
             raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; leave it out")
     if not sentences:
         return []
-    if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids]).dim() == 3:
+    if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids], dims=(2, 3)).dim() == 3:
         logs = _masked_one_by_one(model, tokenizer, sentences, batch_size, show_progress)
     else:
-        logs = [
-            logsigmoid(-logits).tolist() for logits in _discriminator_logits(model, sentences, batch_size, show_progress)
-        ]
+        all_logits = _discriminator_logits(model, sentences, batch_size, show_progress)
+        logs = [logsigmoid(-logits).tolist() for logits in all_logits]
     scores = []
     for values in logs:
         total = math.fsum(values)
@@ -163,28 +160,18 @@ def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(visible)
 
 
-def _encode(model, tokenizer, texts, batch_size: int, truncation: bool, within_word: bool = False) -> list[_Sentence]:
+def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentence]:
     """Encode every text with its special tokens, and find the positions of its other tokens."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"text {number} must be a str, got {type(text).__name__}: {text!r}")
     if isinstance(model.config, DebertaExtConfig):
         check_tokenizer(tokenizer, model.config)
     limit = _longest(model, tokenizer)
-    options = dict(verbose=False)
-    if truncation and limit < math.inf:
-        options = dict(truncation=True, max_length=limit)
+    options = dict(return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     sentences = []
     for number, text in enumerate(texts):
-        encoded = tokenizer(text, return_special_tokens_mask=True, return_offsets_mapping=tokenizer.is_fast, **options)
+        encoded = tokenizer(text, **options)
         ids = encoded["input_ids"]
         if len(ids) > limit:
-            raise ValueError(
-                f"text {number} has {len(ids)} tokens, and at most {limit} are read: give truncation=True to score its "
-                "beginning, or split it"
-            )
+            raise ValueError(f"text {number} has {len(ids)} tokens, and at most {limit} are read: split or shorten it")
         positions = [position for position, special in enumerate(encoded["special_tokens_mask"]) if not special]
         words = list(range(len(ids)))
         if within_word:
@@ -199,16 +186,16 @@ def _encode(model, tokenizer, texts, batch_size: int, truncation: bool, within_w
 
 def _longest(model, tokenizer) -> float:
     """Return the most tokens that tokenizer and model take; infinity if neither has a limit."""
-    limits = [math.inf]
+    limit = math.inf
     # transformers writes 1e30 if no length was set.
     if tokenizer.model_max_length < 1e9:
-        limits.append(tokenizer.model_max_length)
+        limit = tokenizer.model_max_length
     # Models without this field, such as BERT, add absolute positions.
     reads_positions = getattr(model.config, "position_biased_input", True)
     decodes_positions = isinstance(model, DebertaExtForMaskedLM) and model.config.has_absolute_positions
     if reads_positions or decodes_positions:
-        limits.append(getattr(model.config, "max_position_embeddings", math.inf))
-    return min(limits)
+        limit = min(limit, getattr(model.config, "max_position_embeddings", math.inf))
+    return limit
 
 
 def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, show_progress: bool) -> Iterator[list]:
@@ -220,34 +207,28 @@ def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, sho
                 bar.update(len(batch))
 
 
-def _logits(model, rows: list[list[int]] | torch.Tensor) -> torch.Tensor:
-    """Compute logits of rows of ids [B, N] without padding, [B, N] or [B, N, V] in float32."""
-    ids = torch.as_tensor(rows).to(_device(model))
+def _logits(model, rows: list[list[int]] | torch.Tensor, *, dims: tuple[int, ...]) -> torch.Tensor:
+    """Compute logits of rows of ids [B, N] without padding, in float32: [B, N] (`dims` has 2) or [B, N, V] (3)."""
+    ids = torch.as_tensor(rows).to(next(model.parameters()).device)
     with in_eval_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    if logits.dim() not in (2, 3) or logits.shape[:2] != ids.shape:
+    if logits.dim() not in dims or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{type(model).__name__} gives logits {list(logits.shape)} for {list(ids.shape)} tokens: expected one logit per "
-            "token, of a discriminator, or one per token of the vocabulary, of a masked language model"
+            f"{type(model).__name__} gives logits {list(logits.shape)} for {list(ids.shape)} tokens, expected [B, N] of a "
+            "discriminator, or of a masked language model, for a likelihood, [B, N, V]"
         )
     return logits.float()
 
 
-def _device(model) -> torch.device:
-    return next(model.parameters(), torch.empty(0)).device
-
-
 def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, show_progress: bool = False) -> list:
     """Compute a discriminator's logits for the tokens of each sentence, [n] each, on the CPU."""
-    found: dict[int, torch.Tensor] = {}
+    all_logits: dict[int, torch.Tensor] = {}
     numbers = range(len(sentences))
     for batch in _batches(numbers, lambda number: len(sentences[number].input_ids), batch_size, show_progress):
-        logits = _logits(model, [sentences[number].input_ids for number in batch]).cpu()
-        if logits.dim() != 2:
-            raise ValueError(f"{type(model).__name__} gives logits {list(logits.shape)}, expected [B, N] of a discriminator")
+        logits = _logits(model, [sentences[number].input_ids for number in batch], dims=(2,)).cpu()
         for number, values in zip(batch, logits, strict=True):
-            found[number] = values[sentences[number].positions]
-    return list(map(found.get, numbers))
+            all_logits[number] = values[sentences[number].positions]
+    return list(map(all_logits.get, numbers))
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
@@ -263,25 +244,20 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
         target = rows.gather(1, position)
         is_later = torch.arange(rows.shape[1]) >= position
         rows[is_later & (words == words.gather(1, position))] = tokenizer.mask_token_id
-        logits = _logits_at(model, tokenizer, rows, position)
+        logits = _logits_at(model, rows, position)
         values = logits.log_softmax(dim=-1).gather(1, target.to(logits.device))[:, 0].tolist()
         for (number, _), value in zip(batch, values, strict=True):
             logs[number].append(value)
     return logs
 
 
-def _logits_at(model, tokenizer, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def _logits_at(model, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Compute the logits of one position [B, 1] of each row [B, N], [B, V]."""
     if isinstance(model, DebertaExtForMaskedLM):
         # Models of this package compute no other positions. Subclasses may need other labels in their own forward.
-        labels = torch.full_like(rows, -100).scatter(1, position, 0).to(_device(model))
+        labels = torch.full_like(rows, -100).scatter(1, position, 0).to(model.device)
         with in_eval_mode(model), torch.no_grad():
-            logits = DebertaExtForMaskedLM.forward(model, rows.to(labels.device), labels=labels, masked_only=True).logits
+            logits = DebertaExtForMaskedLM.forward(model, rows.to(model.device), labels=labels, masked_only=True).logits
         return logits.float()
-    logits = _logits(model, rows)
-    if logits.dim() != 3 or logits.shape[-1] < len(tokenizer):
-        raise ValueError(
-            f"{type(model).__name__} gives logits {list(logits.shape)}, expected [B, N] of a discriminator or [B, N, V] of "
-            f"a masked language model for the {len(tokenizer)} tokens of the vocabulary"
-        )
+    logits = _logits(model, rows, dims=(3,))
     return logits[torch.arange(len(rows)), position[:, 0].to(logits.device)]

@@ -21,18 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", choices=("deberta-ext", "deberta-v2"), default="deberta-ext", help="the format; default %(default)s"
     )
     parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="default: what the file holds")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: that of the file")
-    parser.add_argument("--max_shard_size", metavar="SIZE", help='of one weight file, such as "2GB"; --to deberta-ext alone')
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: the dtype of the file")
+    parser.add_argument("--max_shard_size", metavar="SIZE", help='of one weight file, such as "2GB"; only --to deberta-ext')
     parser.add_argument("--lossy", action="store_true", help="--to deberta-v2 also where its classes compute something else")
     parser.add_argument("--tokenizer", metavar="SOURCE", help="where the tokenizer comes from, or none; default SOURCE")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--overwrite", action="store_true", help="an OUTPUT that is there is renamed to OUTPUT.old-1")
+    parser.add_argument("--overwrite", action="store_true", help="rename an OUTPUT that exists to OUTPUT.old-1")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Nothing is left behind where it fails, and OUTPUT appears when it is whole and checked."""
+def run(arguments: argparse.Namespace) -> None:
+    """Write OUTPUT, which appears once it is complete and checked; nothing is left behind after an error."""
     from ..conversion.convert import convert
 
-    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "debug")}
-    convert(**options, full_report=getattr(arguments, "debug", False))
-    return 0
+    options = vars(arguments).copy()
+    for name in ("command", "debug"):
+        options.pop(name, None)
+    convert(**options)

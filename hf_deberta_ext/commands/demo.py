@@ -17,12 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load the model, print the address, and serve until Ctrl-C.
-
-    Raises:
-        ImportError: gradio is not installed.
-        ValueError, OSError: the model cannot be loaded, or the port is taken.
-    """
+    """Load the model, print the address, and serve until Ctrl-C."""
     from ..demo.page import build_page, launch
 
     launch(build_page(arguments.model, arguments.revision), host="127.0.0.1", port=arguments.port)

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -30,18 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="folder or repository of a masked language model or discriminator")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument(
-        "--pairs", nargs="+", required=True,
+        "--pairs",
+        nargs="+",
+        required=True,
         help="files (.jsonl, .tsv, .csv, ..., each also .gz) or folders of them, with the columns sentence_good, "
         "sentence_bad and, if you like, UID (paradigm) and linguistics_term (phenomenon)",
-    )  # fmt: skip
+    )
     methods = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
-    parser.add_argument(
-        "--frequency_text",
-        nargs="+",
-        default=[],
-        help="texts whose word frequencies are the baseline, best those of the training",
-    )
+    frequency_help = "texts whose word frequencies are the baseline, best those of the training"
+    parser.add_argument("--frequency_text", nargs="+", default=[], help=frequency_help)
     parser.add_argument("--max_pairs_per_phenomenon", type=int, help="a quick look: so many, evenly spread; default: all")
     parser.add_argument("--batch_size", type=int, default=64, help="rows that run together; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
@@ -49,12 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Score all pairs, print the table, and write it with a figure and minimal_pairs.json.
-
-    Raises:
-        ValueError, OSError: A file is damaged or holds no pairs, or the model lacks the head that --scoring needs.
-        ImportError: matplotlib is not installed.
-    """
+    """Score all pairs, print the table, and write it with a figure and minimal_pairs.json."""
     from ..analysis.minimal_pairs import pair_accuracies, thin_out, word_frequency_scores
     from ..analysis.plots import plot_minimal_pairs
     from ..analysis.plots.figure import new_figure
@@ -93,10 +87,8 @@ def run(arguments: argparse.Namespace) -> None:
     name = arguments.model
     if model_folder.is_dir():
         name = model_folder.resolve().name
-    report = dict(
-        model=name, pairs=len(pairs), sentences=len(sentences), max_pairs_per_phenomenon=most, seconds=seconds,
-        frequency_text=[Path(source).name for source in arguments.frequency_text], results=results,
-    )  # fmt: skip
+    report = dict(model=name, pairs=len(pairs), sentences=len(sentences), max_pairs_per_phenomenon=most, seconds=seconds)
+    report |= dict(frequency_text=list(map(os.path.basename, arguments.frequency_text)), results=results)
     table = section(pairs, results, arguments)
     (folder / f"{STEM}.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     (folder / f"{STEM}.md").write_text(table, encoding="utf-8")
@@ -110,32 +102,26 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_pairs(sources: list[str]) -> list[Any]:
-    """Read the pairs of files, and of all files in folders.
-
-    Raises:
-        ValueError, OSError: A file cannot be read or holds no pairs.
-    """
+    """Read the pairs of files, and of all files in folders."""
     from ..analysis.minimal_pairs import pairs_of_rows
     from ..data.files import file_kind, read_rows
 
     files = []
     for source in map(Path, sources):
         if source.is_dir():
-            files += [file for file in sorted(source.rglob("[!.]*")) if file_kind(file)]
+            files += filter(file_kind, sorted(source.rglob("[!.]*")))
         else:
             files.append(source)
-    pairs = [pair for file in files for pair in pairs_of_rows(read_rows(file), file.name.partition(".")[0])]
+    pairs = []
+    for file in files:
+        pairs += pairs_of_rows(read_rows(file), file.name.partition(".")[0])
     if not pairs:
         raise ValueError(f"--pairs {' '.join(sources)} has no pairs")
     return pairs
 
 
 def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
-    """Load the model with the head of a way of scoring, and its tokenizer.
-
-    Raises:
-        ValueError: The checkpoint has no such head, or is an adapter.
-    """
+    """Load the model with the head of a way of scoring, and its tokenizer."""
     import torch
     from transformers import AutoModelForMaskedLM
 
@@ -151,16 +137,15 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
         explained = load_model(source, revision)
         if explained.discriminator is None:
             raise ValueError(
-                f"{source} has no head of replaced token detection: --scoring pll is for masked language models"
+                f"{source} has no head of replaced token detection: give --scoring pll for masked language models"
             )
         return explained.discriminator, load_tokenizer(explained.tokenizer, revision=revision)
-    model, info = AutoModelForMaskedLM.from_pretrained(
-        source, revision=revision or "main", dtype=torch.float32, output_loading_info=True
-    )
+    options = dict(revision=revision or "main", dtype=torch.float32, output_loading_info=True)
+    model, info = AutoModelForMaskedLM.from_pretrained(source, **options)
     if missing := sorted(map(str, info["missing_keys"])):
         raise ValueError(
-            f"{source} has no trained head for masked words ({missing[0]} is not in its weights): --scoring rtd is for "
-            "discriminators"
+            f"{source} has no trained head for masked words ({missing[0]} is not in its weights): give --scoring rtd for a "
+            "discriminator"
         )
     return model, load_tokenizer(source, revision=revision)
 
@@ -177,7 +162,7 @@ def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Names
     methods = "; ".join(f"{name}: {METHODS[name]}" for name in results if name in METHODS)
     notes = f"Percent of the pairs whose good sentence has the higher score; ties count one half. {methods}. "
     if arguments.frequency_text:
-        names = ", ".join(Path(source).name for source in arguments.frequency_text)
+        names = ", ".join(map(os.path.basename, arguments.frequency_text))
         notes += f"Word frequency: the sum of log frequencies of the words in {names}, which knows no grammar."
     else:
         notes += "Without the baseline of word frequencies, for which --frequency_text was not given."

@@ -5,11 +5,11 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
 from ..analysis.plots.figure import new_figure
+from ..checkpoints.files import read_json
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
@@ -37,37 +37,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
     parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the tokenizer's longest input")
-    parser.add_argument(
-        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="default: png svg"
-    )
+    formats = ("png", "svg", "pdf")
+    parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="default: png svg")
     parser.add_argument("--overwrite", action="store_true", help="replace existing figures")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compute everything, then write the figures and explain.json, and print their paths.
-
-    Raises:
-        ValueError, OSError: Figures exist already, the model cannot give one that was asked for by name, or what was given
-            cannot be read or does not fit it.
-        ImportError: matplotlib is not installed.
-    """
+    """Compute everything, then write the figures and explain.json, and print their paths."""
     requested = [name for name in FIGURES if getattr(arguments, name) not in (None, False)]
     names = requested or list(FIGURES)
-    folder, formats = arguments.output_dir, list(dict.fromkeys(arguments.formats))
-    paths = {name: [folder / f"{name}.{ending}" for ending in formats] for name in names}
-    for file in itertools.chain(*paths.values()):
-        if file.exists() and not arguments.overwrite:
-            raise ValueError(f"{file} would be overwritten: give --overwrite, or another --output_dir")
-    if arguments.model is None and (names != ["curves"] or not arguments.curves):
-        raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
+    folder, numbers_file = arguments.output_dir, arguments.output_dir / NUMBERS_FILE
+    paths: dict[str, list[Path]] = {name: [] for name in names}
+    for name, ending in itertools.product(names, dict.fromkeys(arguments.formats)):
+        paths[name].append(folder / f"{name}.{ending}")
     subject = {}
     if names != ["curves"]:
         subject = {"model": arguments.model, "text": arguments.text}
-    numbers = subject | earlier_numbers(folder / NUMBERS_FILE, subject, names, arguments.overwrite)
+    # Numbers of other figures of the same model and text are kept.
+    saved = read_json(numbers_file)
+    is_same = all(saved.get(name, value) == value for name, value in subject.items())
+    if not arguments.overwrite:
+        lost = [file for file in itertools.chain(*paths.values()) if file.exists()]
+        if not is_same or not saved.keys().isdisjoint(names):
+            lost.append(numbers_file)
+        if lost:
+            raise ValueError(f"{lost[0]} would be overwritten: give --overwrite, or another --output_dir")
+    if arguments.model is None and (subject or not arguments.curves):
+        raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
+    numbers = dict(subject)
+    if is_same:
+        numbers |= {name: value for name, value in saved.items() if name not in names}
     # Reports at once that matplotlib is missing, not after the model is loaded.
     new_figure(1)
     model = inputs = None
-    if names != ["curves"]:
+    if subject:
         model = load_model(arguments.model, arguments.revision)
         inputs = tokenize_text(model, arguments)
     figures = {}
@@ -86,22 +89,5 @@ def run(arguments: argparse.Namespace) -> None:
     text = json.dumps(numbers, ensure_ascii=False)
     rounded = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in rounded.items()]
-    (folder / NUMBERS_FILE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    print(folder / NUMBERS_FILE)
-
-
-def earlier_numbers(file: Path, subject: dict, names: Sequence[str], overwrite: bool) -> dict:
-    """Read the numbers of other figures of the same model and text, which are kept.
-
-    Raises:
-        ValueError: Numbers would be lost.
-    """
-    if not file.exists():
-        return {}
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    is_same = all(saved.get(name, value) == value for name, value in subject.items())
-    if not overwrite and (not is_same or not saved.keys().isdisjoint(names)):
-        raise ValueError(f"numbers in {file} would be overwritten: give --overwrite, or another --output_dir")
-    if not is_same:
-        return {}
-    return {name: value for name, value in saved.items() if name not in names}
+    numbers_file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(numbers_file)

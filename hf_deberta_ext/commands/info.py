@@ -27,16 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..native import kernel_status
     from ..pretraining.prepared_corpus import is_prepared, manifest_text, read_manifest
 
-    is_corpus = is_prepared(arguments.source)
-    if is_corpus:
+    if is_prepared(arguments.source):
         facts = read_manifest(arguments.source)
+        text = manifest_text(facts)
     else:
         facts = describe(arguments.source, revision=arguments.revision, download=arguments.download)
         facts["attention"] = kernel_status()
+        text = description_text(facts)
     if arguments.json:
-        print(json.dumps(facts, indent=2))
-    elif is_corpus:
-        print(manifest_text(facts))
-    else:
-        print(description_text(facts))
+        text = json.dumps(facts, indent=2)
+    print(text)
     return int(bool(facts.get("problems")))

@@ -3,7 +3,6 @@
 
 import math
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,6 @@ from ..checkpoints.files import (
 )
 from ..checkpoints.layouts import convert_official, set_fields_of_head
 from ..checkpoints.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
-from ..checkpoints.presets import PRESETS
 from ..heads import HEADS, model_class
 from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
 from ..tokenization import check_tokenizer, load_tokenizer
@@ -45,14 +43,11 @@ __all__ = [
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch.model-*.bin"]
-# Fields of the configuration -> their names in the text.
-SIZES = {
-    "num_hidden_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads",
-    "intermediate_size": "feed-forward", "vocab_size": "vocabulary", "max_position_embeddings": "positions",
-}  # fmt: skip
-HEAD_MODULES = {
-    "lm_predictions": "masked-lm", "mask_predictions": "replaced-token-detection", "qa_outputs": "question-answering",
-}  # fmt: skip
+# Fields of the configuration.
+SIZES = """
+    num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size max_position_embeddings
+""".split()
+HEAD_MODULES = dict(lm_predictions="masked-lm", mask_predictions="replaced-token-detection", qa_outputs="question-answering")
 CLASSIFIERS = {"sequence-classification", "token-classification", "multiple-choice", "entity-scoring"}
 TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_model="base model")
 
@@ -62,10 +57,8 @@ class CheckpointContents:
     """Contents of a checkpoint, without the values of its tensors.
 
     Args:
-        source (`str`): The folder or repository id, as given.
-        folder (`Path`): The local folder with its files.
-        stored (`dict`): config.json as it is stored.
-        config (`DebertaExtConfig`, *optional*): The configuration as this package reads it.
+        source, folder: The folder or repository id as given, and the local folder with its files.
+        stored, config: config.json as it is stored, and as this package reads it.
         tensors (`dict[str, Tensor]`): Key in the files -> shape and dtype. Empty if the files are .bin on the Hub only.
         shapes (`dict[str, tuple]`): Parameter of this package, without the prefix "deberta." -> shape.
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
@@ -80,14 +73,14 @@ class CheckpointContents:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def is_official(self) -> bool:
-        """Tell a checkpoint of Microsoft's or transformers' DeBERTa classes."""
-        return self.stored["model_type"] in OFFICIAL_TYPES
-
-    @property
     def is_joint(self) -> bool:
         """Tell a generator and a discriminator in one model of this package."""
         return is_joint(self.stored)
+
+    @property
+    def has_generator(self) -> bool:
+        """Tell an official discriminator with its generator."""
+        return (self.folder / GENERATOR_FILE).is_file()
 
     @property
     def dtypes(self) -> list[str]:
@@ -99,10 +92,8 @@ class CheckpointContents:
         """Heads whose modules are in the files, without "base"; the one that config.json names comes first."""
         if self.is_joint:
             return ["pretraining"]
-        named = []
-        for architecture in self.stored.get("architectures") or []:
-            name = re.sub("^Deberta(Ext|V2)?", "DebertaExt", architecture)
-            named += [head for head in HEADS if HEADS[head].model_class == name]
+        architectures = [name.partition("For")[2] for name in self.stored.get("architectures") or []]
+        named = [name for name, head in HEADS.items() if head.model_class.partition("For")[2] in architectures]
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
         if "classifier" in modules:
@@ -115,46 +106,19 @@ class CheckpointContents:
                 found.append("entity-scoring")
             else:
                 found.append("token-classification")
-        if "replaced-token-detection" in found and (self.folder / GENERATOR_FILE).is_file():
+        if "replaced-token-detection" in found and self.has_generator:
             found.append("pretraining")
         return sorted(found, key=lambda head: head not in named)
 
     def kind(self) -> str:
-        """Return a line such as "DeBERTa v3 as Microsoft publishes it (deberta-v2)"."""
-        model_type = self.stored["model_type"]
-        architecture = ", ".join(self.stored.get("architectures") or ["no architecture named"])
-        if self.is_joint:
-            return "generator and discriminator of replaced token detection in one model, of this package"
-        if model_type == DebertaExtConfig.model_type:
-            return f"a model of this package ({architecture})"
-        if not self.is_official:
-            return f"a model of another type: {model_type} ({architecture})"
-        if self.stored.get("vocab_size", 0) >= PRESETS["mdeberta-v3-base"]["vocab_size"]:
-            family = "mDeBERTa v3"
-        elif not self.stored.get("share_att_key"):
-            family = "DeBERTa v1"
-        elif self.stored.get("conv_kernel_size"):
-            family = "DeBERTa v2"
-        else:
-            family = "DeBERTa v3"
-        if "transformers_version" in self.stored:
-            return f"{family} as transformers saves it ({model_type}, {architecture})"
-        generator = ""
-        if (self.folder / GENERATOR_FILE).is_file():
-            generator = ", discriminator and generator"
-        return f"{family} as Microsoft publishes it ({model_type}{generator})"
+        """Return model type and architectures, such as "deberta-v2 (DebertaV2ForMaskedLM)"."""
+        return f"{self.stored['model_type']} ({', '.join(self.stored.get('architectures') or ['no architecture named'])})"
 
 
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
-    """Return the local folder of a folder or Hub repository; weights are downloaded on request only.
-
-    Raises:
-        OSError: There is no such folder or repository, or the Hub cannot be reached.
-    """
+    """Return the local folder of a folder or Hub repository; weights are downloaded on request only."""
     if os.path.isdir(source):
         return Path(source)
-    if os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise OSError(f"there is no folder {source}; give the folder of a model, or a repository id")
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # At one commit, though the branch may have moved.
@@ -167,22 +131,17 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Args:
-        weights (`bool`): Download the weights of a repository. Without them, the headers of safetensors files are read from
-            the Hub, and nothing is known about .bin files.
-
-    Raises:
-        OSError: There is no such folder or repository, or it has no config.json.
-        ValueError: config.json is not a JSON object.
+    Without `weights`, which downloads those of a repository, the headers of safetensors files are read from the Hub, and
+    nothing is known about .bin files.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
     if not file.is_file():
         raise OSError(f"{source} has no config.json")
     contents = CheckpointContents(source, folder, {"model_type": MICROSOFT} | read_json(file))
-    if not contents.is_official and contents.stored["model_type"] != DebertaExtConfig.model_type:
-        kind = contents.stored["model_type"]
-        contents.problems.append(f"config.json has model_type {kind!r}; this package only loads DeBERTa")
+    model_type = contents.stored["model_type"]
+    if model_type not in (*OFFICIAL_TYPES, DebertaExtConfig.model_type):
+        contents.problems.append(f"config.json has model_type {model_type!r}; this package only loads DeBERTa")
         return contents
     try:
         contents.config = DebertaExtConfig.from_dict(dict(contents.stored))
@@ -200,16 +159,16 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
     files = weight_files(folder)
     if not files and os.path.isdir(source):
         raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
-    if not files or not (os.path.isdir(source) or files[0].is_file()):
-        try:
-            remote = get_safetensors_metadata(source, revision=folder.name)
-        except NotASafetensorsRepoError:
-            return {}
-        for file in remote.files_metadata.values():
-            tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
+    if os.path.isdir(source) or (files and files[0].is_file()):
+        for file in files:
+            tensors |= read_tensors(file)
         return tensors
-    for file in files:
-        tensors |= read_tensors(file)
+    try:
+        remote = get_safetensors_metadata(source, revision=folder.name)
+    except NotASafetensorsRepoError:
+        return {}
+    for file in remote.files_metadata.values():
+        tensors |= {key: header_tensor(tensor.shape, tensor.dtype) for key, tensor in file.tensors.items()}
     return tensors
 
 
@@ -217,9 +176,9 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters that loading makes of the tensors, and set the fields that it infers."""
     tensors = empty_tensors(contents.tensors)
     config, folder = contents.config, contents.folder
-    if contents.is_official:
+    if contents.stored["model_type"] in OFFICIAL_TYPES:
         bases = {}
-        if (folder / GENERATOR_FILE).is_file():
+        if contents.has_generator:
             generator = empty_tensors(read_tensors(folder / GENERATOR_FILE))
             bases = {key.split(".")[-2]: tensor for key, tensor in generator.items()}
         tensors, _ = convert_official(tensors, config, bases)
@@ -253,12 +212,7 @@ def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[st
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
-    """Return facts about a folder or repository, as `deberta-ext info --json` prints them.
-
-    Raises:
-        OSError: There is no such folder or repository, or it holds no model, adapter or tokenizer.
-        ValueError: config.json is not a JSON object.
-    """
+    """Return facts about a folder or repository, as `deberta-ext info --json` prints them."""
     folder = fetch(source, revision=revision, weights=download)
     if is_adapter_folder(folder):
         adapter = read_json(folder / ADAPTER_CONFIG_FILE)
@@ -284,8 +238,9 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         if not contents.problems:
             facts["weights"] = "on the Hub as .bin, not read; --download reads them"
         return facts
+    head = (contents.heads or ["base"])[0]
     if not contents.problems:
-        missing, resized = compare_with_class(contents, (contents.heads or ["base"])[0])
+        missing, resized = compare_with_class(contents, head)
         contents.problems += resized[:3] + missing[:3]
     counts: Counter[str] = Counter()
     for name, shape in contents.shapes.items():
@@ -293,8 +248,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
     facts |= dict(parameters=dict(counts), dtypes=contents.dtypes, heads=contents.heads)
     if {"sequence-classification", "token-classification"}.intersection(contents.heads):
         facts["labels"] = [*config.id2label.values()]
-    name = HEADS[(contents.heads or ["base"])[0]].model_class
-    facts["load"] = f"hf_deberta_ext.{name}.from_pretrained({source!r})"
+    facts["load"] = f"hf_deberta_ext.{HEADS[head].model_class}.from_pretrained({source!r})"
     return facts
 
 
@@ -313,7 +267,7 @@ def description_text(facts: dict[str, Any]) -> str:
     lines = [facts["source"]]
     for name, value in facts.items():
         if name in ("sizes", "generator_sizes"):
-            value = ", ".join(f"{SIZES[field]} {size}" for field, size in value.items())
+            value = ", ".join(f"{field} {size}" for field, size in value.items())
         elif name == "parameters":
             parts = ", ".join(f"{part} {count:,}" for part, count in value.items())
             value = f"{sum(value.values()):,}: {parts}"
@@ -325,5 +279,4 @@ def description_text(facts: dict[str, Any]) -> str:
     for problem in facts["problems"]:
         lines.append(f"  problem            {problem}")
         result = "cannot be loaded"
-    lines.append(f"  result             {result}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  result             {result}"])

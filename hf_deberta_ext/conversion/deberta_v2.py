@@ -22,20 +22,20 @@ __all__ = ["save_as_deberta_v2", "to_deberta_v2_config", "to_deberta_v2_state_di
 
 STOCK_CLASSES = {head.model_class: head.stock_class for head in HEADS.values() if head.stock_class}
 # Fields that mean the same in both configurations.
-SAME_FIELDS = (
-    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
-    "position_biased_input", "pos_att_type", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key",
-    "conv_kernel_size", "conv_act", "conv_groups", "pooler_dropout", "pooler_hidden_act", "cls_dropout",
-    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id",
-)  # fmt: skip
+SAME_FIELDS = """
+    vocab_size embedding_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act
+    hidden_dropout_prob attention_probs_dropout_prob max_position_embeddings type_vocab_size position_biased_input
+    pos_att_type max_relative_positions position_buckets norm_rel_ebd share_att_key conv_kernel_size conv_act conv_groups
+    pooler_dropout pooler_hidden_act cls_dropout initializer_range layer_norm_eps pad_token_id bos_token_id eos_token_id
+""".split()
 FLOAT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout", "initializer_range")
 
 
 def save_as_deberta_v2(
     model: DebertaExtPreTrainedModel, folder: str | os.PathLike, *, lossy: bool = False, overwrite: bool = False
 ) -> list[str]:
-    """Write `model` as a folder that plain transformers loads as DebertaV2, with the same outputs.
+    """Write `model` as a folder that plain transformers loads as DebertaV2, with the same outputs; return notes on what the
+    folder does not hold in full.
 
     Models of v1 shape become deberta-v2 folders too. The tables and heads that the stock classes ignore (absolute positions
     of EMD, `mask_predictions`) are also written, so that this package loads the folder as the same model.
@@ -43,9 +43,6 @@ def save_as_deberta_v2(
     Args:
         lossy (`bool`): Also write what the stock classes compute differently: a masked-language model with EMD.
         overwrite (`bool`): Replace a checkpoint that is in the folder.
-
-    Returns:
-        `list[str]`: Notes on what the folder does not hold in full.
 
     Raises:
         ValueError: The model has a feature that deberta-v2 cannot hold.
@@ -56,15 +53,15 @@ def save_as_deberta_v2(
         raise FileExistsError(f"{folder} already holds a checkpoint; choose another folder or pass overwrite=True")
     notes = _losses(model, lossy)
     config = to_deberta_v2_config(model.config)
-    config.architectures = [STOCK_CLASSES[type(model).__name__]]
+    stock_class = STOCK_CLASSES[type(model).__name__]
+    config.architectures, config.dtype = [stock_class], model.dtype
     if isinstance(model, DebertaExtForQuestionAnswering):
         # The stock head has num_labels outputs and needs the two of start and end.
         config.num_labels = 2
-    config.dtype = model.dtype
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    if STOCK_CLASSES[type(model).__name__].endswith("Classification"):
+    if stock_class.endswith("Classification"):
         # transformers leaves out two labels with default names, and text-embeddings-inference refuses such a classifier.
         fields = read_json(folder / "config.json") | {"id2label": config.id2label, "label2id": config.label2id}
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
@@ -101,11 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return notes on the features that a stock folder does not hold.
-
-    Raises:
-        ValueError: Such a feature changes outputs, and `lossy` is not given.
-    """
+    """Return notes on the features that a stock folder does not hold."""
     config = model.config
     if type(model).__name__ not in STOCK_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; write one of its parts instead")
@@ -128,6 +121,6 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     if config.has_mask_decoder and (config.emd_layers, config.emd_input) != (1, "hidden"):
         note = f"the Enhanced Mask Decoder (emd_layers = {config.emd_layers}, emd_input = {config.emd_input!r})"
         if not lossy:
-            raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True to write the weights all the same")
+            raise ValueError(f"deberta-v2 has no place for {note}; pass lossy=True (--lossy) to write the weights")
         notes.append(f"{note}: the stock class decodes the plain last layer, its predictions differ")
     return notes

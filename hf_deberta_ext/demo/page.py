@@ -201,7 +201,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
         note = (
             "Which token (row) attends to which (column), and the parts of its logits: content to content (c2c), content to "
         )
-        note += "content to position (c2p), position to content (p2c). The value under the pointer is shown below the map."
+        note += "position (c2p), position to content (p2c). The value under the pointer is shown below the map."
         layers = [(f"layer {number}", number) for number in range(config.num_hidden_layers)]
         heads = [("mean of all heads", MEAN)]
         heads += [(f"head {number}", number) for number in range(config.num_attention_heads)]

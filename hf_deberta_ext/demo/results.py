@@ -56,11 +56,7 @@ class TokenContribution(NamedTuple):
 
 
 def load(source: str, revision: str | None = None) -> DemoModel:
-    """Load a folder or repository, official or of this package, with every head in its weights.
-
-    Raises:
-        ValueError, OSError: as `hf_deberta_ext.analysis.explanation.load_model`; the tokenizer does not fit the model.
-    """
+    """Load a folder or repository, official or of this package, with every head in its weights."""
     explained = load_model(source, revision)
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
@@ -68,7 +64,7 @@ def load(source: str, revision: str | None = None) -> DemoModel:
     if is_adapter_folder(source):
         model.classifier = _with_adapter(source)
     elif model.masked is None:
-        model.masked = _with_head(DebertaExtForMaskedLM, "lm_predictions.", source, revision)
+        model.masked = _with_head(DebertaExtForMaskedLM, ("lm_predictions.",), source, revision)
         config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
         classes = config.get("architectures") or ["SequenceClassification"]
         # Heads of other tasks have weights of the same names.
@@ -91,7 +87,7 @@ def _with_adapter(source: str) -> Any | None:
     return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
 
 
-def _with_head(model_class: type, head: str | tuple[str, ...], source: str, revision: str | None) -> Any | None:
+def _with_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
     """Load the model in float32; return None if weights whose names begin with `head` are not in the checkpoint."""
     options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
     model, info = model_class.from_pretrained(source, **options)
@@ -138,11 +134,10 @@ def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, lis
     if not len(places):
         raise ValueError(f"The text has no {tokenizer.mask_token}: write it in the place of a word.")
     outputs = masked.deberta(**model_inputs(encoded), output_hidden_states=True)
-    states = {}
+    states = {"without EMD": outputs.last_hidden_state}
     if masked.mask_decoder is not None:
         # The decoder takes the input of the last layer.
-        states["with EMD"] = masked.decode(outputs.hidden_states[-2])
-    states["without EMD"] = outputs.last_hidden_state
+        states = {"with EMD": masked.decode(outputs.hidden_states[-2])} | states
     words: list[dict[str, list[tuple[str, float]]]] = [{} for _ in places]
     for name, values in states.items():
         logits = masked.lm_predictions.lm_head(values[0, places])  # [number of masks, V]

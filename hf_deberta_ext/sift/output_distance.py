@@ -56,11 +56,9 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
 
 
 def is_choice(inputs: Mapping[str, Any]) -> bool:
-    ids = inputs.get("input_ids")
-    if ids is not None:
-        return ids.dim() == 3
-    embeddings = inputs.get("inputs_embeds")
-    return embeddings is not None and embeddings.dim() == 4
+    if inputs.get("input_ids") is not None:
+        return inputs["input_ids"].dim() == 3
+    return inputs.get("inputs_embeds") is not None and inputs["inputs_embeds"].dim() == 4
 
 
 def problem_type(config: Any, labels: torch.Tensor | None) -> str:

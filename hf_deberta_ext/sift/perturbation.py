@@ -103,11 +103,8 @@ PRESETS: dict[str, SiftOptions] = {
 class SiftOutput:
     """Result of a perturbation.
 
-    Args:
-        loss (`torch.Tensor`): scalar, with gradient: the adversarial loss.
-        size (`torch.Tensor`): scalar, root mean square of δ over real tokens.
-        change (`torch.Tensor`): scalar, mean absolute change of the logits that count.
-        delta (`torch.Tensor`): δ, in the shape of the embeddings.
+    `loss` is the adversarial loss, with gradient; `size` the root mean square of δ over real tokens; `change` the mean
+    absolute change of the logits that count; and `delta` δ, in the shape of the embeddings.
     """
 
     loss: torch.Tensor
@@ -122,7 +119,7 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
     Args:
         name (`str`, *optional*): its name, or the end of it; None finds the one inside a module named "embeddings".
     Raises:
-        ValueError: there is none, or more than one; lists those that there are.
+        ValueError: there is none, or more than one.
     """
     norms = {path: module for path, module in model.named_modules() if "norm" in type(module).__name__.lower()}
     if name is None:
@@ -132,10 +129,9 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
         kind = f"named {name!r}"
         matches = [path for path in norms if f".{path}".endswith(f".{name}")]
     if len(matches) != 1:
-        listed = ", ".join([*(matches or norms)][:8])
         raise ValueError(
             f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm {kind}; name the one that δ is added in front of, "
-            f"layer_norm=... (--sift_layer_norm). It has: {listed}"
+            f"layer_norm=... (--sift_layer_norm). It has: {', '.join((matches or [*norms])[:8])}"
         )
     return matches[0], norms[matches[0]]
 

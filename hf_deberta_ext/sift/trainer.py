@@ -121,17 +121,19 @@ class SiftTrainer(Trainer):
             items = num_items_in_batch
         labels, logits = inputs.get("labels"), outputs.get("logits")
         if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
-            # Trainer counts labels, of which an example has several.
-            items = items / labels.shape[1]
-        options = dict(num_items=items, generator=self.sift_generator())
+            # Trainer counts the labels that are not -100, of which an example has several.
+            items = items * len(labels) / (labels != -100).sum().clamp(min=1)
+        scale = None
         if getattr(self.accelerator, "scaler", None) is not None:
-            options["scale"] = self.accelerator.scaler.scale
+            scale = self.accelerator.scaler.scale
         adversarial = self.sift(
             outputs,
             inputs,
             forward=lambda: inner(**model_inputs),
             labelled=lambda: super(SiftTrainer, self).compute_loss(inner, dict(inputs), True, num_items_in_batch),
-            **options,
+            generator=self.sift_generator(),
+            num_items=items,
+            scale=scale,
         )
         extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
         if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:

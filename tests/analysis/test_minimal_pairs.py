@@ -47,12 +47,6 @@ def files(tmp_path, tokenizer, tiny_config, shake):
     return tmp_path
 
 
-def test_a_phenomenon_alone_is_its_paradigm():
-    rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
-    (pair,) = pairs_of_rows(rows, "file")
-    assert (pair.paradigm, pair.phenomenon) == ("x", "x")
-
-
 def test_ties_count_one_half_and_paradigms_count_alike():
     pairs = [MinimalPair("a", "b", "first", "x"), MinimalPair("c", "d", "first", "x"), MinimalPair("e", "e", "second", "x")]
     pairs.append(MinimalPair("d", "c", "third", "y"))
@@ -70,7 +64,9 @@ def test_word_frequencies_by_hand():
     assert scores[". cat the"] == scores["The cat."]
 
 
-def test_thinning_keeps_all_parts_of_a_phenomenon():
+def test_a_phenomenon_is_its_paradigm_where_that_is_missing_and_thinning_keeps_all_its_parts():
+    rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
+    assert pairs_of_rows(rows, "file") == [MinimalPair("a", "b", "x", "x")]
     pairs = [MinimalPair(str(n), "", str(n // 10), "many") for n in range(40)] + [MinimalPair("x", "", "few", "few")]
     assert [pair.good for pair in thin_out(pairs, 4)] == ["0", "10", "20", "30", "x"]
 
@@ -101,11 +97,10 @@ def test_within_word_masks_the_later_tokens_of_the_word(kind, tokenizer, tiny_co
 
 def test_the_command_scores_as_the_functions_and_keeps_its_results(files, tokenizer, capsys):
     (files / "mlm" / "README.md").write_text("# A card\n\n## Minimal pairs\n\nold\n\n## Limits\n\nNone.\n", encoding="utf-8")
-    words = ["eval", "--model", str(files / "mlm"), "--pairs", str(files), "--scoring", "pll", "within_word", "--card"]
-    words += ["--frequency_text", str(files / "text.txt"), "--output_dir", str(files / "out")]
     (files / "folder").mkdir()
-    (files / "pairs.jsonl").rename(files / "folder" / "pairs.jsonl")
-    words[4] = str(files / "folder")
+    pairs = (files / "pairs.jsonl").rename(files / "folder" / "pairs.jsonl").parent
+    words = ["eval", "--model", str(files / "mlm"), "--pairs", str(pairs), "--scoring", "pll", "within_word", "--card"]
+    words += ["--frequency_text", str(files / "text.txt"), "--output_dir", str(files / "out")]
     assert main(words) == 0
     printed, report = capsys.readouterr().out, json.loads((files / "out" / "minimal_pairs.json").read_text(encoding="utf-8"))
     model = DebertaExtForMaskedLM.from_pretrained(files / "mlm")
@@ -134,7 +129,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"--model": "rtd"}, "--scoring rtd is for discriminators"),
+        ({"--model": "rtd"}, "give --scoring rtd for a discriminator"),
         ({"--model": "adapter"}, "adapter is an adapter of user/base: give a whole model"),
         ({"--scoring": "rtd"}, "has no head of replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),

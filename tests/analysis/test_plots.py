@@ -84,28 +84,17 @@ def test_curves_are_what_was_logged_and_the_settings_are_left_alone(tmp_path, dr
     assert dict(matplotlib.rcParams) == settings and ("matplotlib.pyplot" in sys.modules) == pyplot_is_loaded
 
 
-def test_a_run_that_diverged_is_named(curves, drawn):
-    diverged = [*HISTORY, {"step": 30, "loss": 1e9, "diverged": 1.0}, {"step": 40, "loss": 1e9, "diverged": 1.0}]
-    curves({"a": HISTORY, "b": diverged})
-    curves({"a": HISTORY})
-    marked, plain = drawn
-    assert marked.get_suptitle() == "b diverged at step 30" and not plain.get_suptitle()
-
-
-def test_panels_choose_runs_and_metrics(curves):
+def test_panels_choose_runs_metrics_and_baselines_and_a_run_that_diverged_is_named(curves, drawn):
     panels = [("All", ["a", "b"], ["loss", "eval_loss"]), ("Accuracy", ["b"], ["eval_accuracy"])]
-    first, second = curves({"a": HISTORY, "b": HISTORY[:3]}, panels)
+    baselines = {"eval_accuracy": {"majority class": 0.25}}
+    diverged = [*HISTORY[:3], {"step": 30, "diverged": 1.0}, {"step": 40, "diverged": 1.0}]
+    first, second = curves({"a": HISTORY, "b": diverged}, panels, baselines=baselines)
     assert legend_of(first) == ["a, training loss", "a, held-out loss", "b, training loss", "b, held-out loss (3)"]
-    assert legend_of(second) == ["held-out accuracy (0.1)"] and second.get_ylabel() == "held-out accuracy"
+    assert legend_of(second) == ["held-out accuracy (0.1)", "majority class (0.25)"]
+    assert [*second.lines[1].get_ydata()] == [0.25, 0.25] and second.get_ylabel() == "accuracy"
     assert (first.get_title(), second.get_title()) == ("All", "Accuracy")
     assert first.lines[0].get_color() != first.lines[2].get_color()
-
-
-def test_baselines_are_lines_in_the_panels_of_their_metric(curves):
-    panels = [("", ["a"], ["loss"]), ("", ["a"], ["eval_accuracy"])]
-    loss, accuracy = curves({"a": HISTORY}, panels, baselines={"eval_accuracy": {"majority class": 0.25}})
-    assert len(loss.lines) == 1 and [*accuracy.lines[1].get_ydata()] == [0.25, 0.25]
-    assert legend_of(accuracy) == ["held-out accuracy", "majority class (0.25)"]
+    assert drawn[0].get_suptitle() == "b diverged at step 30"
 
 
 def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
@@ -115,8 +104,8 @@ def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
     assert legend_of(loss) == ["training loss", "held-out loss (1.5)"]
     assert loss.lines[1].get_xydata().tolist() == [[3, 1.5]] and loss.lines[1].get_marker() == "o"
     assert [*score.lines[0].get_ydata()] == [0.5, 0.5] and [*score.get_xticks()] == []
-    assert (score.get_xlabel(), score.get_ylabel()) == ("after 3 steps", "held-out macro F1")
-    assert legend_of(score) == ["held-out macro F1 (0.5)"]
+    assert (score.get_xlabel(), score.get_ylabel()) == ("after 3 steps", "macro f1")
+    assert legend_of(score) == ["held-out macro f1 (0.5)"]
 
 
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
@@ -133,35 +122,23 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(curves
     history = [{"step": step, names[0]: value, names[1]: 0.1 * step} for step, value in ((1, 2000.0), (2, 30.0))]
     perplexity, accuracy = curves({"run": history}, [("", ["run"], [name]) for name in names], log_scale=names[:1])
     assert (perplexity.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
-    assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels())}
+    assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels(which="both"))}
 
 
-RTD_METRICS = [
-    "generator_loss", "discriminator_loss", "replaced_share", "discriminator_precision", "discriminator_recall",
-    "eval_discriminator_precision", "eval_discriminator_recall",
-    "eval_generator_similarity", "eval_discriminator_similarity",
-]  # fmt: skip
+RTD_METRICS = """
+    generator_loss discriminator_loss replaced_share discriminator_precision discriminator_recall
+    eval_discriminator_precision eval_discriminator_recall eval_generator_similarity eval_discriminator_similarity
+""".split()
 RTD_HISTORY = [{"step": step, **{metric: 0.1 * step for metric in RTD_METRICS}} for step in (1, 2)]
 
 
 def test_metrics_in_words(curves):
-    words = {
-        "loss": "training loss",
-        "eval_mlm_perplexity": "held-out perplexity",
-        "sop_loss": "training loss",
-        "eval_matthews_correlation": "held-out Matthews correlation",
-        "spearmanr": "Spearman correlation",
-        "sift_loss": "sift loss",
-        "eval_generator_accuracy": "held-out accuracy",
-        "eval_replaced_share": "held-out replaced share",
-    }
+    words = {"loss": "training loss", "eval_macro_f1": "held-out macro f1", "replaced_share": "replaced share"}
     assert {metric: metric_label(metric) for metric in words} == words
     expected = [
-        ("loss", RTD_METRICS[:1], ["training loss"]),
-        ("loss", RTD_METRICS[:2], ["generator loss", "discriminator loss"]),
+        ("loss", RTD_METRICS[:2], ["training generator loss", "training discriminator loss"]),
         ("replaced share", RTD_METRICS[2:3], ["replaced share"]),
-        ("precision, recall", RTD_METRICS[3:7], ["precision", "recall", "held-out precision", "held-out recall"]),
-        ("average cosine similarity", RTD_METRICS[7:], ["generator", "discriminator"]),
+        ("generator similarity", RTD_METRICS[7:8], ["held-out generator similarity"]),
     ]
     drawn_axes = curves({"GDES": RTD_HISTORY}, [("", ["GDES"], metrics) for _, metrics, _ in expected])
     for axes, (y_label, _, legend) in zip(drawn_axes, expected, strict=True):
@@ -239,7 +216,7 @@ def maps(figure):
 def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     parts = parts_of()
     plot_attention(parts, TOKENS, tmp_path / "attention.png", head=head)
-    (figure,) = drawn
+    figure = drawn[0]
     assert figure.get_suptitle() == f"layer 5, {'mean of 2 heads' if head is None else 'head 1'}"
     expected = {"attention": parts.probabilities, "content to content, c2c": parts.c2c}
     expected |= {"content to position, c2p": parts.c2p, "position to content, p2c": parts.p2c}
@@ -255,26 +232,14 @@ def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     assert attention.get_clim() == (0, pytest.approx(expected["attention"].max().item()))
     assert {image.get_cmap().name for image in others} == {"PuOr_r"} and attention.get_cmap().name == "viridis"
     assert {"attention probability", "part of the logit"} <= {axes.get_ylabel() for axes in figure.axes}
+    for terms in ((), ("c2p",), ("c2p", "p2c", "p2p")):
+        plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
+        assert [name.split(", ")[-1] for name in maps(drawn[-1])] == ["attention", "c2c", *terms]
     # Readable tokens at the outer edges.
     panels = figure.axes[:4]
     words, nothing = ["[CLS]", "a", "new$", "[SEP]"], [""] * 4
     assert [labels_of(axes.get_xticklabels()) for axes in panels] == [nothing, nothing, words, words]
     assert [labels_of(axes.get_yticklabels()) for axes in panels] == [words, nothing, words, nothing]
-
-
-def test_attention_has_a_panel_for_each_part_that_exists(tmp_path, drawn):
-    for terms in ((), ("c2p",), ("c2p", "p2c", "p2p")):
-        plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
-        assert [name.split(", ")[-1] for name in maps(drawn[-1])] == ["attention", "c2c", *terms]
-
-
-@pytest.mark.parametrize("N, labels", [(60, 60), (200, 67)])
-def test_attention_of_a_long_text_has_labels_of_a_readable_size(N, labels, tmp_path, drawn):
-    plot_attention(parts_of(N), ["▁word"] * N, tmp_path / "attention.png")
-    texts = drawn[0].axes[0].get_yticklabels()
-    assert len(texts) == labels and texts[0].get_fontsize() >= 4.5
-    first, second = (text.get_window_extent() for text in texts[:2])
-    assert not first.overlaps(second)
 
 
 def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn):
@@ -285,7 +250,7 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
     plot_position_profile(profile, tmp_path / "profile.png")
     plot_position_profile(of_one_term, tmp_path / "of_one_term.png", heads=[2])
     figure, other = drawn
-    panels = [axes for axes in figure.axes if axes.get_visible()]
+    panels = figure.axes
     assert [axes.get_title() for axes in panels] == [f"head {head}" for head in range(6)]
     assert len({axes.get_ylim() for axes in panels}) == 1
     for head, axes in enumerate(panels):
@@ -294,7 +259,6 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
         for name, line in lines.items():
             assert line.get_xdata().tolist() == [-3, -2, -1, 0, 1, 2, 3]
             assert torch.equal(torch.tensor(line.get_ydata()), getattr(profile, name)[head])
-    assert "i − j" in figure.get_supxlabel() and "layer 5" in figure.get_suptitle()
     # The two panels with none below have numbers as well.
     assert [axes.xaxis.get_tick_params()["labelbottom"] for axes in panels] == [False, False, True, True, True, True]
     # One term has no total.
@@ -303,19 +267,15 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
     assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["p2c"]
 
 
-@pytest.mark.parametrize(
-    "tokens, expected",
-    [
-        (["[CLS]", "▁a", "side", "▁", "[SEP]"], ["[CLS]", "a", "side", "␣", "[SEP]"]),
-        (["A", "Ġnew", "Ġ", "Ċ"], ["A", "new", "␣", "␣"]),
-        # An é of two bytes, and its first byte alone.
-        (["[CLS]", "Ġcaf", "Ã©", "Ã"], ["[CLS]", "caf", "é", "Ã"]),
-        (["café", "naïve"], ["café", "naïve"]),
-    ],
-    ids=["sentencepiece", "byte_level", "bytes", "letters"],
-)
-def test_readable_tokens(tokens, expected):
-    assert readable_tokens(tokens) == expected
+def test_readable_tokens():
+    for tokens, expected in (
+        ("[CLS] ▁a side ▁ [SEP]", "[CLS] a side ␣ [SEP]"),
+        ("A Ġnew Ġ Ċ", "A new ␣ ␣"),
+        # An é of two bytes, and only its first byte.
+        ("[CLS] Ġcaf Ã© Ã", "[CLS] caf é Ã"),
+        ("café naïve", "café naïve"),
+    ):
+        assert readable_tokens(tokens.split()) == expected.split()
 
 
 def scores_of(*pairs):
@@ -336,17 +296,6 @@ def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_pat
     assert gaps[1] == pytest.approx(0) and gaps[0] > 0.5 and gaps[2] > 0.5
 
 
-def test_replacement_probabilities_can_be_read_on_every_colour(tmp_path, drawn):
-    """By the contrast ratio of the Web Content Accessibility Guidelines."""
-    plot_replacement_probabilities(scores_of(*((f"▁{i}", i / 100) for i in range(101))), tmp_path / "tokens.png")
-    axes = drawn[0].axes[0]
-    for cell, label in zip(axes.patches, axes.texts[::2], strict=True):
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in cell.get_facecolor()]
-        behind = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-        low, high = sorted((behind, 0.0 if label.get_color() == "black" else 1.0))
-        assert (high + 0.05) / (low + 0.05) > 4.5
-
-
 def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path, drawn):
     words = ["▁internationalisation", "▁a", "▁new", "s", "▁store"]
     scores = scores_of(*((words[i % 5], 0.1) for i in range(60)))
@@ -360,15 +309,11 @@ def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path,
         assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
 
 
-@pytest.mark.parametrize(
-    "plot, values, options, message",
-    [
-        (plot_curves, [{"a": [{"step": 1, "eval_accuracy": 0.5}]}], {}, "none of 'a' logged any of loss"),
-        (plot_attention, [parts_of(), TOKENS], dict(head=2), "there is no head 2: layer 5 has heads 0 to 1"),
-        (plot_replacement_probabilities, [[]], {}, "the text has no tokens"),
-    ],
-)
-def test_what_cannot_be_drawn_is_named_and_nothing_is_written(plot, values, options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        plot(*values, tmp_path / "figure.png", **options)
+def test_what_cannot_be_drawn_is_named_and_nothing_is_written(tmp_path):
+    for plot, values, message in (
+        (plot_curves, {"a": [{"step": 1, "eval_accuracy": 0.5}]}, "none of 'a' logged any of loss"),
+        (plot_replacement_probabilities, [], "the text has no tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot(values, tmp_path / "figure.png")
     assert not (tmp_path / "figure.png").exists()

@@ -40,7 +40,7 @@ class Known(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = torch.nn.Dropout()
+        self.inner = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(1, 1))
 
     def forward(self, input_ids, attention_mask):
         assert not self.training and not self.inner.training and not torch.is_grad_enabled()
@@ -81,8 +81,7 @@ def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_bei
 def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
     for each in (tokenizer, byte_tokenizer):
         for text, scores in zip(TEXTS, token_replacement_probabilities(Known(), each, TEXTS), strict=True):
-            seen = "".join(text[score.start : score.end].strip() for score in scores)
-            assert seen == "".join(text.split())
+            assert "".join(text[score.start : score.end].strip() for score in scores) == "".join(text.split())
             ends = [(score.start, score.end) for score in scores]
             assert ends == sorted(ends)
     (score,) = [
@@ -107,16 +106,12 @@ def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
     assert slow == [[score._replace(start=None, end=None) for score in scores] for scores in fast]
 
 
-def close(found, expected):
-    """Equal but for rounding."""
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        if isinstance(ours, list):
-            close(ours, theirs)
-        else:
-            # TokenScore and SentenceScore: numbers with rounding, names without.
-            for a, b in zip(ours, theirs, strict=True):
-                assert a == (pytest.approx(b, rel=1e-4, abs=1e-5) if isinstance(b, float) else b)
+def numbers_of(found):
+    """Probabilities of tokens or totals of sentences, in one list."""
+    values = []
+    for each in found:
+        values += [score.probability for score in each] if isinstance(each, list) else [each.total]
+    return values
 
 
 @pytest.mark.parametrize(
@@ -131,9 +126,8 @@ def test_scores_of_a_text_do_not_depend_on_the_batch(score, kind, tokenizer, req
     model = request.getfixturevalue(kind)
     alone = [score(model, tokenizer, text) for text in TEXTS]
     for batch_size in (1, 3, 32):
-        close(score(model, tokenizer, TEXTS, batch_size), alone)
-    close(score(model, tokenizer, TEXTS[::-1]), alone[::-1])
-    # They differ from text to text.
+        assert numbers_of(score(model, tokenizer, TEXTS, batch_size)) == pytest.approx(numbers_of(alone), rel=1e-4)
+    assert numbers_of(score(model, tokenizer, TEXTS[::-1])) == pytest.approx(numbers_of(alone[::-1]), rel=1e-4)
     assert len({str(each) for each in alone}) == len(TEXTS)
 
 
@@ -153,13 +147,10 @@ def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, dis
     assert [module.training for module in discriminator.modules()] == modes
 
 
-def test_a_joint_model_scores_as_its_discriminator(tokenizer, tiny_config, shake):
+def test_nothing_to_score_and_a_joint_model_scores_as_its_discriminator(tokenizer, discriminator, tiny_config, shake):
     joint = shake(DebertaExtForPreTraining(tiny_config(vocab_size=len(tokenizer))))
     for score in (token_replacement_probabilities, pseudo_log_likelihood):
         assert score(joint, tokenizer, TEXTS) == score(joint.discriminator, tokenizer, TEXTS)
-
-
-def test_nothing_to_score(tokenizer, discriminator):
     assert token_replacement_probabilities(discriminator, tokenizer, []) == []
     assert pseudo_log_likelihood(discriminator, tokenizer, []) == []
     assert token_replacement_probabilities(discriminator, tokenizer, ["", "fox"])[0] == []
@@ -205,41 +196,22 @@ def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
     assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
 
 
-def test_a_trained_discriminator_finds_what_it_was_trained_to_find(tokenizer, discriminator):
-    """Every "fox" is a replacement here, and nothing else is."""
-    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    fox = tokenizer.convert_tokens_to_ids("▁fox")
-    assert fox != tokenizer.unk_token_id
-    labels = (encoded["input_ids"] == fox).long()
-    optimizer = torch.optim.Adam(discriminator.parameters(), lr=3e-3)
-    for _ in range(60):
-        discriminator(encoded["input_ids"], encoded["attention_mask"], labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for scores in token_replacement_probabilities(discriminator, tokenizer, TEXTS):
-        assert all((score.probability > 0.5) == (score.token == "▁fox") for score in scores)
-    better, worse = pseudo_log_likelihood(discriminator, tokenizer, ["the lazy dog jumps", "the lazy fox jumps"])
-    assert better.tokens == worse.tokens and better.mean > worse.mean
-
-
 LONG = "the lazy fox " * 40
 
 
 @pytest.mark.parametrize("kind", ["known_positions", "absolute", "emd", "tokenizer"])
-def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokenizer, tiny_config, shake, monkeypatch):
+def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, monkeypatch):
     config = tiny_config(vocab_size=len(tokenizer), position_biased_input=kind == "absolute")
     model_class = DebertaExtForMaskedLM if kind == "emd" else DebertaExtForReplacedTokenDetection
     model = Known() if kind == "known_positions" else shake(model_class(config))
     limit = 50 if kind == "tokenizer" else 64
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
     length = len(tokenizer(LONG)["input_ids"])
-    message = rf"text 1 has {length} tokens, and at most {limit} are read: give truncation=True"
+    message = rf"text 1 has {length} tokens, and at most {limit} are read: split or shorten it"
     scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
     for score in scores:
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, ["the fox", LONG])
-    cut = pseudo_log_likelihood(model, tokenizer, ["the fox", LONG], truncation=True)
-    assert [each.tokens for each in cut] == [len(tokenizer.tokenize("the fox")), limit - 2]
     if kind == "tokenizer":
         # The model's 64 are `max_position_embeddings`, which it does not read without absolute positions.
         monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
@@ -247,17 +219,15 @@ def test_texts_that_are_too_long_are_named_and_cut_only_when_asked(kind, tokeniz
 
 
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])
-def test_models_and_texts_that_do_not_fit_are_named(score, tokenizer, discriminator, tiny_config):
+def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config):
     classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **BERT))
     small = DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30))
-    for model, texts, batch_size, message in (
-        (classifier, TEXTS[0], 1, "BertForSequenceClassification gives logits"),
-        (discriminator, ["the fox", ["the", "fox"]], 1, "text 1 must be a str, got list"),
-        (discriminator, TEXTS, 0, "batch_size must be at least 1, got 0"),
-        (small, TEXTS, 1, r"the tokenizer has .* tokens .* but the model only 30 rows"),
+    for model, message in (
+        (classifier, "BertForSequenceClassification gives logits"),
+        (small, r"the tokenizer has .* tokens .* but the model only 30 rows"),
     ):
         with pytest.raises(ValueError, match=message):
-            score(model, tokenizer, texts, batch_size)
+            score(model, tokenizer, TEXTS)
 
 
 def test_scores_need_tokens_a_mask_token_or_a_discriminator(masked_lm, discriminator, tokenizer, monkeypatch):

@@ -9,7 +9,6 @@ import torch
 from attention_inputs import saved_and_loaded
 from backends import AUTO, NAMES, NATIVE
 from stock_families import FAMILIES, stock_model
-from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
@@ -82,19 +81,6 @@ def largest_difference(ours, reference):
     return max((ours[name] - grad).norm() / grad.norm().clamp(min=least) for name, grad in reference.items()).item()
 
 
-class TokenEncoder(nn.Module):
-    """As GLiNER does: the backbone some attributes down, beside modules of its own."""
-
-    def __init__(self, backbone):
-        super().__init__()
-        self.bert_layer = nn.Module()
-        self.bert_layer.model = backbone
-        self.projection = nn.Linear(backbone.config.hidden_size, 5)
-
-    def forward(self, input_ids, attention_mask):
-        return self.projection(self.bert_layer.model(input_ids, attention_mask=attention_mask).last_hidden_state)
-
-
 @pytest.mark.parametrize(
     ("buckets", "max_distance", "expected"),
     [(256, 512, (True, 512)), (-1, 64, (True, 64)), (256, 256, (True, 256)), (15, 64, (True, 91)), (5, 1000, (True, None))],
@@ -105,37 +91,28 @@ def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_parameters_hooks_and_state_dict_stay_the_same_objects(family, stock):
-    model = stock(family)
+def test_parameters_hooks_and_state_dict_stay_and_restore_gives_the_bits_of_stock(family, stock, padded):
+    model, calls = stock(family), []
     model.encoder.layer[1].attention.self.requires_grad_(False)
-    calls = []
     model.encoder.layer[0].attention.self.register_forward_hook(lambda *_: calls.append("hook"))
-    before = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
-    keys, modules = [*model.state_dict()], [(name, id(module)) for name, module in model.named_modules()]
-    report = replace_attention(model)
-    assert report.replaced == [f"encoder.layer.{i}.attention.self" for i in range(3)] and not report.left_alone
-    assert before == [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
-    assert keys == [*model.state_dict()] and modules == [(name, id(module)) for name, module in model.named_modules()]
-    model(torch.tensor([[7, 8, 9]]))
-    assert calls == ["hook"] and backends(model) == {AUTO}
-    assert keys == [*model.state_dict()]
-
-
-@pytest.mark.parametrize("family", BOTH)
-def test_restore_gives_the_classes_and_the_bits_of_stock(family, stock, padded):
-    model = stock(family)
     ids, mask = padded(20)
-    classes, attributes = [type(module) for module in model.modules()], [{*vars(module)} for module in model.modules()]
+
+    def objects():
+        parameters = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+        return parameters, [*model.state_dict()], [(name, id(module)) for name, module in model.named_modules()]
+
+    def classes():
+        return [(type(module), {*vars(module)}) for module in model.modules()]
+
     with torch.no_grad():
-        before = model(ids, attention_mask=mask).last_hidden_state
-        replaced = replace_attention(model).replaced
+        before, kept, stock_classes = model(ids, attention_mask=mask).last_hidden_state, objects(), classes()
+        report = replace_attention(model)
+        assert report.replaced == [f"encoder.layer.{i}.attention.self" for i in range(3)] and not report.left_alone
         model(ids, attention_mask=mask)
-        assert restore_attention(model) == replaced
-        after = model(ids, attention_mask=mask).last_hidden_state
-    assert torch.equal(before, after)
-    assert classes == [type(module) for module in model.modules()]
-    assert attributes == [{*vars(module)} for module in model.modules()]
-    assert restore_attention(model) == []
+        assert calls == ["hook"] * 2 and backends(model) == {AUTO} and objects() == kept
+        assert restore_attention(model) == report.replaced
+        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, before)
+    assert classes() == stock_classes and objects() == kept and restore_attention(model) == []
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -329,20 +306,6 @@ def test_dropout_of_probabilities_and_of_positions_keeps_the_mean(family, which,
     assert (runs.mean(0) - clean).norm() < 0.1 * clean.norm()
 
 
-@pytest.mark.parametrize("family", BOTH)
-def test_gradient_checkpointing_gives_the_same_gradients(family, stock, padded):
-    """Without reentrance: with it, stock v3 stops as well, because its relative table comes by keyword."""
-    model = stock(family, attention_probs_dropout_prob=0.2, hidden_dropout_prob=0.1).train()
-    replace_attention(model)
-    ids, mask = padded(20)
-    torch.manual_seed(0)
-    plain = {name: grad.clone() for name, grad in gradients(model, ids, mask).items() if grad is not None}
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    torch.manual_seed(0)
-    checkpointed = {name: grad for name, grad in gradients(model, ids, mask).items() if grad is not None}
-    assert largest_difference(checkpointed, plain) < 1e-5
-
-
 @pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
 def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, relative_error):
     model = stock(family)
@@ -372,22 +335,16 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
     assert module.position_cache is None and model.encoder.position_cache is None
 
 
-@pytest.mark.parametrize("family", ["v1", "v2, conv", "v3"])
-def test_a_model_that_holds_a_backbone(family, stock, padded, relative_error):
-    torch.manual_seed(0)
-    reference = TokenEncoder(stock(family))
-    model = copy.deepcopy(reference)
+def test_a_model_that_holds_a_backbone(stock, padded):
+    """As GLiNER does: the backbone some attributes down."""
+    model = torch.nn.ModuleDict({"bert_layer": torch.nn.ModuleDict({"model": stock("v3")})})
+    ids, mask = padded(33)
+    before = model["bert_layer"]["model"](ids, mask).last_hidden_state
     report = replace_attention(model)
     assert report.replaced[0] == "bert_layer.model.encoder.layer.0.attention.self"
-    ids, mask = padded(33)
-    ours, theirs = model(ids, mask), reference(ids, mask)
-    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
-    for m, out in ((model, ours), (reference, theirs)):
-        out[mask.bool()].square().sum().backward()
-        m.grads = {name: parameter.grad for name, parameter in m.named_parameters()}
-    assert largest_difference(model.grads, reference.grads) < 1e-4
+    after = model["bert_layer"]["model"](ids, mask).last_hidden_state
+    assert torch.allclose(after[mask.bool()], before[mask.bool()], atol=1e-5)
     assert restore_attention(model) == report.replaced
-    assert torch.equal(model(ids, mask), theirs)
 
 
 @pytest.mark.parametrize("order", ["adapter first", "adapter second"])
@@ -514,12 +471,11 @@ def test_what_cannot_be_replaced_is_refused_with_the_reason_and_stays(family, ov
     assert len(attentions(model)) == 3 and {type(module) for module in attentions(model)} <= {*unit.ATTENTION}
 
 
-def test_models_of_our_own_and_other_objects_are_refused(tiny_config):
+def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_one_by_one(
+    pair, padded, relative_error, tiny_config
+):
     with pytest.raises(ValueError, match=r"got DebertaExtModel .*set_attn_implementation"):
         replace_attention(DebertaExtModel(tiny_config("v3")))
-
-
-def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_one_by_one(pair, padded, relative_error):
     reference, model = pair("v3")
     replace_attention(model, "blocked")
     ids, mask = padded(20)

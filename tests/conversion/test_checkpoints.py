@@ -75,6 +75,9 @@ def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_co
     model = head(tiny_config(num_labels=num_labels))
     model.save_pretrained(tmp_path / "ours")
     save_as_deberta_v2(model, tmp_path / "stock")
+    with pytest.raises(FileExistsError, match=r"already holds a checkpoint.*overwrite=True"):
+        save_as_deberta_v2(model, tmp_path / "stock")
+    save_as_deberta_v2(model, tmp_path / "stock", overwrite=True)
     convert(str(tmp_path / "ours"), str(tmp_path / "converted"), to="deberta-v2", tokenizer="none")
     stock = getattr(transformers, head.__name__.replace("DebertaExt", "DebertaV2")).from_pretrained(tmp_path / "stock")
     for folder in ("ours", "stock", "converted"):
@@ -104,11 +107,3 @@ def test_a_rate_of_zero_is_written_as_a_float(tiny_config):
     config = to_deberta_v2_config(tiny_config(hidden_dropout_prob=0, attention_probs_dropout_prob=0, cls_dropout=0))
     rates = (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.cls_dropout)
     assert rates == (0, 0, 0) and all(isinstance(rate, float) for rate in rates)
-
-
-def test_existing_checkpoint_is_not_overwritten_unasked(tiny_config, tmp_path):
-    model = DebertaExtModel(tiny_config())
-    save_as_deberta_v2(model, tmp_path)
-    with pytest.raises(FileExistsError, match=r"already holds a checkpoint.*overwrite=True"):
-        save_as_deberta_v2(model, tmp_path)
-    save_as_deberta_v2(model, tmp_path, overwrite=True)

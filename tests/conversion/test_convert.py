@@ -28,7 +28,7 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
 )
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.conversion import convert, verification
+from hf_deberta_ext.conversion import convert
 from hf_deberta_ext.conversion.checkpoint_contents import model_class
 from hf_deberta_ext.heads import HEADS
 
@@ -97,7 +97,11 @@ def same_weights(folder, other):
 def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path):
     source = official(kind, ("lm",), file=file)
     printed = run(source, tmp_path / "ours")
-    assert "head: masked-lm\n" in printed and "0 newly initialised, 0 unused" in printed and "tensors are equal" in printed
+    assert (
+        "head: masked-lm; the files hold masked-lm" in printed
+        and "0 newly initialised, 0 unused" in printed
+        and "tensors are equal" in printed
+    )
     assert architecture(tmp_path / "ours") == ["DebertaExtForMaskedLM"]
     before, after = (DebertaExtForMaskedLM.from_pretrained(folder) for folder in (source, tmp_path / "ours"))
     assert equal_outputs(before(IDS).logits, after(IDS).logits)
@@ -105,18 +109,15 @@ def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path
     assert "AutoModelForMaskedLM" in json.loads((tmp_path / "ours" / "config.json").read_text())["auto_map"]
 
 
-@pytest.mark.parametrize("old_names", [False, True], ids=["", "gamma and beta"])
-def test_a_stock_checkpoint_becomes_ours(old_names, stock_config, shake, run, tmp_path):
+def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run, tmp_path):
     stock = shake(DebertaV2ForTokenClassification(stock_config("v2", num_labels=3)))
     stock.save_pretrained(tmp_path / "stock")
-    if old_names:
-        # transformers 5.4 writes them for a model that it has loaded.
-        file = tmp_path / "stock" / "model.safetensors"
-        names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-        tensors = load_file(file)
-        for new, old in names.items():
-            tensors = {key.replace(new, old): value for key, value in tensors.items()}
-        save_file(tensors, file, metadata={"format": "pt"})
+    # transformers 5.4 writes them for a model that it has loaded.
+    file = tmp_path / "stock" / "model.safetensors"
+    tensors = load_file(file)
+    for new, old in {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}.items():
+        tensors = {key.replace(new, old): value for key, value in tensors.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
     run(tmp_path / "stock", tmp_path / "ours")
     model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
@@ -161,7 +162,13 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
 @pytest.mark.parametrize(
     ("heads", "fields", "options", "head", "message"),
     [
-        (("lm", "rtd"), {}, [], "replaced-token-detection", "; the files also hold masked-lm, see --head"),
+        (
+            ("lm", "rtd"),
+            {},
+            [],
+            "replaced-token-detection",
+            "; the files hold masked-lm, replaced-token-detection, see --head",
+        ),
         (("lm", "rtd"), {}, ["--head", "masked-lm"], "masked-lm", "the checkpoint is a discriminator"),
         ((), {}, [], "base", "0 newly initialised"),
         ((), dict(architectures=["DebertaV2ForSequenceClassification"]), [], "base", "0 newly initialised"),
@@ -200,7 +207,7 @@ def test_ours_becomes_stock_and_transformers_computes_the_same(kind, name, tiny_
     if "ReplacedToken" in stock_class:
         assert "note: mask_predictions: the replaced token detection head is in the file" in printed
     else:
-        assert stock_class in printed and architecture(tmp_path / "stock") == [stock_class]
+        assert architecture(tmp_path / "stock") == [stock_class]
     assert isinstance(AutoModel.from_pretrained(tmp_path / "stock").config, DebertaV2Config)
     assert not list((tmp_path / "stock").glob("*.py"))
     run(tmp_path / "stock", tmp_path / "back")
@@ -226,22 +233,16 @@ def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, of
     assert equal_outputs(first(IDS)[0], last(IDS)[0])
 
 
-@pytest.mark.parametrize("decoder", [dict(emd_layers=3), dict(emd_input="position")])
-def test_a_decoder_that_stock_cannot_hold_is_checked_as_it_was(decoder, tiny_config, shake, run, tmp_path):
-    shake(DebertaExtForMaskedLM(tiny_config(**decoder))).save_pretrained(tmp_path / "ours")
-    run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", "--lossy")
+CASES_OF_DTYPE = [("float16", None, "float16"), ("float16", "float32", "float32"), ("mixed", None, "float32")]
 
 
-@pytest.mark.parametrize(
-    ("stored", "options", "dtype"),
-    [("float16", [], "float16"), ("float16", ["--dtype", "float32"], "float32"), ("mixed", [], "float32"),
-     ("float16", ["--dtype", "bfloat16"], "bfloat16")],
-)  # fmt: skip
-def test_the_dtype_is_that_of_the_files_or_of_the_user(stored, options, dtype, tmp_path, run):
+@pytest.mark.parametrize(("stored", "requested", "dtype"), CASES_OF_DTYPE)
+def test_the_dtype_is_that_of_the_files_or_of_the_user(stored, requested, dtype, tmp_path, run):
     weights = microsoft("v2", ("lm",))
     half = {name: value.half() for name, value in weights.items() if stored == "float16" or "dense" in name}
     (tmp_path / "official").mkdir()
     source = write(tmp_path / "official", "v2", weights | half)
+    options = [] if requested is None else ["--dtype", requested]
     assert f"dtype: {dtype}; the files have float16" in run(source, tmp_path / "ours", *options)
     tensors = load_file(tmp_path / "ours" / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
@@ -256,7 +257,6 @@ def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
     for to in ("deberta-ext", "deberta-v2"):
         printed = run(source, tmp_path / to, "--to", to)
         assert f"tokenizer: 7 tokens, from {source}" in printed
-        assert "checked: the tokenizer has the same 7 tokens and encodes alike" in printed
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / to)
         assert tokenizer("hello", "world")["input_ids"] == [1, 5, 2, 6, 2]
         assert tokenizer("hello", "world")["token_type_ids"] == [0, 0, 0, 1, 1]
@@ -264,20 +264,15 @@ def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
         assert '"tokenizer_class": "PreTrainedTokenizerFast"' in (tmp_path / to / "tokenizer_config.json").read_text()
 
 
-def test_a_tokenizer_from_elsewhere_or_none(official, run, tmp_path):
+def test_a_tokenizer_from_elsewhere_or_none_and_split_weights(official, run, tmp_path):
     source = official()
     assert f"tokenizer: there is none in {source}; --tokenizer takes it" in run(source, tmp_path / "a")
     tiny_tokenizer(["a"]).save_pretrained(source)
     tiny_tokenizer(["b", "c", "d"]).save_pretrained(tmp_path / "tokenizer")
     assert "tokenizer: 8 tokens" in run(source, tmp_path / "b", "--tokenizer", tmp_path / "tokenizer")
-    assert "tokenizer: " not in run(source, tmp_path / "c", "--tokenizer", "none")
+    assert "tokenizer: " not in run(source, tmp_path / "c", "--tokenizer", "none", "--max_shard_size", "40KB")
     assert not (tmp_path / "c" / "tokenizer.json").exists()
-
-
-def test_weights_are_split_on_request(official, run, tmp_path):
-    run(official(), tmp_path / "ours", "--max_shard_size", "40KB")
-    assert len(list((tmp_path / "ours").glob("model-*-of-*.safetensors"))) > 1
-    assert (tmp_path / "ours" / "model.safetensors.index.json").exists()
+    assert len(list((tmp_path / "c").glob("model-*-of-*.safetensors"))) > 1
 
 
 def large_value(source):
@@ -305,24 +300,22 @@ def other_labels(source):
     write(source, "v1", microsoft("v1", ("classifier",)))
 
 
+def other_type(source):
+    (source / "config.json").write_text('{"model_type": "bert"}')
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (None, ["--to", "deberta-v2", "--head", "masked-lm"], "no place for the Enhanced Mask Decoder .* give --lossy"),
+        (None, ["--to", "deberta-v2", "--head", "masked-lm"], "no place for the Enhanced Mask Decoder .*--lossy"),
         (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only for --to deberta-ext"),
-        (None, ["--tokenizer", "./nowhere"], "there is no folder ./nowhere"),
-        (other_tokenizer, [], "the tokenizer has 85 tokens.*or give --tokenizer none"),
-        (large_value, ["--dtype", "float16"], "LayerNorm.weight has values that are not finite as torch.float16"),
+        (other_tokenizer, [], "the tokenizer has 85 tokens"),
+        (large_value, ["--dtype", "float16"], "the outputs of what was written differ from the source's by nan"),
         (incomplete_pair, [], "1 parameters are not in the files .* generator.deberta.encoder.layer.0.output.dense.bias"),
         (truncate, [], r"official cannot be converted:\n.*PytorchStreamReader failed"),
-        (
-            other_labels,
-            ["--head", "sequence-classification"],
-            r"classifier.weight has shape \[3, 32\], but config.json",
-        ),
-        (lambda source: (source / "config.json").write_text('{"model_type": "bert"}'), [], "model_type 'bert'"),
+        (other_labels, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\], but config.json"),
+        (other_type, [], "model_type 'bert'"),
         (lambda source: (source / "config.json").unlink(), [], "official has no config.json"),
-        (shutil.rmtree, [], "there is no folder .*official"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options, message, official, fails, tmp_path):
@@ -330,7 +323,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options,
     if change is not None:
         change(source)
     assert re.search(message, fails(source, tmp_path / "out", *options), re.DOTALL)
-    assert {file.name for file in tmp_path.iterdir()} <= {"official"}
+    assert {file.name for file in tmp_path.iterdir()} == {"official"}
 
 
 @pytest.mark.parametrize("options", [["--head", "question-answering"], ["--to", "deberta-v2"]])
@@ -341,14 +334,6 @@ def test_a_joint_model_has_to_be_taken_apart_first(options, joint, fails, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_working_directory_is_not_moved_away(official, fails, tmp_path, monkeypatch):
-    source = official()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    for output in (".", ".."):
-        assert "is or contains the working directory" in fails(source, output, "--overwrite")
-
-
 def test_an_empty_folder_is_filled_and_any_other_left_alone_unless_asked(official, run, fails, tmp_path):
     source, output = official(), tmp_path / "ours"
     output.mkdir()
@@ -356,53 +341,17 @@ def test_an_empty_folder_is_filled_and_any_other_left_alone_unless_asked(officia
     run(source, tmp_path / "new" / "parent")
     same_weights(output, tmp_path / "new" / "parent")
     shutil.rmtree(tmp_path / "new")
-    for file in output.iterdir():
-        file.unlink()
     (output / "mine.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    assert "is there already" in fails(source, tmp_path / "file") and (tmp_path / "file").read_text() == "mine"
-    (tmp_path / "file").unlink()
     message = fails(source, output)
-    assert f"{output} is there already" in message and "--overwrite" in message
-    assert [file.name for file in output.iterdir()] == ["mine.txt"]
+    assert f"{output} exists already" in message and "--overwrite" in message
     assert "moved aside: " in run(source, output, "--overwrite")
     assert (tmp_path / "ours.old-1" / "mine.txt").read_text() == "mine" and not (output / "mine.txt").exists()
     assert "ours.old-2" in run(source, output, "--overwrite")
     run(source, source, "--overwrite")
     assert architecture(source) == ["DebertaExtForReplacedTokenDetection"]
     assert (tmp_path / "official.old-1" / "pytorch_model.bin").exists()
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "official", "official.old-1", "ours", "ours.old-1", "ours.old-2",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["write_folder", "check_folder", "put_in_place"])
-def test_where_it_fails_nothing_is_left_and_what_was_there_stays(step, error, official, tmp_path, monkeypatch):
-    source, output = official(), tmp_path / "ours"
-    output.mkdir()
-    (output / "mine.txt").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    module = verification if step == "check_folder" else convert
-    real = getattr(module, step)
-
-    def failing(*arguments, **options):
-        if step == "write_folder":
-            real(*arguments, **options)
-        raise error
-
-    monkeypatch.setattr(module, step, failing)
-    expected = 130 if isinstance(error, KeyboardInterrupt) else 2
-    assert main(["convert", str(source), str(output), "--overwrite"]) == expected
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_what_was_there_comes_back_where_the_new_folder_cannot_take_its_place(tmp_path):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours" / "mine.txt").write_text("mine")
-    with pytest.raises(OSError):
-        convert.put_in_place(tmp_path / "never written", tmp_path / "ours")
-    assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["ours", "ours/mine.txt"]
+    names = "official official.old-1 ours ours.old-1 ours.old-2"
+    assert sorted(file.name for file in tmp_path.iterdir()) == names.split()
 
 
 BIAS = "deberta.encoder.layer.1.intermediate.dense.bias"
@@ -422,49 +371,31 @@ def change_activation(folder):
 @pytest.mark.parametrize(
     ("damage", "to", "message"),
     [
-        (change_tensor, "deberta-ext", f"{BIAS} is not what was written"),
-        (change_tensor, "deberta-v2", f"{BIAS} is not what was written"),
+        (change_tensor, "deberta-ext", f"1 tensors are not what was written, such as {BIAS}"),
+        (change_tensor, "deberta-v2", f"1 tensors are not what was written, such as {BIAS}"),
         (change_activation, "deberta-ext", "the outputs of what was written differ from the source's by"),
-        (
-            lambda folder: tiny_tokenizer(["world", "hello"]).save_pretrained(folder),
-            "deberta-ext",
-            "the tokenizer that was written does not encode as",
-        ),
     ],
-    ids=["tensor", "tensor of stock", "outputs", "tokenizer"],
 )
-def test_what_is_not_the_sources_is_found(damage, to, message, official, fails, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["", "Ctrl-C"])
+def test_a_wrong_folder_is_removed_and_what_was_there_stays(
+    damage, to, message, error, official, capsys, tmp_path, monkeypatch
+):
     """Something changes the folder between writing and checking."""
-    real = convert.write_folder
+    real, source, output = convert.write_folder, official(), tmp_path / "ours"
+    output.mkdir()
+    (output / "mine.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
 
     def write_and_damage(model, tokenizer, folder, **options):
-        notes = real(model, tokenizer, folder, **options)
+        real(model, tokenizer, folder, **options)
         damage(folder)
-        return notes
+        if error is not None:
+            raise error
 
-    source = official()
-    tiny_tokenizer().save_pretrained(source)
     monkeypatch.setattr(convert, "write_folder", write_and_damage)
-    assert message in fails(source, tmp_path / "out", "--to", to)
-    assert not (tmp_path / "out").exists()
-
-
-def test_outputs_are_compared_in_float32_and_with_those_of_transformers(official, run, fails, tmp_path, monkeypatch):
-    """In half precision, sums in another order differ by more than the tolerance, and BLAS may choose another kernel."""
-    real, dtypes, scale = verification.compute_outputs, set(), 1
-
-    def outputs(model):
-        dtypes.add(model.dtype)
-        stock = type(model).__module__.startswith("transformers.models.deberta_v2")
-        return {name: tensor * (scale if stock else 1) for name, tensor in real(model).items()}
-
-    monkeypatch.setattr(verification, "compute_outputs", outputs)
-    run(official("v3", ("classifier",), torch.float16, **labels(3)), tmp_path / "ours")
-    run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
-    assert dtypes == {torch.float32}
-    scale = 1.001
-    message = fails(tmp_path / "ours", tmp_path / "out", "--to", "deberta-v2")
-    assert "the outputs of transformers' DebertaV2Model differ from the source's by 0.001" in message
+    assert main(["convert", str(source), str(output), "--to", to, "--overwrite"]) == (2 if error is None else 130)
+    assert error is not None or message in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
@@ -478,7 +409,7 @@ def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
         printed = run("user/name", tmp_path / "ours")
         upload(tmp_path / "local", "user/shards")
         run("user/shards", tmp_path / "one file")
-    assert "source: user/name, DeBERTa v3 as Microsoft publishes it" in printed and "head: pretraining" in printed
+    assert "source: user/name, deberta-v2" in printed and "head: pretraining" in printed
     written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
     assert str(tmp_path) not in written
     expected = DebertaExtForPreTraining.from_pretrained(source)

@@ -162,12 +162,11 @@ def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
     pair = tokenizer("The quick fox", "jumps over")
     assert pair["input_ids"] == [1, *A, 2, *B, 2]
     assert pair["token_type_ids"] == [0] * (len(A) + 2) + [1] * (len(B) + 1)
-    assert tokenizer("The quick fox")["input_ids"] == [1, *A, 2]
     cut = tokenizer("The quick fox", "jumps over", truncation="only_first", max_length=len(B) + 4)
     assert cut["input_ids"] == [1, A[0], 2, *B, 2]
     padded = tokenizer(["fox", "The quick fox"], padding=True)
+    assert padded["input_ids"][1] == [1, *A, 2] and padded["input_ids"][0][-1] == 0
     assert padded["attention_mask"][0] == [int(token != 0) for token in padded["input_ids"][0]]
-    assert len(padded["input_ids"][0]) == len(A) + 2 and padded["input_ids"][0][-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -179,16 +178,15 @@ def test_pairs_have_one_separator_and_types_0_and_1(kind, spm, v1_files):
         ("symbols", "the<ent> quickly <ctl>", ["▁the", "<ent>", "▁", "quickly"]),
     ],
 )
-def test_the_mask_takes_the_space_before_it_in_v1_and_symbols_are_kept(kind, text, tokens, spm, v1_files):
+def test_the_mask_takes_the_space_before_it_in_v1_and_symbols_are_kept(kind, text, tokens, spm, v1_files, tmp_path):
     tokenizer = load_tokenizer(v1_files) if kind == "v1" else tokenizer_from_spm(spm(kind))
     assert pieces(tokenizer, text)[: len(tokens)] == tokens and "<ctl>" not in pieces(tokenizer, text)
-
-
-def test_v1_add_prefix_space_reads_words_that_are_already_split(v1_files):
-    tokenizer = load_tokenizer(v1_files, add_prefix_space=True)
-    assert pieces(tokenizer, "the") == ["Ġthe"]
-    split = tokenizer(["the", "in"], is_split_into_words=True, add_special_tokens=False)
-    assert split["input_ids"] == tokenizer.convert_tokens_to_ids(["Ġthe", "Ġin"])
+    if kind == "v1":
+        # As words that are already split need it; of a saved tokenizer it had no effect.
+        tokenizer.save_pretrained(tmp_path)
+        for folder in (v1_files, tmp_path):
+            split = load_tokenizer(folder, add_prefix_space=True)(["the", "in"], is_split_into_words=True)
+            assert split["input_ids"][1:-1] == tokenizer.convert_tokens_to_ids(["Ġthe", "Ġin"])
 
 
 def test_decode_gives_the_text_back(spm, v1_files):
@@ -199,29 +197,17 @@ def test_decode_gives_the_text_back(spm, v1_files):
     assert tokenizer.decode(tokenizer("the ꙮ fox 𓀀")["input_ids"], skip_special_tokens=True) == "the ꙮ fox 𓀀"
 
 
-@pytest.mark.parametrize("name", ["microsoft", "bytes"])
-def test_spm_offsets_point_at_the_text_of_the_tokens(name, spm):
-    tokenizer = tokenizer_from_spm(spm(name))
-    for text in [*plain_lines(100), "Ｔｈｅ  ｑｕｉｃｋ　ﬁne\u00a0fox"]:
-        for token, (start, end) in spans(tokenizer, text):
-            # A lone ▁ before the first word has the span of the first char (huggingface/tokenizers#1775).
-            if token not in ("[UNK]", "▁") and not token.startswith("<0x"):
-                piece, source = token.replace("▁", ""), text[start:end].strip()
-                spelled = unicodedata.normalize("NFKC", source)
-                # The pieces may part what was one char (Thai am, a ligature).
-                assert piece == spelled or (len(spelled) > len(source) and piece in spelled), text
-
-
 @pytest.mark.parametrize("kind", ["spm", "v1"])
-def test_offsets_are_in_order_and_inside_the_text(kind, spm, v1_files):
+def test_offsets_are_in_order_and_point_at_the_text_of_the_tokens(kind, spm, v1_files):
     tokenizer = tokenizer_from_spm(spm("bytes")) if kind == "spm" else load_tokenizer(v1_files)
-    for name, text in [*NASTY.items(), *enumerate(plain_lines(100))]:
+    for text in [*NASTY.values(), *plain_lines(100)]:
         last = 0
         for token, (start, end) in spans(tokenizer, text):
-            assert start <= end and last <= end <= len(text), name
-            last = end
-            if kind == "v1" and token.removeprefix("Ġ").isascii():
-                assert text[start:end].strip() == token.removeprefix("Ġ").strip()
+            assert start <= end and last <= end <= len(text), text
+            last, piece = end, token.replace("▁", "").removeprefix("Ġ")
+            # A lone ▁ before the first word has the span of the first char (huggingface/tokenizers#1775).
+            if piece.isascii() and text.isascii() and not token.startswith("<0x") and token not in ("[UNK]", "▁"):
+                assert text[start:end].strip() == piece.strip(), text
 
 
 @pytest.mark.parametrize("name", ["microsoft", "bytes", "generic", "symbols"])
@@ -253,22 +239,14 @@ def test_spm_do_lower_case_lowers_before_the_pieces(spm, spm_folder):
     assert same(tokenizer, tokenizer_from_spm(spm("microsoft"), do_lower_case=True))
 
 
-def test_v1_ids_equal_the_stock_class_on_single_sentences(v1_files):
-    stock = stock_v1(v1_files)
-    tokenizer = load_tokenizer(v1_files)
+def test_v1_ids_equal_the_stock_class_and_pairs_are_right_where_that_is_wrong(v1_files):
+    stock, tokenizer = stock_v1(v1_files), load_tokenizer(v1_files)
     for text in [*plain_lines(), *NASTY.values()]:
         assert tokenizer(text)["input_ids"] == stock(text)["input_ids"], text
-
-
-def test_v1_pairs_are_right_where_the_stock_class_is_wrong(v1_files):
-    stock = stock_v1(v1_files)
-    check_tokenizer(load_tokenizer(v1_files))
-    try:
+    check_tokenizer(tokenizer)
+    # As soon as transformers encodes v1 pairs rightly, this tokenizer may no longer be needed.
+    with pytest.raises(ValueError, match=r"\[CLS\] A \[SEP\] B \[SEP\]"):
         check_tokenizer(stock)
-    except ValueError as error:
-        assert "[CLS] A [SEP] B [SEP]" in str(error)
-    else:
-        pytest.skip("transformers encodes v1 pairs rightly now: this tokenizer may no longer be needed")
 
 
 def test_spm_normaliser_is_kept_where_the_stock_class_drops_it(spm, spm_folder):
@@ -384,11 +362,14 @@ def test_load_tokenizer_warns_of_a_unigram_file_without_normaliser_but_not_of_nf
 
 
 @pytest.mark.parametrize("recorded, expected", [(None, 512), (1e30, 512), (1024, 1024)])
-def test_load_tokenizer_max_length_is_the_recorded_one_or_512(recorded, expected, v1_files, tmp_path):
-    shutil.copytree(v1_files, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": recorded}))
-    assert load_tokenizer(tmp_path).model_max_length == expected
-    assert load_tokenizer(tmp_path, model_max_length=77).model_max_length == 77
+def test_load_tokenizer_max_length_is_the_recorded_one_or_512_and_added_tokens_keep_their_ids(
+    recorded, expected, spm_folder
+):
+    folder = spm_folder(model_max_length=recorded)
+    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
+    assert load_tokenizer(folder).model_max_length == expected
+    assert load_tokenizer(folder, model_max_length=77).model_max_length == 77
+    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
 
 
 def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
@@ -404,7 +385,7 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     assert same(load_tokenizer("some/model", **offline), tokenizer_from_spm(spm("microsoft")))
     assert same(load_tokenizer("some/model", revision="v1.0", **offline), tokenizer_from_spm(spm("microsoft")))
     assert same(load_tokenizer("some/model", subfolder="sub", **offline), tokenizer_from_spm(spm("generic")))
-    with pytest.raises(OSError, match=r"looked for spm.model, for vocab.json with merges.txt"):
+    with pytest.raises(OSError):
         load_tokenizer("some/model", revision="v2.0", **offline)
 
 
@@ -412,12 +393,9 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     ("single", "pair", "message"),
     [
         ("$A", "$A $B", r"encoded as \[CLS\] A \[SEP\], got .*load_tokenizer"),
-        ("[CLS] $A", "[CLS] $A $B", r"encoded as \[CLS\] A \[SEP\], got .*load_tokenizer"),
-        ("$A [SEP]", "$A [SEP] $B [SEP]", r"encoded as \[CLS\] A \[SEP\], got .*load_tokenizer"),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", r"a pair must be encoded as \[CLS\] A \[SEP\] B \[SEP\], got"),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", r"must be encoded as \[CLS\] A \[SEP\] B \[SEP\], got"),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", r"must have the types \[0, .*1\], got \[0, 0"),
     ],
-    ids=["no_cls_no_sep", "no_sep", "no_cls", "two_separators", "types_of_0"],
 )
 def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
     tokenizer = tokenizer_from_spm(spm("microsoft"))
@@ -458,28 +436,16 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n"
-LOOKED_FOR = r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"
 
 
 @pytest.mark.parametrize(
     ("kind", "file", "text", "message"),
     [
-        (None, "README.md", "", LOOKED_FOR),
-        (None, "vocab.json", "{}", LOOKED_FOR),
+        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"),
         (None, "spm.model", LFS, "not a SentencePiece model; is it truncated, or a Git LFS pointer"),
         ("bpe", "README.md", "", "must be a SentencePiece unigram model"),
-        (
-            "generic",
-            "added_tokens.json",
-            '{"[UNK]": 0}',
-            r"'\[UNK\]' is recorded with id 0, but the vocabulary gives it 1503",
-        ),
-        (
-            "microsoft",
-            "added_tokens.json",
-            '{"[MASK]": 128000}',
-            "recorded with id 128000, but the vocabulary gives it 1500",
-        ),
+        ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' is recorded with id 0, but .* gives it 1503"),
+        ("microsoft", "added_tokens.json", '{"[MASK]": 128000}', "recorded with id 128000, but .* gives it 1500"),
     ],
 )
 def test_other_files_are_refused(kind, file, text, message, spm_folder, tmp_path):
@@ -487,14 +453,6 @@ def test_other_files_are_refused(kind, file, text, message, spm_folder, tmp_path
     (folder / file).write_text(text)
     with pytest.raises((OSError, ValueError), match=message):
         load_tokenizer(folder)
-    with pytest.raises(OSError, match="neither a local folder nor a valid repository id"):
-        load_tokenizer(tmp_path / "not" / "there")
-
-
-def test_added_tokens_keep_their_ids(spm_folder):
-    folder = spm_folder()
-    (folder / "added_tokens.json").write_text(json.dumps({"<place>": 1501, "[MASK]": 1500}))
-    assert load_tokenizer(folder).convert_tokens_to_ids(["[MASK]", "<place>"]) == [1500, 1501]
 
 
 def test_a_vocabulary_without_cls_and_sep_is_refused_and_gets_them_on_request(v1_files, tmp_path):

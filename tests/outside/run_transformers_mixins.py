@@ -58,59 +58,53 @@ class Explained(NamedTuple):
 
 # The classes for which mixin_tests.py says that they have "sdpa".
 WITH_SDPA = "(DebertaExtModel|DebertaExtForMaskedLM)_.*"
+UNTIED = (
+    "test_load_save_without_tied_weights test_resize_embeddings_untied test_resize_embeddings_untied_no_reinit_on_post_init"
+)
+CHECKPOINTING = "test_training_gradient_checkpointing"
 EXPLAINED = (
     Explained(
-        tests=(
-            "test_load_save_without_tied_weights",
-            "test_resize_embeddings_untied",
-            "test_resize_embeddings_untied_no_reinit_on_post_init",
-        ),
+        tuple(UNTIED.split()),
         says="tie_word_embeddings = False must be True",
         why="the decoder is the word embedding table: no released checkpoint has another, and the configuration refuses it",
     ),
     Explained(
-        tests=("test_model_weights_reload_no_missing_tied_weights",),
+        ("test_model_weights_reload_no_missing_tied_weights",),
         says="are these the weights of another model?",
         why="the test loads a file without any tensor of the model, which is refused: it would be a model of random weights",
     ),
     Explained(
-        tests=("test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions",),
+        ("test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions",),
         says="it does not return attention probabilities; 'eager' can",
-        why="the test asks 'sdpa' for attention probabilities, where transformers takes 'eager'; here a backend that is "
-        "asked for by name never falls back",
+        why="the test asks 'sdpa' for probabilities, where transformers takes 'eager'; ours never falls back from a name",
         classes=WITH_SDPA,
     ),
     Explained(
-        tests=("test_sdpa_can_dispatch_non_composite_models",),
+        ("test_sdpa_can_dispatch_non_composite_models",),
         says='model_sdpa.config._attn_implementation == "sdpa"',
         why="the test expects 'sdpa' in the configuration by default; here it is None, the best backend for each call",
         classes=WITH_SDPA,
     ),
     Explained(
-        tests=("test_can_set_attention_dynamically",),
+        ("test_can_set_attention_dynamically",),
         says="is not one of 'eager', 'sdpa', 'blocked', 'triton'",
-        why="an unknown backend raises ValueError, as the test asks, but with a text of ours, the names of all backends",
+        why="an unknown backend raises ValueError, as the test asks, but with our text, the names of all backends",
         classes=WITH_SDPA,
     ),
     Explained(
-        tests=("test_load_with_mismatched_shapes", "test_can_load_ignoring_mismatched_shapes"),
+        ("test_load_with_mismatched_shapes", "test_can_load_ignoring_mismatched_shapes"),
         says="'Reinit due to size mismatch' not found in ''",
-        why="the test looks for a row of transformers' loading table; here a line says how many parameters are newly "
-        "initialised, and model.loading_report names them",
+        why="the test looks for a row of transformers' loading table; model.loading_report names these parameters here",
         classes="DebertaExtForSequenceClassification_.*",
     ),
     Explained(
-        tests=("test_resize_tokens_embeddings",),
+        ("test_resize_tokens_embeddings",),
         says="a joint model cannot be resized",
         why="generator and discriminator in one model are refused here: they are resized one by one, and joined again",
         classes="DebertaExtForPreTraining_.*",
     ),
     Explained(
-        tests=(
-            "test_training_gradient_checkpointing",
-            "test_training_gradient_checkpointing_use_reentrant_false",
-            "test_training_gradient_checkpointing_use_reentrant_true",
-        ),
+        (CHECKPOINTING, f"{CHECKPOINTING}_use_reentrant_false", f"{CHECKPOINTING}_use_reentrant_true"),
         says="position_embeddings.weight",
         why="the test asks for a gradient of every parameter, also of the table of absolute positions, which only masked "
         "language modelling reads, and which is frozen elsewhere for that reason; 5.20 leaves out what is frozen",

@@ -18,22 +18,16 @@ WORKS, OTHER, FAILS = {"values": [["a", 1.0]]}, {"values": [["a", 1.1]]}, {"erro
     ("answers", "works"),
     [
         ({"ours": WORKS, "control": WORKS}, "yes"),
-        ({"ours": WORKS}, "yes"),
         ({"ours": WORKS, "control": FAILS}, "yes"),
         ({"ours": OTHER, "control": WORKS}, "no: ours"),
         ({"ours": FAILS, "control": WORKS}, "no: ours"),
         ({"ours": FAILS}, "no: ours"),
         ({"ours": FAILS, "control": FAILS}, "no: client"),
         ({"ours": FAILS, "control": WORKS, "known": "Error: no"}, "no: known"),
-        ({"ours": OTHER, "control": WORKS, "known": "Error: no"}, "no: ours"),
     ],
 )
 def test_whose_fault_it_is(answers, works):
     assert run_clients.verdict(**answers)[0] == works
-
-
-def test_numbers_words_and_lengths_are_compared():
-    assert run_clients.difference([["a", 2.0], []], [["a", 2.0], []]) == 0
     assert run_clients.difference([1.0, 20.0], [1.0, 22.0]) == pytest.approx(2 / 22)
     for other in (["b", 2.0], ["a"], ["a", math.nan], "a"):
         assert run_clients.difference(other, ["a", 2.0]) == math.inf

@@ -5,7 +5,6 @@ Everything runs twice: in this process, with the package, and in one that cannot
 """
 
 import os
-from pathlib import Path
 
 import other_packages_worker as worker
 import pytest
@@ -22,9 +21,6 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.tokenization import load_tokenizer
-
-SHIPPED = Path(__file__).resolve().parents[2] / "examples" / "models" / "deberta-ext-small-en"
 
 TINY = dict(
     vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -169,23 +165,6 @@ def test_token_classification_labels_words(results, probabilities):
     for entry in found:
         assert worker.WORDS[0][entry["start"] : entry["end"]] == entry["word"]
         assert entry["score"] == pytest.approx(likely[words.index(entry["word"])].max().item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("strategy", ["simple", "first", "max", "average"])
-def test_entities_of_sentencepiece_tokens_are_whole_only_with_simple_aggregation(strategy):
-    """As faq.md says: the other strategies of transformers take punctuation into the word before it."""
-    text, tokenizer = "Ada lived in London, then in Rome.", load_tokenizer(SHIPPED)
-    fields = TINY | ENTITIES | dict(vocab_size=len(tokenizer))
-    tagger = DebertaExtForTokenClassification(DebertaExtConfig(**fields))
-    pipe = transformers.pipeline("token-classification", model=tagger, tokenizer=tokenizer, aggregation_strategy=strategy)
-    encoded = tokenizer(text, return_offsets_mapping=True)
-    scores = torch.full((1, len(encoded["input_ids"]), 5), -9.0)
-    for index, (start, end) in enumerate(encoded["offset_mapping"]):
-        label = "B-LOC" if text[start:end].strip() in ("London", "Rome") else "O"
-        scores[0, index, ENTITIES["label2id"][label]] = 9.0
-    tagger.register_forward_hook(lambda module, inputs, outputs: outputs.__class__(logits=scores))
-    found = [text[entity["start"] : entity["end"]].strip() for entity in pipe(text)]
-    assert (found == ["London", "Rome"]) == (strategy == "simple"), found
 
 
 def test_zero_shot_classification_reads_entailment(results, originals):

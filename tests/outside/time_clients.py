@@ -60,12 +60,9 @@ def cross_encoder(models: Path, texts: list) -> dict:
 
 
 def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
-    """Two texts a row, of rows at equal steps; of SQuAD, questions with the paragraph and with the answer's sentence."""
+    """Questions of SQuAD with their paragraph and with the answer's sentence, of rows at equal steps."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    if "answers" not in rows[0]:
-        chosen = rows[:: max(1, len(rows) // count)][:count]
-        return [tuple([value for value in row.values() if isinstance(value, str)][:2]) for row in chosen]
     pairs = []
     for row in rows[:: max(1, len(rows) // (count // 2))][: count // 2]:
         context, start = row["context"], row["answers"]["answer_start"][0]
@@ -81,7 +78,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--texts", type=int, default=16)
-    parser.add_argument("--pairs", type=Path, help="of cross_encoder: .jsonl.gz, two texts a row, or SQuAD's; --texts pairs")
+    parser.add_argument("--pairs", type=Path, help="of cross_encoder: SQuAD as .jsonl.gz; --texts pairs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     words = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()

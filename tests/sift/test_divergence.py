@@ -30,21 +30,15 @@ KL_QP = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
 CROSS = -0.5 * math.log(0.75 * 0.25) + math.log(2)
 
 
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [
-        ("kl", KL_PQ),
-        ("symmetric_kl", KL_PQ + KL_QP),
-        ("symmetric_cross_entropy", CROSS),
-        ("mse", math.log(3) ** 2 / 2),
-    ],
-)
-def test_losses_of_a_classifier_by_hand(loss, expected):
+LOSSES_BY_HAND = dict(kl=KL_PQ, symmetric_kl=KL_PQ + KL_QP, symmetric_cross_entropy=CROSS, mse=math.log(3) ** 2 / 2)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_a_classifier_by_hand(loss):
     values, counts, change = divergence(classifier(P, P), classifier(Q, P), {"input_ids": IDS}, SINGLE, loss)
     same = 2 * math.log(2) if loss == "symmetric_cross_entropy" else 0.0
-    torch.testing.assert_close(values, torch.tensor([expected, same], dtype=torch.float64))
-    assert counts.tolist() == [True, True]
-    assert change.item() == pytest.approx(math.log(3) / 4)
+    torch.testing.assert_close(values, torch.tensor([LOSSES_BY_HAND[loss], same], dtype=torch.float64))
+    assert counts.tolist() == [True, True] and change.item() == pytest.approx(math.log(3) / 4)
 
 
 def test_regression_is_the_squared_error_whatever_the_loss():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .figure import COLOURS, new_figure, save_figure
+from .figure import COLOURS, FigurePath, new_figure, save_figure
 from .tokens import installed_fonts, readable_tokens
 
 __all__ = ["plot_attention", "plot_position_profile"]
@@ -24,7 +24,7 @@ MAX_LABELS = 96
 
 
 def plot_attention(
-    decomposition: Any, tokens: Sequence[str], path: str | Path | Sequence[str | Path], *, head: int | None = None
+    decomposition: Any, tokens: Sequence[str], path: FigurePath, *, head: int | None = None
 ) -> Path | list[Path]:
     """Draw the attention map of a text, and the parts of its logits: c2c and what the model has of c2p, p2c, p2p.
 
@@ -33,7 +33,6 @@ def plot_attention(
     Args:
         decomposition (`AttentionParts`): the result of `attention_parts`.
         tokens (`list[str]`): the N tokens, as the vocabulary spells them.
-        path (`Path` or `list[Path]`): where to write.
         head (`int`, *optional*): None is the mean over all heads.
     Raises:
         ValueError: there is no such head.
@@ -47,21 +46,19 @@ def plot_attention(
     figure = new_figure((size + 0.3) * columns + 2.9, (size + 0.35) * rows + 1.5)
     # The maps are square: what is left of the figure goes around them, not between them.
     figure.set_layout_engine("compressed")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[len(maps) :]:
-        axes.set_visible(False)
+    panels = _panels(figure, len(maps), columns)
     limit = max(float(abs(values).max()) for name, values in maps.items() if name != "probabilities")
     images = {}
     for index, (name, values) in enumerate(maps.items()):
         scale = dict(cmap="PuOr_r", vmin=-limit, vmax=limit)
         if name == "probabilities":
             scale = dict(cmap="viridis", vmin=0, vmax=float(values.max()))
-        images[name] = panels[index].imshow(values, interpolation="nearest", **scale)
+        images[name] = panels[index].imshow(values.numpy(), interpolation="nearest", **scale)
         panels[index].set_title(TITLES[name], fontsize=10)
         _label_tokens(panels[index], tokens, size, across=index + columns >= len(maps), down=index % columns == 0)
     attention_bar = figure.colorbar(images["probabilities"], ax=panels[0], location="left", shrink=0.8)
     attention_bar.set_label("attention probability", fontsize=9)
-    parts_bar = figure.colorbar(images["c2c"], ax=panels[1 : len(maps)], location="right", shrink=0.8)
+    parts_bar = figure.colorbar(images["c2c"], ax=panels[1:], location="right", shrink=0.8)
     parts_bar.set_label("part of the logit", fontsize=9)
     for bar in (attention_bar, parts_bar):
         bar.ax.tick_params(labelsize=8)
@@ -70,38 +67,27 @@ def plot_attention(
     return save_figure(figure, path)
 
 
-def plot_position_profile(
-    profile: Any, path: str | Path | Sequence[str | Path], *, heads: Sequence[int] | None = None
-) -> Path | list[Path]:
+def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int] | None = None) -> Path | list[Path]:
     """Draw what position adds to the logits by the distance of query and key: a panel for each head, all on one scale.
 
     Args:
         profile (`PositionProfile`): the result of `position_profile`.
-        path (`Path` or `list[Path]`): where to write.
         heads (`list[int]`, *optional*): which heads to draw; None is all of them.
     """
     if heads is None:
         heads = range(len(profile.total))
-    heads = list(heads)
-    lines = {}
-    for name in ("c2p", "p2c", "p2p"):
-        values = getattr(profile, name)
-        if values is not None:
-            lines[name] = values.numpy()
-    if len(lines) > 1:
-        lines["total"] = profile.total.numpy()
+    lines = {name: getattr(profile, name) for name in LINE_COLOURS if getattr(profile, name) is not None}
+    if len(lines) == 2:
+        # The total of one term is that term.
+        del lines["total"]
     columns = min(4, len(heads))
-    rows = math.ceil(len(heads) / columns)
-    figure = new_figure(max(2.6 * columns + 0.8, 4.6), 1.9 * rows + 1.2)
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes in panels[len(heads) :]:
-        axes.set_visible(False)
-    for index, head in enumerate(heads):
-        axes = panels[index]
+    figure = new_figure(max(2.6 * columns + 0.8, 4.6), 1.9 * math.ceil(len(heads) / columns) + 1.2)
+    panels = _panels(figure, len(heads), columns, sharex=True, sharey=True)
+    for index, (axes, head) in enumerate(zip(panels, heads, strict=True)):
         axes.axhline(0, color="0.6", linewidth=0.6)
         axes.axvline(0, color="0.6", linewidth=0.6)
         for name, values in lines.items():
-            axes.plot(profile.distances, values[head], color=LINE_COLOURS[name], label=name, linewidth=1.2)
+            axes.plot(profile.distances.numpy(), values[head].numpy(), color=LINE_COLOURS[name], label=name, linewidth=1.2)
         axes.set_title(f"head {head}", fontsize=9, pad=3)
         axes.spines[["top", "right"]].set_visible(False)
         # A panel with none below it has the numbers, also in the row before the last.
@@ -112,6 +98,14 @@ def plot_position_profile(
     figure.supxlabel("distance i − j, query − key (> 0: the key comes first)", fontsize=10)
     figure.suptitle(f"layer {profile.layer}: what position adds to the logits", fontsize=11)
     return save_figure(figure, path)
+
+
+def _panels(figure, count: int, columns: int, **options) -> list:
+    """Return `count` axes, in rows of `columns`."""
+    panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False, **options).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return panels[:count]
 
 
 def _label_tokens(axes, tokens: Sequence[str], size: float, *, across: bool, down: bool):

@@ -5,37 +5,27 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .figure import COLOURS, new_figure, save_figure
+from .figure import COLOURS, FigurePath, new_figure, save_figure
 
 __all__ = ["metric_label", "plot_curves"]
 
-TRAINING_LINES = ("-", ":", "-.")
-HELD_OUT_MARKERS = ("o", "s", "^", "D")
-# Objectives and models whose name a label leaves out.
-PARTS = ("mlm", "nsp", "sop", "sbo", "generator", "discriminator")
-# Parts of the names of metrics, in words.
-WORDS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
+LINES = ("-", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 
 
 def metric_label(metric: str) -> str:
-    """Write the name of a metric in words: "held-out macro F1" for eval_macro_f1."""
-    name = metric.removeprefix("eval_")
-    part, _, rest = name.partition("_")
-    if part in ("generator", "discriminator") and rest == "similarity":
-        return part
-    if part in PARTS and rest in ("loss", "accuracy", "perplexity", "precision", "recall"):
-        name = rest
-    words = " ".join(WORDS.get(word, word) for word in name.split("_"))
-    if metric.startswith("eval_"):
-        return f"held-out {words}"
-    if name == "loss":
-        return "training loss"
+    """Write the name of a metric in words: "held-out macro f1" for eval_macro_f1, "training loss" for loss."""
+    words = metric.replace("_", " ")
+    if words.startswith("eval "):
+        return words.replace("eval", "held-out", 1)
+    if words.endswith("loss"):
+        return f"training {words}"
     return words
 
 
 def plot_curves(
     histories: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: str | Path | Sequence[str | Path],
+    path: FigurePath,
     *,
     panels: Sequence[tuple[str, Sequence[str], Sequence[str]]] | None = None,
     log_scale: Collection[str] = (),
@@ -49,7 +39,6 @@ def plot_curves(
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
-        path (`Path` or `list[Path]`): where to write.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
             panel with all runs and the metrics "loss" and "eval_loss".
         log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
@@ -64,23 +53,22 @@ def plot_curves(
         _draw_panel(axes, _curves(histories, names, metrics), baselines or {})
         axes.set_title(title, fontsize=12)
         if {*metrics} & {*log_scale}:
-            _use_log_scale(axes)
+            axes.set_yscale("log", subs=[1.5, 2, 3, 5, 7])
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
     diverged = []
     for name, history in histories.items():
-        for entry in history:
-            if "diverged" in entry:
-                diverged.append(f"{name} diverged at step {entry['step']}")
-                break
+        step = next((entry["step"] for entry in history if "diverged" in entry), None)
+        if step is not None:
+            diverged.append(f"{name} diverged at step {step}")
     if diverged:
         figure.suptitle(", ".join(diverged), color="firebrick", fontsize=12)
     return save_figure(figure, path)
 
 
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Drop evaluations after the training of a model that was evaluated before.
-
-    Evaluations of the best model, which --load_best_model_at_end restores, would be a jump at the last step.
-    """
+    """Drop evaluations after the training of a model that was evaluated before: those of the best model, which
+    --load_best_model_at_end restores, would be a jump at the last step."""
     kept: list[Mapping[str, Any]] = []
     ended = False
     for entry in history:
@@ -91,43 +79,31 @@ def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     return kept
 
 
-def _use_log_scale(axes):
-    """Write plain numbers on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines):
     """Draw the curves of one panel, its axis labels and its legend."""
-    metrics, last, has_lines = [], 0, False
-    for metric, points, _ in curves:
-        metrics.append(metric)
-        last = max(last, points[-1][0])
-        has_lines = has_lines or len(points) > 1
-    for _, points, style in curves:
-        step, value = points[-1]
+    metrics, all_points, styles = zip(*curves, strict=True)
+    has_lines = max(map(len, all_points)) > 1
+    for points, style in zip(all_points, styles, strict=True):
+        steps, values = zip(*points, strict=True)
         if len(points) > 1:
-            axes.plot(*zip(*points, strict=True), linewidth=1.8, **style)
+            axes.plot(steps, values, linewidth=1.8, **style)
             continue
-        style["label"] += f" ({value:.3g})"
+        label = f"{style['label']} ({values[0]:.3g})"
         if has_lines:
-            axes.plot([step], [value], **{"marker": "o"} | style | {"linestyle": "none"})
+            axes.plot(steps, values, marker="o", linestyle="none", color=style["color"], label=label)
         else:
-            axes.axhline(value, linewidth=1.8, color=style["color"], label=style["label"])
+            axes.axhline(values[0], linewidth=1.8, color=style["color"], label=label)
     for metric in dict.fromkeys(metrics):
         for index, (name, value) in enumerate(baselines.get(metric, {}).items()):
-            style = (":", "-.")[index % 2]
-            axes.axhline(value, color="0.35", linestyle=style, linewidth=1.2, label=f"{name} ({value:.3g})")
-    axes.set_ylabel(_axis_label(metrics), fontsize=11)
-    if has_lines:
-        axes.set_xlabel("step", fontsize=11)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    else:
-        axes.set_xlabel(f"after {last} steps", fontsize=11)
+            axes.axhline(value, color="0.35", linestyle=LINES[1 + index % 2], linewidth=1.2, label=f"{name} ({value:.3g})")
+    kinds = list(dict.fromkeys(metric.removeprefix("eval_").replace("_", " ") for metric in metrics))
+    if all(kind.endswith("loss") for kind in kinds):
+        kinds = ["loss"]
+    axes.set_ylabel(", ".join(kinds), fontsize=11)
+    axes.set_xlabel("step", fontsize=11)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if not has_lines:
+        axes.set_xlabel(f"after {curves[0][1][-1][0]} steps", fontsize=11)
         axes.set_xticks([])
         # Lines across do not set the limits by themselves.
         axes.autoscale(axis="y")
@@ -142,43 +118,24 @@ def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tup
     Raises:
         ValueError: there is none.
     """
-    labels = list(map(metric_label, metrics))
     kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
     curves = []
     for index, name in enumerate(names):
         history = without_restored(histories[name])
-        for metric, label in zip(metrics, labels, strict=True):
+        for metric in metrics:
             points = [(entry["step"], entry[metric]) for entry in history if metric in entry]
             if not points:
                 continue
-            if labels.count(label) > 1:
-                # "training loss" of a generator and of a discriminator.
-                label = metric.replace("eval_", "held-out ", 1).replace("_", " ")
             kind = kinds.index(metric.removeprefix("eval_"))
-            if len(names) == 1:
-                style = dict(label=label, color=COLOURS[kind % len(COLOURS)], linestyle="-")
-            else:
-                line = TRAINING_LINES[kind % len(TRAINING_LINES)]
-                style = dict(label=f"{name}, {label}", color=COLOURS[index % len(COLOURS)], linestyle=line)
-                if len(metrics) == 1:
-                    style["label"] = name
+            style = dict(label=metric_label(metric), color=COLOURS[kind % len(COLOURS)], linestyle="-")
+            if len(names) > 1:
+                label = name
+                if len(metrics) > 1:
+                    label = f"{name}, {metric_label(metric)}"
+                style = dict(label=label, color=COLOURS[index % len(COLOURS)], linestyle=LINES[kind % len(LINES)])
             if metric.startswith("eval_"):
-                style |= dict(linestyle="--", marker=HELD_OUT_MARKERS[kind % len(HELD_OUT_MARKERS)], markersize=4)
+                style |= dict(linestyle="--", marker=MARKERS[kind % len(MARKERS)], markersize=4)
             curves.append((metric, points, style))
     if not curves:
-        runs = ", ".join(map(repr, names))
-        raise ValueError(f"none of {runs} logged any of {', '.join(metrics)}; check logging_steps")
+        raise ValueError(f"none of {', '.join(map(repr, names))} logged any of {', '.join(metrics)}; check logging_steps")
     return curves
-
-
-def _axis_label(metrics: Sequence[str]) -> str:
-    """Name the quantities of a panel, each kind once."""
-    kinds = {metric.rpartition("_")[2] for metric in metrics}
-    if kinds == {"loss"}:
-        return "loss"
-    if kinds == {"similarity"}:
-        return "average cosine similarity"
-    labels = ", ".join(dict.fromkeys(map(metric_label, metrics)))
-    if all(metric.startswith("eval_") for metric in metrics):
-        return labels
-    return ", ".join(dict.fromkeys(labels.replace("held-out ", "").split(", ")))

@@ -4,8 +4,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["COLOURS", "finish_axes", "new_figure", "save_figure"]
+__all__ = ["COLOURS", "FigurePath", "finish_axes", "new_figure", "save_figure"]
 
+FigurePath = str | Path | Sequence[str | Path]
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the light yellow is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -26,7 +27,7 @@ def new_figure(width: float, height: float = 3.8):
     return figure
 
 
-def save_figure(figure, path: str | Path | Sequence[str | Path]) -> Path | list[Path]:
+def save_figure(figure, path: FigurePath) -> Path | list[Path]:
     """Write the figure to one path or to several, whose folders are made if needed, and return them."""
     from matplotlib import rc_context
 
@@ -34,12 +35,10 @@ def save_figure(figure, path: str | Path | Sequence[str | Path]) -> Path | list[
         return [save_figure(figure, file) for file in path]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {}
-    if path.suffix.lower() == ".svg":
-        # With the date and random ids the same figure would be another file each time.
-        options["metadata"] = {"Date": None}
+    # With the date and random ids the same SVG would be another file each time.
+    metadata = {".svg": {"Date": None}}.get(path.suffix.lower())
     with rc_context({"svg.hashsalt": "hf_deberta_ext"}):
-        figure.savefig(path, bbox_inches="tight", **options)
+        figure.savefig(path, bbox_inches="tight", metadata=metadata)
     return path
 
 

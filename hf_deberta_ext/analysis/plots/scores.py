@@ -5,14 +5,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .figure import COLOURS, finish_axes, new_figure, save_figure
+from .figure import COLOURS, FigurePath, finish_axes, new_figure, save_figure
 
 __all__ = ["plot_comparison", "plot_embedding_similarity", "plot_minimal_pairs"]
 
 
-def plot_embedding_similarity(
-    similarities: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
-) -> Path | list[Path]:
+def plot_embedding_similarity(similarities: Mapping[str, Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
     """Draw the average cosine similarity of word embeddings for several ways to share them (DeBERTaV3, section 3).
 
     Each way is a group of bars, with one bar for each table and its value above it (below it, if negative).
@@ -20,7 +18,6 @@ def plot_embedding_similarity(
     Args:
         similarities (`dict[str, dict[str, float]]`): by the name of a run ("NES", "ES", "GDES", ...): the values of
             `average_cosine_similarity` for "generator" and "discriminator", or for one of them.
-        path (`Path` or `list[Path]`): where to write.
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
@@ -28,12 +25,10 @@ def plot_embedding_similarity(
     keys = sorted(set().union(*similarities.values()), reverse=True)
     width = 0.38
     for number, key in enumerate(keys):
-        places, heights = [], []
-        for group, values in enumerate(similarities.values()):
-            if key in values:
-                places.append(group + (number - (len(keys) - 1) / 2) * width)
-                heights.append(values[key])
-        drawn = axes.bar(places, heights, width=0.94 * width, color=COLOURS[key == "discriminator"], label=key)
+        heights = {group: values[key] for group, values in enumerate(similarities.values()) if key in values}
+        places = [group + (number - (len(keys) - 1) / 2) * width for group in heights]
+        colour = COLOURS[key == "discriminator"]
+        drawn = axes.bar(places, heights.values(), width=0.94 * width, color=colour, label=key)
         axes.bar_label(drawn, fmt="{:.3f}", fontsize=9, padding=2)
     axes.set_xticks(range(len(similarities)), [*similarities], fontsize=11)
     axes.set_xlim(-0.6, len(similarities) - 0.4)
@@ -48,7 +43,7 @@ def plot_embedding_similarity(
 
 def plot_comparison(
     scores: Mapping[str, Sequence[float]],
-    path: str | Path | Sequence[str | Path],
+    path: FigurePath,
     *,
     label: str,
     baselines: Mapping[str, float] | None = None,
@@ -57,7 +52,6 @@ def plot_comparison(
 
     Args:
         scores (`dict[str, list[float]]`): the score of each seed, by the name of the model.
-        path (`Path` or `list[Path]`): where to write.
         label (`str`): the label of the axis of the scores.
         baselines (`dict[str, float]`, *optional*): scores to draw as lines across, by name.
     """
@@ -65,7 +59,9 @@ def plot_comparison(
     axes = figure.subplots()
     for index, values in enumerate(scores.values()):
         colour = COLOURS[index % len(COLOURS)]
-        spread = statistics.stdev(values) if len(values) > 1 else None
+        spread = None
+        if len(values) > 1:
+            spread = statistics.stdev(values)
         axes.plot([index - 0.12] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0)
         mean = statistics.mean(values)
         axes.errorbar([index + 0.08], [mean], yerr=spread, fmt="D", color=colour, markersize=6, capsize=5, linewidth=1.8)
@@ -82,14 +78,11 @@ def plot_comparison(
     return save_figure(figure, path)
 
 
-def plot_minimal_pairs(
-    accuracies: Mapping[str, Mapping[str, float]], path: str | Path | Sequence[str | Path]
-) -> Path | list[Path]:
+def plot_minimal_pairs(accuracies: Mapping[str, Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
     """Draw the accuracy on minimal pairs by phenomenon: a line for each, a dot for each way of scoring, and one half.
 
     Args:
         accuracies (`dict[str, dict[str, float]]`): by way of scoring ("pll", "word frequency") and phenomenon, in [0, 1].
-        path (`Path` or `list[Path]`): where to write.
     """
     first = next(iter(accuracies.values()))
     names = sorted(first, key=first.__getitem__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers.decoders import ByteLevel
 
-from .figure import new_figure, save_figure
+from .figure import FigurePath, new_figure, save_figure
 
 __all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens"]
 
@@ -16,9 +16,8 @@ __all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens
 SPACES = ("▁", "Ġ")
 # Fonts for letters that matplotlib's own font lacks; those that are not installed are skipped.
 FONTS = (
-    "Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans SC,Noto Sans JP,Noto Sans Devanagari,Noto Sans Thai,WenQuanYi Zen Hei,"
-    "PingFang SC,Hiragino Sans,Apple SD Gothic Neo,Microsoft YaHei,Yu Gothic,Malgun Gothic,Arial Unicode MS,"
-    "Droid Sans Fallback,Nirmala UI,Leelawadee UI"
+    "Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans Devanagari,Noto Sans Thai,WenQuanYi Zen Hei,PingFang SC,Hiragino Sans,"
+    "Apple SD Gothic Neo,Microsoft YaHei,Yu Gothic,Malgun Gothic,Arial Unicode MS,Nirmala UI,Leelawadee UI"
 )
 # A row of tokens wider than this, in letters, is broken.
 ROW_WIDTH = 62
@@ -46,13 +45,12 @@ def installed_fonts() -> list[str]:
     return ["DejaVu Sans", *(name for name in FONTS.split(",") if name in installed)]
 
 
-def plot_replacement_probabilities(tokens: Sequence[Any], path: str | Path | Sequence[str | Path]) -> Path | list[Path]:
+def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> Path | list[Path]:
     """Draw a text whose tokens have the colour of the probability that they were replaced, with its value below.
 
     Args:
         tokens (`list[TokenScore]`): of one text, as returned by `token_replacement_probabilities`, or any objects with
             `token` and `probability`. A word's pieces are drawn without a gap between them.
-        path (`Path` or `list[Path]`): where to write.
     Raises:
         ValueError: there are no tokens.
     """
