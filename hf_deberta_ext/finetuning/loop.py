@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of every fine-tuning script: check, read, encode, train, evaluate, predict, report.
 
-A script is the name of its data class: `main(TextClassificationData, TextClassificationArguments, description=__doc__)`.
+A script is the name of its task: `main(load_task("glue"), description=__doc__)`.
 """
 
 import copy
@@ -30,6 +30,7 @@ from .recipes import divergence_warnings, find_recipe
 from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
+from .tasks import Task
 from .trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 
 __all__ = ["main", "prepare", "train_and_report"]
@@ -37,26 +38,18 @@ __all__ = ["main", "prepare", "train_and_report"]
 logger = logging.get_logger(__name__)
 
 
-def main(
-    read: Callable[[Any, HubArguments], TaskData],
-    data_arguments: type[DataArguments],
-    argv: Sequence[str] | None = None,
-    *,
-    description: str,
-    program: str = "%(prog)s",
-) -> dict[str, Any]:
+def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
     """Parse the flags of a script and run all stages. An error of the user ends the program as `ExitOnUserError` says, with
     a traceback once the training has begun.
 
     Args:
-        read (`Callable`): (data arguments, flags of downloads) -> the task's data, read and checked.
-        data_arguments: the class of the task's flags, a subclass of `DataArguments`.
+        task (`Task`): what to train on, as `load_task` returns it.
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
         program (`str`): its name in `--help`.
     """
     with ExitOnUserError() as errors:
-        prepared = prepare(read, *parse(argv, data_arguments, description=description, program=program))
+        prepared = prepare(task.read, *parse(argv, task.arguments, description=description, program=program))
         errors.show_traceback = True
         errors.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
         return train_and_report(prepared)

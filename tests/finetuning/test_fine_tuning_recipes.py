@@ -96,8 +96,8 @@ def test_short_runs_are_warm_before_their_end():
     [
         ("huge", "sst2", "'huge' is unknown; there are base, large"),
         ("base", None, "needs --task_name, one of mnli, cola"),
-        ("v3-large", "race", r"v3-large has no settings for race, .*for race there are base, large"),
-        ("v3-small", "poetry", r"v3-small has no settings for poetry, only for mnli$"),
+        ("v3-large", "race", r"v3-large has no settings for race, .*sizes for race: base, large"),
+        ("v3-small", "poetry", r"v3-small has no settings for poetry, only for mnli; sizes for poetry: none$"),
     ],
 )
 def test_unknown_sizes_and_tasks_list_what_there_is(size, task, message):

@@ -356,3 +356,6 @@ def read_multiple_choice(
         dataset=source,
         answer_names=LETTERS if letters else None,
     )
+
+
+TASK = (read_multiple_choice, MultipleChoiceArguments)

@@ -343,3 +343,6 @@ def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> 
     if start > stop:
         return None
     return int(start), int(stop)
+
+
+TASK = (QuestionAnsweringData, QuestionAnsweringArguments)

@@ -301,3 +301,6 @@ def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any
 def _write_jsonl(file: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return file
+
+
+TASK = (read_superglue, SuperGlueArguments)

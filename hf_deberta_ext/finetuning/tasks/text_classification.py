@@ -486,3 +486,6 @@ def tokenise_texts(
     if encoded.encodings:
         cut = [bool(row.overflowing) for row in encoded.encodings]
     return {**encoded, "cut": cut}
+
+
+TASK = (TextClassificationData, TextClassificationArguments)

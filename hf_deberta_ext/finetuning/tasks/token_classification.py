@@ -312,3 +312,6 @@ class TokenClassificationData(TaskData):
             return [file]
 
         return EvaluationSet(rows, None if sentences.tags is None else metrics, write, len(sentences))
+
+
+TASK = (TokenClassificationData, TokenClassificationArguments)
