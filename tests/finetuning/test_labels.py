@@ -55,7 +55,7 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
         (found("10", "9"), ["10", "9", 9], [1, 0, 0]),
         (found(10, 9), [10, "9"], [1, 0]),
         (found(-1, 0, 1), [-1, "1", 0], [0, 2, 1]),
-        (found(False, True), [True, "False", 1], [1, 0, 1]),
+        (found(False, True), [True, "False"], [1, 0]),
         (found("02", "1"), ["02", "1"], [1, 0]),
         (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
         (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
-from .splits import SPLITS, hold_out
+from .splits import SPLITS, hold_out, hub_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -90,8 +91,6 @@ class TextClassificationArguments(DataArguments):
             raise ValueError(f"--label_names takes two or more names, each once, got {', '.join(self.label_names)}")
         if self.label_names and self.problem_type == REGRESSION:
             raise ValueError("--label_names are of classes: leave them out with --problem_type regression")
-        if len({*self.eval_languages}) < len(self.eval_languages):
-            raise ValueError(f"--eval_languages takes each language once, got {', '.join(self.eval_languages)}")
 
 
 @dataclass
@@ -102,7 +101,6 @@ class Part:
         rows (`Dataset`): the text columns among others.
         cells (`list`, *optional*): labels as they stand in the data; None for a test set without any.
         source (`str`): where it is from, for messages.
-        examples (`int`): how many examples the rows are.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
     """
@@ -110,7 +108,6 @@ class Part:
     rows: "Dataset"
     cells: list | None
     source: str
-    examples: int
     test: bool = False
     labels: list | None = None
 
@@ -135,7 +132,7 @@ class TextClassificationData(TaskData):
     def __init__(self, data_args: TextClassificationArguments, hub: HubArguments | None = None):
         self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
-        self.name = (data_args.task_name or self.pipeline).lower()
+        self.name = data_args.task_name or self.pipeline
         self.dataset, tables = self.read_tables()
         self.text_columns = self.text_columns_of(*next(iter(tables.values())))
         self.labels = self.labels_of(tables)
@@ -147,13 +144,14 @@ class TextClassificationData(TaskData):
             if data_args.validation_share is None or kind == "test":
                 rows = self.examples(rows, source)
             values, _ = self.label_cells(rows, source, optional=kind == "test")
-            self.parts[kind][name] = Part(rows, values, source, self.count(rows), kind == "test")
+            self.parts[kind][name] = Part(rows, values, source, kind == "test")
         self.encode_labels()
         self.check_training()
-        self.num_train = sum(part.examples for part in self.parts["train"].values())
-        self.num_evaluation = sum(part.examples for part in self.parts["validation"].values())
+        self.num_train, self.num_evaluation = (
+            sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
+        )
 
-    def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, tuple[str, ...] | None]:
+    def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, list[str] | None]:
         """Return the cells of the label column, and the names of the labels if the data set has them.
 
         Raises:
@@ -184,36 +182,42 @@ class TextClassificationData(TaskData):
         Raises:
             ValueError: all texts are blank, or all labels the same.
         """
-        for part in self.parts["train"].values():
-            texts = (text for column in self.text_columns for text in cells(part.rows, column))
-            if not any(map(str.strip, texts)):
-                raise ValueError(
-                    f"{' '.join((part.source, *self.data_args.train_file))} has only blank texts in "
-                    f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
-                )
-            if self.labels.problem_type != MULTI and len({*part.labels}) < 2:
-                raise ValueError(f"{part.source} has the one label {part.cells[0]!r}: there is nothing to learn")
+        train = self.parts["train"].get("")
+        if train is None:
+            return
+        texts = chain.from_iterable(self.texts(train.rows))
+        if not any(map(str.strip, texts)):
+            raise ValueError(
+                f"{' '.join((train.source, *self.data_args.train_file))} has only blank texts in "
+                f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
+            )
+        if self.labels.problem_type != MULTI and len({*train.labels}) < 2:
+            raise ValueError(f"{train.source} has the one label {train.cells[0]!r}: there is nothing to learn")
+
+    def texts(self, rows: "Dataset") -> list[list[str]]:
+        """Return the columns of texts."""
+        return [cells(rows, column) for column in self.text_columns]
 
     def known_task(self) -> KnownTask | None:
         """Return the task that --task_name names, or None for a user's own data."""
         data_args, name = self.data_args, self.data_args.task_name
-        languages = [data_args.language, data_args.train_language, *data_args.eval_languages]
-        if name == "xnli":
-            local = data_args.train_file or data_args.validation_file or data_args.test_file
-            if any(languages) and (local or data_args.dataset_name):
-                raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
-            if any(languages) or local or data_args.dataset_name:
-                evaluated = data_args.eval_languages or [data_args.language or data_args.train_language or "en"]
-                train = data_args.train_language or data_args.language or "en"
-                return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
+        languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
+        if name != "xnli":
+            if languages:
+                raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
+            if name not in (None, *GLUE):
+                raise ValueError(
+                    f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
+                )
+            return GLUE.get(name)
+        has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
+        if languages and has_own_data:
+            raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
+        if not languages and not has_own_data:
             raise ValueError("which language of XNLI? Give --language, or --train_language en --eval_languages de fr ...")
-        if any(languages):
-            raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
-        if name is not None and name not in GLUE:
-            raise ValueError(
-                f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
-            )
-        return GLUE.get(name)
+        train = data_args.train_language or data_args.language or "en"
+        evaluated = data_args.eval_languages or [data_args.language or train]
+        return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
     def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
         """Return the tables, with a share of the training rows as validation set.
@@ -229,15 +233,14 @@ class TextClassificationData(TaskData):
         # Errors name the rows of the whole file.
         rows, source = tables["train", ""]
         rows = self.examples(rows, source)
-        texts = zip(*(cells(rows, column) for column in self.text_columns), strict=True)
         values = self.labels.encode(self.label_cells(rows, source, optional=False)[0], source=source)
         # The labels of each row that the training rows must have, too; a score is none.
         labels = [()] * len(rows)
         if self.labels.problem_type == MULTI:
             labels = [*map(np.flatnonzero, values)]
         elif self.labels.problem_type == SINGLE:
-            labels = [(value,) for value in values]
-        train, held_out = hold_out([*texts], labels, share)
+            labels = [*zip(values, strict=True)]
+        train, held_out = hold_out([*zip(*self.texts(rows), strict=True)], labels, share)
         if not held_out:
             raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
         return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
@@ -276,7 +279,7 @@ class TextClassificationData(TaskData):
             return {}
         shown = self.labels.shown(np.array(train.labels, dtype=np.int64))
         if self.labels.problem_type == MULTI:
-            shown = [name for names in shown for name in names]
+            shown = chain.from_iterable(shown)
         counts = Counter(shown)
         return {name: counts[name] for name in self.labels.names}
 
@@ -288,26 +291,17 @@ class TextClassificationData(TaskData):
         if train is None or not evaluated:
             return {}
 
-        def columns(part):
-            return [cells(part.rows, column) for column in self.text_columns]
-
         labels = np.array(self.labels.for_model(train.labels))
-        answers = {}
-        name = TFIDF_SCORES
+        num_labels, sets = len(self.labels.names), [self.texts(part.rows) for part in evaluated.values()]
+        balanced = self.task is not None and self.task.metric == "matthews_correlation"
+        linear = tfidf_logits(self.texts(train.rows), labels, sets, num_labels=num_labels, balanced=balanced)
+        answers = {TFIDF_SCORES: linear}
         if self.labels.problem_type != REGRESSION:
-            name = TFIDF
-            answers[MAJORITY] = [
-                majority_logits(labels, len(self.labels.names), len(part.rows)) for part in evaluated.values()
-            ]
-        answers[name] = tfidf_logits(
-            columns(train),
-            labels,
-            [*map(columns, evaluated.values())],
-            num_labels=len(self.labels.names),
-            balanced=self.task is not None and self.task.metric == "matthews_correlation",
-        )
-        scores = {kind: {} for kind in answers}
+            majority = [majority_logits(labels, num_labels, len(part.rows)) for part in evaluated.values()]
+            answers = {MAJORITY: majority, TFIDF: linear}
+        scores: dict[str, dict[str, float]] = {}
         for kind, logits in answers.items():
+            scores[kind] = {}
             for (set_name, part), of_set in zip(evaluated.items(), logits, strict=True):
                 for metric, value in self.scores(part, of_set, np.asarray(part.labels)).items():
                     scores[kind][f"{set_name}_{metric}".lstrip("_")] = value
@@ -332,25 +326,17 @@ class TextClassificationData(TaskData):
             ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
         """
         data_args, task, tables = self.data_args, self.task, {}
-        files = {("train", ""): data_args.train_file}
-        for kind in ("validation", "test"):
-            for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind]).items():
-                files[kind, name] = paths
-        for (kind, name), paths in files.items():
-            if paths:
-                source = f"{FLAGS[kind]} {name}".strip()
-                tables[kind, name] = (read_files(paths, source=source), source)
-        if tables:
-            if data_args.dataset_name:
-                raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
-            return shown_files([path for paths in files.values() for path in paths]), tables
-
-        hub = data_args.dataset_name or (task and task.dataset)
-        if not hub:
-            raise ValueError(
-                "there is nothing to read: give --task_name (sst2, mnli, ...), --dataset_name, or --train_file, "
-                "--validation_file and --test_file"
-            )
+        hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
+        if hub is None:
+            files = {("train", ""): data_args.train_file}
+            for kind in ("validation", "test"):
+                for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind]).items():
+                    files[kind, name] = paths
+            for (kind, name), paths in files.items():
+                if paths:
+                    source = f"{FLAGS[kind]} {name}".strip()
+                    tables[kind, name] = (read_files(paths, source=source), source)
+            return shown_files([*chain.from_iterable(files.values())]), tables
         # (kind, set) -> configuration and names of the split on the Hub.
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
         if task is not None:
@@ -360,7 +346,7 @@ class TextClassificationData(TaskData):
         if data_args.dataset_name or data_args.dataset_config_name:
             splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
         download = self.hub.download(data_args.data_revision)
-        for config in {config: None for config, _ in splits.values()}:
+        for config in dict.fromkeys(config for config, _ in splits.values()):
             names = {key: names for key, (of, names) in splits.items() if of == config}
             for (kind, name), rows in read_hub(hub, config, names, **download).items():
                 tables[kind, name] = (rows, " of ".join(filter(None, (kind, name, hub))))
@@ -470,7 +456,7 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, part.examples)
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, self.count(part.rows))
 
 
 def tokenise_texts(
@@ -480,9 +466,8 @@ def tokenise_texts(
 
     A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
     """
-    texts = [list(batch[column]) for column in columns]
-    encoded = tokenizer(*texts, truncation=True, max_length=length)
-    cut = [False] * len(texts[0])
+    encoded = tokenizer(*(batch[column] for column in columns), truncation=True, max_length=length)
+    cut = [False] * len(batch[columns[0]])
     if encoded.encodings:
         cut = [bool(row.overflowing) for row in encoded.encodings]
     return {**encoded, "cut": cut}
