@@ -130,7 +130,7 @@ def test_column_rows_by_hand():
             {"id": 4, "story": ["So."], "ask": "", "a": "x", "b": "y", "key": ""},
         ]
     )
-    columns = ChoiceColumns(["a", "b"], "story", "ask", "key", answers="number or letter")
+    columns = ChoiceColumns(["a", "b"], "story", "ask", "key")
     assert choice_rows(rows, columns, source="here") == [
         {"id": "3", "context": "It is\nwet.", "choices": ["Why? Rain.", "Why? Sun."], "label": 0, "group": None},
         {"id": "4", "context": "So.", "choices": ["x", "y"], "label": None, "group": None},

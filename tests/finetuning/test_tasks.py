@@ -170,7 +170,7 @@ CASES = {
         "run_race", read_multiple_choice, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
         {"answer": "label_column"},
         [
-            ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected one of the letters A, B"),
+            ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected the number of a choice, from 0, or its letter"),
             ({"question": ""}, "row 2 of .* has nothing in the column 'article' or 'question'"),
             ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) has 1 choices, it must have two or more"),
             ({"options": ["red", ""]}, "row 2 of .* has '' as choice 2 in 'options'"),
@@ -182,9 +182,9 @@ CASES = {
         "run_race", read_multiple_choice, MultipleChoiceArguments, [*endings()], "label", "accuracy",
         {"label": "label_column"},
         [
-            ({"label": 2}, r"row 2 of the data of --train_file \(1\) has the label 2, its choices are 0 to 1"),
+            ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; it has 2 choices"),
             ({"label": None}, "row 2 .* has no label; rows without are for --test_file"),
-            ({"ending1": None}, "row 2 of --train_file train.jsonl has None in the column 'ending1'"),
+            ({"ending1": None}, "row 2 of --train_file train.jsonl has None as choice 2 in 'ending0', 'ending1', expected text"),
         ],
         [
             ({}, "there is no data: give --task_name"),

@@ -17,8 +17,8 @@ from strategies import cases
 
 from hf_deberta_ext.data.files import read_files
 from hf_deberta_ext.finetuning.tasks.labelled_words import read_conll
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import read_raw_race
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
-from hf_deberta_ext.finetuning.tasks.race import read_raw_race
 from hf_deberta_ext.pretraining import load_corpus
 
 pytestmark = pytest.mark.fuzz

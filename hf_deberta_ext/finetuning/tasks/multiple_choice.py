@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,7 @@ from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
-from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns
-from .race import race_level, read_raw_race
+from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
 from .splits import HubData, read_splits
 
 if TYPE_CHECKING:
@@ -84,14 +83,13 @@ class MultipleChoiceCollator:
         self.pad = DataCollatorWithPadding(tokenizer, **padding)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        names = [name for name in rows[0] if name in self.pad.tokenizer.model_input_names]
-        counts = [len(row[names[0]]) for row in rows]
-        C = max(counts)
-        pairs = [
-            {name: row[name][choice if choice < count else 0] for name in names}
-            for row, count in zip(rows, counts, strict=True)
-            for choice in range(C)
-        ]
+        names = rows[0].keys() & self.pad.tokenizer.model_input_names
+        C = max(len(row["input_ids"]) for row in rows)
+        pairs = []
+        for row in rows:
+            count = len(row["input_ids"])
+            for choice in [*range(count), *[0] * (C - count)]:
+                pairs.append({name: row[name][choice] for name in names})
         # [B * C, N] -> [B, C, N]
         batch = {name: values.unflatten(0, (len(rows), C)) for name, values in self.pad(pairs).items()}
         if "labels" in rows[0]:
@@ -197,16 +195,13 @@ class MultipleChoiceData(TaskData):
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
         sets = {}
         for split, questions in self.questions.items():
-            columns = {name: [row[name] for row in questions] for name in ("id", "context", "choices")}
-            if all(row["label"] is not None for row in questions):
-                columns["labels"] = [
-                    row["label"] if self.loss is None else [int(n == row["label"]) for n in range(len(row["choices"]))]
-                    for row in questions
-                ]
-            sets[split] = Dataset.from_dict(columns).map(
-                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length),
+            rows = Dataset.from_list(questions)
+            if any(row["label"] is None for row in questions):
+                rows = rows.remove_columns("label")
+            sets[split] = rows.map(
+                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None),
                 batched=True,
-                remove_columns=["id", "context", "choices"],
+                remove_columns=rows.column_names,
                 num_proc=arguments.preprocessing_num_workers,
                 desc=f"tokenising {split}",
             )
@@ -243,11 +238,7 @@ class MultipleChoiceData(TaskData):
 
 
 def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the questions of a set, equal ids of which are numbered.
-
-    Raises:
-        ValueError: fewer than two choices, a label that is none of them, or none in a set that needs labels.
-    """
+    """Return the questions of a set, equal ids of which are numbered."""
     totals, counts = Counter(row["id"] for row in questions), Counter()
     checked = []
     for number, row in enumerate(questions, start=1):
@@ -257,43 +248,48 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
         counts[name] += 1
         if len(choices) < 2:
             raise ValueError(f"{place} has {len(choices)} choices, it must have two or more")
-        if label is not None and not 0 <= label < len(choices):
-            raise ValueError(f"{place} has the label {label}, its choices are 0 to {len(choices) - 1}")
         if label is None and split != "test":
             raise ValueError(f"{place} has no label; rows without are for --test_file")
     return checked
 
 
-def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
+def encode_pairs(
+    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, has_one_count: bool
+) -> dict[str, list]:
     """Return the features of questions: for each a list of pairs, of context and choice.
 
     Raises:
         ValueError: a question and choice without room for the context, which alone may be cut.
     """
-    counts = [len(choices) for choices in batch["choices"]]
-    contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
-    choices = [choice for row in batch["choices"] for choice in row]
+    choices = [*chain.from_iterable(batch["choices"])]
+    ends = [*accumulate(map(len, batch["choices"]), initial=0)]
+
+    def by_row(values: Sequence[Any]) -> list[Sequence[Any]]:
+        return [values[start:end] for start, end in pairwise(ends)]
+
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    # One token of the context at the least.
-    lengths = [
-        len(ids) + special + bool(context)
-        for ids, context in zip(tokenizer(choices, add_special_tokens=False)["input_ids"], contexts, strict=True)
-    ]
-    longest = int(np.argmax(lengths))
-    if lengths[longest] > max_length:
-        row = int(np.searchsorted(np.cumsum(counts), longest, side="right"))
-        raise ValueError(
-            f"{batch['id'][row]}: its question with choice {longest - sum(counts[:row]) + 1} needs {lengths[longest]} "
-            "tokens, special ones and one of the context with it. Questions and choices are never cut: give "
-            f"--max_seq_length {lengths[longest]} or more (it is {max_length}), and a model that takes as many"
-        )
+    tokens = by_row(tokenizer(choices, add_special_tokens=False)["input_ids"])
+    contexts: list[str] = []
+    for name, context, row in zip(batch["id"], batch["context"], tokens, strict=True):
+        lengths = [*map(len, row)]
+        # One token of the context at the least.
+        needed = max(lengths) + special + bool(context)
+        if needed > max_length:
+            raise ValueError(
+                f"{name}: its question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens, special ones "
+                "and one of the context with it. Questions and choices are never cut: give --max_seq_length "
+                f"{needed} or more (it is {max_length}), and a model that takes as many"
+            )
+        contexts += [context] * len(row)
     encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)
-    ends = np.cumsum(counts).tolist()
-    features = {
-        name: [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        for name, values in encoding.items()
-    }
+    features = {name: by_row(values) for name, values in encoding.items()}
     features["length"] = [max(map(len, row)) for row in features["input_ids"]]
+    if "label" in batch:
+        features["labels"] = batch["label"]
+        if not has_one_count:
+            features["labels"] = []
+            for label, row in zip(batch["label"], tokens, strict=True):
+                features["labels"].append([int(number == label) for number in range(len(row))])
     return features
 
 
@@ -318,44 +314,34 @@ def read_multiple_choice(
     if not isinstance(arguments, MultipleChoiceArguments):
         names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
         arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
-    by_flags = None
-    letters = arguments.task_name == "race"
-    if arguments.choice_columns:
-        by_flags = ChoiceColumns(
-            arguments.choice_columns,
-            arguments.context_column,
-            arguments.question_column,
-            answers="number or letter",
-            by_flags=True,
-        )
+    has_letters = arguments.task_name == "race"
 
     def from_rows(rows, place, split, level):
-        nonlocal letters
-        columns = by_flags or known_columns(rows, source=place)
-        letters = letters or columns.by_article
+        nonlocal has_letters
+        if arguments.choice_columns:
+            columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
+        else:
+            columns = known_columns(rows, source=place)
+        has_letters = has_letters or columns.by_article
         if arguments.label_column is not None:
-            answers = columns.answers.replace("text", "number")
-            columns = dataclasses.replace(columns, label=arguments.label_column, answers=answers, by_flags=True)
-        return choice_rows(rows, columns, source=place, labelled=split != "test", level=level)
+            columns = dataclasses.replace(columns, label=arguments.label_column, by_text=False)
+        has_flags = arguments.choice_columns or arguments.label_column
+        columns = dataclasses.replace(columns, needs_label=bool(has_flags) and split != "test")
+        return choice_rows(rows, columns, source=place, level=level)
 
     def from_file(file, split):
-        flag = FLAGS[split]
         read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=flag)
-        return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
+        rows = read(file, source=FLAGS[split])
+        return from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
     def from_hub(rows, place, split):
         return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
 
     sets, source = read_splits(arguments, hub, HUB, from_file, from_hub)
     questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
-    return data_class(
-        arguments,
-        questions,
-        name=arguments.task_name or "multiple-choice",
-        dataset=source,
-        answer_names=LETTERS if letters else None,
-    )
+    answer_names = LETTERS if has_letters else None
+    name = arguments.task_name or "multiple-choice"
+    return data_class(arguments, questions, name=name, dataset=source, answer_names=answer_names)
 
 
 TASK = (read_multiple_choice, MultipleChoiceArguments)
