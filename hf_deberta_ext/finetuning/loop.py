@@ -112,11 +112,7 @@ def prepare(
 
 
 def check_flags(model_args: ModelArguments, args: FineTuningArguments):
-    """Check flags that depend on one another.
-
-    Raises:
-        ValueError: says which are wrong.
-    """
+    """Check flags that depend on one another."""
     model = model_args.model_name_or_path
     if model is None:
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
@@ -184,11 +180,7 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
 
 
 def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
-    """Load the model with which the training begins, and draw its new weights from the seed.
-
-    Raises:
-        ValueError: the model does not fit the task, the flags, or SiFT.
-    """
+    """Load the model with which the training begins, and draw its new weights from the seed."""
     model_args, args = prepared.model_args, prepared.args
     # peft asks transformers for a property by its former name.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)

@@ -234,11 +234,7 @@ def load_model(
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
-    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head.
-
-    Raises:
-        ValueError: weights of the body are missing or of another shape, or those of the head are, without `new_head`.
-    """
+    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head."""
     body = f"{model.base_model_prefix}."
     changed = {name: (tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"]}
     for name, (stored, built) in sorted(changed.items()):

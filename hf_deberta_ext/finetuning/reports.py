@@ -100,11 +100,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, recipe and hardware of a run for its card.
-
-    Args:
-        results (`dict`): of all_results.json; of several seeds nothing.
-    """
+    """Return data, recipe and hardware of a run for its card."""
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for paths in files.values() for path in paths]

@@ -125,11 +125,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to its name and .old-1, or the next free number.
-
-    Raises:
-        ValueError: a run lives in it.
-    """
+    """Rename a folder to its name and .old-1, or the next free number."""
     folder = folder.resolve()
     if folder.is_dir():
         lock_folder(folder)

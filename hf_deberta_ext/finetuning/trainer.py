@@ -184,8 +184,6 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
         Args:
             eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
-        Raises:
-            ValueError: --metric_for_best_model is none of them.
         """
         sets = eval_dataset or self.task.evaluation
         if isinstance(sets, EvaluationSet):

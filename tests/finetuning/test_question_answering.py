@@ -89,6 +89,10 @@ def columns(*rows):
     return Questions(of["id"], of["question"], of["context"], [row["answers"]["text"] for row in rows], spans)
 
 
+def windows_of(questions, **options):
+    return encode_windows(questions, arguments=QuestionAnsweringArguments(), **options)
+
+
 def write_nested(file, *rows):
     """The JSON of SQuAD's authors, a paragraph a row."""
     articles = []
@@ -120,7 +124,7 @@ def gold_logits(rows):
 
 
 def test_windows_hold_the_question_and_overlap_by_the_stride():
-    rows, windows = encode_windows(columns(one()), tokenizer=words(), max_length=8, doc_stride=1)
+    rows, windows = windows_of(columns(one()), tokenizer=words(), max_length=8, doc_stride=1)
     cls, sep, q, a = 1, 2, 4, 5
     assert rows["input_ids"][:] == [
         [cls, q, sep, a, a + 1, a + 2, a + 3, sep],
@@ -136,7 +140,7 @@ def test_windows_hold_the_question_and_overlap_by_the_stride():
     assert windows.last.tolist()[8:16] == [0, 0, 0, 7, 9, 11, 13, 0]
     # Rows for the training have what a model takes.
     examples = columns(one(), one(name="n2", answers=()))
-    rows, windows = encode_windows(examples, tokenizer=words(), max_length=20, doc_stride=1, offsets=False)
+    rows, windows = windows_of(examples, tokenizer=words(), max_length=20, doc_stride=1, offsets=False)
     assert windows is None
     assert rows.column_names == ["input_ids", "token_type_ids", "attention_mask", "start_positions", "end_positions"]
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([6, 0], [7, 0])
@@ -146,14 +150,14 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     """As in XLNet, with [CLS] at the end; the one that stands in the context is a word."""
     tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
     row = one(context="[CLS] a b c d", answers=(("c d", 10),))
-    rows, windows = encode_windows(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1)
+    rows, windows = windows_of(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1)
     assert rows["input_ids"][:] == [[1, 5, 6, 7, 2, 4, 2, 1], [7, 8, 2, 4, 2, 1]]
     assert windows.null.tolist() == [7, 5]
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 0], [7, 1])
     assert windows.first.tolist()[8:] == [10, 12, 0, 0, 0, 0]
     # Without [CLS] its place is that of the first token.
     tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
-    _, windows = encode_windows(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1)
+    _, windows = windows_of(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1)
     assert windows.null.tolist() == [0]
 
 
@@ -176,7 +180,7 @@ def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_
 
 
 def test_answers_that_no_window_holds_are_counted(caplog):
-    rows, _ = encode_windows(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
+    rows, _ = windows_of(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
     [said] = caplog.messages
     assert "answers of 1 questions are whole in no window" in said and "'n1'" in said
@@ -185,7 +189,7 @@ def test_answers_that_no_window_holds_are_counted(caplog):
 def test_questions_are_never_cut(caplog, tmp_path):
     """One that leaves no room is left out with a warning, and answered with nothing."""
     long = one("q " * 9, name="long")
-    _, windows = encode_windows(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
+    _, windows = windows_of(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
     assert {*windows.examples.tolist()} == {1}
     [said] = caplog.messages
     assert "2 questions are too long" in said and "'long', 9 tokens" in said
@@ -197,7 +201,7 @@ def test_questions_are_never_cut(caplog, tmp_path):
     files = measured.write(gold_logits(measured.rows), tmp_path, "eval")
     assert json.loads(files[0].read_text(encoding="utf-8")) == {"long": "", "n1": "d e"}
     # White space takes no room: SQuAD 1.1 has a question that begins with 25,000 spaces.
-    rows, _ = encode_windows(columns(one(" " * 99 + "q\n")), tokenizer=words(), max_length=8, doc_stride=1)
+    rows, _ = windows_of(columns(one(" " * 99 + "q\n")), tokenizer=words(), max_length=8, doc_stride=1)
     assert len(rows) == 3
 
 

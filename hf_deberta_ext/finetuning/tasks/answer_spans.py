@@ -128,12 +128,7 @@ def answers_from_logits(
 def window_spans(
     start: np.ndarray, end: np.ndarray, first: np.ndarray, last: np.ndarray, n_best: int, max_answer_length: int
 ) -> dict[tuple[int, int], tuple[float, float, float]]:
-    """Return (score, start logit, end logit) of the spans of a window, by their first character and the end of their last.
-
-    Args:
-        start, end (`np.ndarray`): logits of its tokens, float64 [N].
-        first, last (`np.ndarray`): as of `Windows`, [N].
-    """
+    """Return (score, start logit, end logit) of the spans of a window, by their first character and the end of their last."""
     possible = np.flatnonzero(first < last)
     starts = possible[np.argsort(-start[possible], kind="stable")][:n_best, None]
     ends = possible[np.argsort(-end[possible], kind="stable")][None, :n_best]

@@ -4,8 +4,9 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...data.columns import cells, check_cells, check_columns
 from ...data.files import open_text
@@ -47,29 +48,29 @@ def read_conll(file: Path, *, source: str) -> Sentences:
         ValueError: it is not UTF-8, without a word, or some lines have a tag and others none; its first column numbers the
             words, as that of CoNLL-U.
     """
-    words, tags, widths = [[]], [[]], set()
+    sentences: list[list[list[str]]] = [[]]
     with open_text(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            line = line.rstrip("\r\n")
+        for line in lines:
             if not line.strip() or line.startswith("-DOCSTART-"):
-                words.append([])
-                tags.append([])
+                sentences.append([])
             elif not re.match(r"# \S+ = ", line):
-                columns = [*filter(None, re.split("\t+" if "\t" in line else " +", line))]
-                widths.add(len(columns) > 1)
-                if len(widths) > 1:
-                    raise ValueError(f"{source}: line {number} of {file} is {line!r}: all lines must have a tag, or none")
-                words[-1].append(columns[0])
-                tags[-1].append(columns[-1].strip())
-    words, tags = [*filter(None, words)], [*filter(None, tags)]
+                separator = "\t+" if "\t" in line else " +"
+                sentences[-1].append([*filter(None, re.split(separator, line.rstrip("\r\n")))])
+    sentences = [*filter(None, sentences)]
+    words = [[columns[0] for columns in sentence] for sentence in sentences]
+    tags = [[columns[-1].strip() for columns in sentence] for sentence in sentences]
+    lines_with_tags = [len(columns) > 1 for columns in chain.from_iterable(sentences)]
     if not words:
         raise ValueError(f"{source}: {file} has no words")
+    if any(lines_with_tags) != all(lines_with_tags):
+        without = [columns for columns in chain.from_iterable(sentences) if len(columns) == 1]
+        raise ValueError(f"{source}: {file} has the line {without[0][0]!r} without a tag: all lines must have one, or none")
     longest = max(words, key=len)
     if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
         raise ValueError(
             f"{source}: {file} numbers its words, as CoNLL-U does, but the first column must be the word, the last its tag"
         )
-    return Sentences(words, tags if True in widths else None)
+    return Sentences(words, tags if any(lines_with_tags) else None)
 
 
 def word_rows(
@@ -97,32 +98,23 @@ def word_rows(
     check_columns(rows, [label_column], source=source, flag="--label_column_name")
     check_cells(rows, label_column, list, source=source)
     columns, class_names = label_cells(rows, label_column)
+    by_number = dict(enumerate(class_names or names))
     tags = []
     for number, (labels, words) in enumerate(zip(columns, sentences, strict=True), start=1):
-        place = f"row {number} of {source}"
+        place = f"row {number} of {source} has"
         if len(labels) != len(words):
-            raise ValueError(
-                f"{place} has {len(words)} words in {text_column!r}, but {len(labels)} labels in {label_column!r}"
-            )
-        tags.append([label_name(label, class_names or names, f"{place} has the label {label!r}") for label in labels])
+            raise ValueError(f"{place} {len(words)} words in {text_column!r}, but {len(labels)} labels in {label_column!r}")
+        tags.append([])
+        for label in labels:
+            if not isinstance(label, str):
+                label = by_number.get(label)
+            if not label:
+                raise ValueError(
+                    f"{place} the labels {labels}, expected texts, or numbers whose names --label_names O B-PER I-PER ... "
+                    "gives, in the order of the numbers"
+                )
+            tags[-1].append(label)
     return Sentences(sentences, tags)
-
-
-def label_name(label: Any, names: Sequence[str], shown: str) -> str:
-    """Return a label that is text, or the name of one that is a number.
-
-    Raises:
-        ValueError: it is neither, or has no name; begins with `shown`.
-    """
-    if isinstance(label, str) and label:
-        return label
-    if type(label) is not int:
-        raise ValueError(f"{shown}, expected text or a number")
-    if not 0 <= label < len(names):
-        raise ValueError(
-            f"{shown}, a number without a name: give --label_names O B-PER I-PER ..., in the order of the numbers"
-        )
-    return names[label]
 
 
 def sorted_labels(labels: Iterable[str]) -> list[str]:
@@ -143,13 +135,14 @@ def are_entities(labels: Sequence[str]) -> bool:
     Raises:
         ValueError: some are, and others are not.
     """
-    others = [label for label in labels if label != OUTSIDE and not ENTITY_TAG.fullmatch(label)]
-    count = sum(ENTITY_TAG.fullmatch(label) is not None for label in labels)
-    if others and count:
+    others = {label for label in labels if label != OUTSIDE}
+    entities = {*filter(ENTITY_TAG.fullmatch, others)}
+    if entities and entities < others:
         raise ValueError(
-            f"the label {others[0]!r} is no tag of an entity as others are: expected O, B-, I-, E- or S- and a type"
+            f"the label {min(others - entities)!r} is no tag of an entity as others are: expected O, B-, I-, E- or S- and a "
+            "type"
         )
-    return count > 0
+    return bool(entities)
 
 
 def joined(parts: Sequence[Sentences], *, source: str) -> Sentences:
@@ -158,8 +151,8 @@ def joined(parts: Sequence[Sentences], *, source: str) -> Sentences:
     Raises:
         ValueError: some have labels and others none.
     """
-    words = [sentence for part in parts for sentence in part.words]
-    tags = [sentence for part in parts for sentence in part.tags or ()]
+    words = [*chain.from_iterable(part.words for part in parts)]
+    tags = [*chain.from_iterable(part.tags or () for part in parts)]
     if tags and len(tags) < len(words):
         raise ValueError(f"{source}: some files have labels and others none")
     return Sentences(words, tags or None)

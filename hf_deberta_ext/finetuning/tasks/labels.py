@@ -70,8 +70,6 @@ class Labels:
         Args:
             source (`str`): where they are from ("--validation_file").
             test (`bool`): there may be none: then the result is None.
-        Raises:
-            ValueError: a cell is no label (of this data); all of them are empty or -1. Names the row and the cell.
         """
         nothing = [None, ""]
         if "-1" not in self.names:
@@ -132,8 +130,6 @@ class Labels:
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
-        Raises:
-            ValueError: some are NaN or infinite.
         """
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
@@ -266,11 +262,7 @@ def find_labels(
 
 
 def check_indicators(lists: Sequence[list], source: str):
-    """Check that lists of labels are not a 0 or 1 for each label, which would be taken for the labels 0 and 1.
-
-    Raises:
-        ValueError: they are.
-    """
+    """Check that lists of labels are not a 0 or 1 for each label, which would be taken for the labels 0 and 1."""
     items = [*chain.from_iterable(lists)]
     has_one_width = len({*map(len, lists)}) == 1 < max(map(len, lists), default=0)
     if any(isinstance(item, float) for item in items) or (

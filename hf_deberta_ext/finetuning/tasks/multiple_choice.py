@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,12 +183,7 @@ class MultipleChoiceData(TaskData):
         return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Return the features of all sets.
-
-        Raises:
-            ValueError: question and choice leave no room for the context; the row, the tokens that they need and
-                --max_seq_length are named.
-        """
+        """Return the features of all sets."""
         from datasets import Dataset
 
         arguments = self.arguments
@@ -198,13 +193,8 @@ class MultipleChoiceData(TaskData):
             rows = Dataset.from_list(questions)
             if any(row["label"] is None for row in questions):
                 rows = rows.remove_columns("label")
-            sets[split] = rows.map(
-                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None),
-                batched=True,
-                remove_columns=rows.column_names,
-                num_proc=arguments.preprocessing_num_workers,
-                desc=f"tokenising {split}",
-            )
+            options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
+            sets[split] = arguments.tokenise(rows, encode_pairs, split, **options)
             if split != "train":
                 sets[split] = self.evaluation_set(sets[split], questions)
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
@@ -256,11 +246,7 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
 def encode_pairs(
     batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, has_one_count: bool
 ) -> dict[str, list]:
-    """Return the features of questions: for each a list of pairs, of context and choice.
-
-    Raises:
-        ValueError: a question and choice without room for the context, which alone may be cut.
-    """
+    """Return the features of questions: for each a list of pairs, of context and choice."""
     choices = [*chain.from_iterable(batch["choices"])]
     ends = [*accumulate(map(len, batch["choices"]), initial=0)]
 

@@ -8,7 +8,7 @@ answer are token positions in the windows that hold all of it, and those of [CLS
 import copy
 import json
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +128,7 @@ class QuestionAnsweringData(TaskData):
         """Return the features of all sets.
 
         A question that leaves no room for windows is left out of the training and answered with "" in the other sets, with a
-        warning.
-
-        Raises:
-            ValueError: the tokenizer is not fast, or --doc_stride leaves no room in --max_seq_length.
+        warning. The tokenizer must be a fast one, and --doc_stride leave room in --max_seq_length.
         """
         if not tokenizer.is_fast:
             raise ValueError(
@@ -139,22 +136,18 @@ class QuestionAnsweringData(TaskData):
                 "one that is saved with a tokenizer.json"
             )
         arguments = self.data_args
-        options = dict(
-            tokenizer=tokenizer,
-            max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
-            doc_stride=arguments.doc_stride,
-            num_proc=arguments.preprocessing_num_workers,
-        )
+        max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
+        options = dict(tokenizer=tokenizer, max_length=max_length, doc_stride=arguments.doc_stride)
         sets = {}
         for split, questions in self.sets.items():
-            rows, windows = encode_windows(questions, source=f"the {split} set", offsets=split != "train", **options)
-            sets[split] = rows
+            more = dict(source=f"the {split} set", offsets=split != "train", arguments=arguments)
+            sets[split], windows = encode_windows(questions, **options, **more)
             if split != "train":
-                sets[split] = self.evaluation_set(questions, rows, windows)
+                sets[split] = self.evaluation_set(questions, sets[split], windows)
         # On the right, so that places of tokens, which labels and windows are, stay what they are.
         padding = copy.copy(tokenizer)
         padding.padding_side = "right"
-        collator = DataCollatorWithPadding(padding, **arguments.padding(options["max_length"]))
+        collator = DataCollatorWithPadding(padding, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, "f1")
 
     def evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
@@ -187,9 +180,11 @@ class QuestionAnsweringData(TaskData):
             texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
             if self.with_null:
                 texts["null_odds"] = best.null_odds
-            files = [folder / f"{stem}_{name}.json" for name in texts]
-            for file, value in zip(files, texts.values(), strict=True):
-                file.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            files = []
+            for name, value in texts.items():
+                files.append(folder / f"{stem}_{name}.json")
+                text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+                files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
         return EvaluationSet(rows, metrics if references else None, write, len(questions))
@@ -201,7 +196,7 @@ def encode_windows(
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
     doc_stride: int,
-    num_proc: int | None = None,
+    arguments: DataArguments,
     offsets: bool = True,
     source: str = "the set",
 ) -> tuple["Dataset", Windows | None]:
@@ -218,59 +213,45 @@ def encode_windows(
     texts = [question.strip() for question in questions.questions]
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    numbers = [number for number, ids in enumerate(tokens) if room - len(ids) > doc_stride]
-    if not numbers:
+    columns: dict[str, list] = {name: [] for name in ("example", "question", "context", "span")}
+    too_long = []
+    for number, ids in enumerate(tokens):
+        if room - len(ids) > doc_stride:
+            row = (number, texts[number], questions.contexts[number], questions.spans[number])
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+        else:
+            too_long.append(number)
+    if len(too_long) == len(texts):
         raise ValueError(
             f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
             f"{source} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
             "--doc_stride"
         )
-    if len(numbers) < len(texts):
-        first_out = min({*range(len(texts))} - {*numbers})
+    if too_long:
         logger.warning(
-            f"{source}: {len(texts) - len(numbers)} questions are too long to leave more than --doc_stride {doc_stride} of "
+            f"{source}: {len(too_long)} questions are too long to leave more than --doc_stride {doc_stride} of "
             f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
-            f"{questions.ids[first_out]!r}, {len(tokens[first_out])} tokens)"
+            f"{questions.ids[too_long[0]]!r}, {len(tokens[too_long[0]])} tokens)"
         )
-    rows = Dataset.from_dict(
-        {
-            "example": numbers,
-            "question": [texts[number] for number in numbers],
-            "context": [questions.contexts[number] for number in numbers],
-            "span": [questions.spans[number] for number in numbers],
-        }
-    )
-    encoded = rows.map(
-        partial(
-            encode_batch,
-            tokenizer=tokenizer,
-            max_length=max_length,
-            doc_stride=doc_stride,
-            offsets=offsets,
-            positions=questions.texts is not None,
-        ),
-        batched=True,
-        remove_columns=rows.column_names,
-        num_proc=num_proc,
-        desc=f"windows of {source}",
-    )
+    options = dict(tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, offsets=offsets)
+    has_answers = questions.texts is not None
+    encoded = arguments.tokenise(Dataset.from_dict(columns), encode_batch, source, positions=has_answers, **options)
     table = encoded.with_format("numpy")
     examples, null = table["example"][:], table["null"][:]
-    if questions.texts is not None:
+    if has_answers:
         held = {*examples[table["start_positions"][:] != null].tolist()}
-        cut = [number for number in numbers if questions.texts[number] and number not in held]
+        cut = [number for number in columns["example"] if questions.texts[number] and number not in held]
         if cut:
             logger.warning(
                 f"{source}: the answers of {len(cut)} questions are whole in no window, which all say that there is none "
                 f"(the first is {questions.ids[cut[0]]!r}); a larger --doc_stride may help"
             )
-    columns = ["example", "null"]
-    windows = None
-    if offsets:
-        columns += ["first", "last"]
-        first, last = table["first"][:], table["last"][:]
-        windows = Windows(examples, null, np.cumsum([0, *map(len, first)]), np.concatenate(first), np.concatenate(last))
-    return encoded.remove_columns(columns), windows
+    if not offsets:
+        return encoded.remove_columns(["example", "null"]), None
+    first, last = table["first"][:], table["last"][:]
+    windows = Windows(examples, null, np.cumsum([0, *map(len, first)]), np.concatenate(first), np.concatenate(last))
+    return encoded.remove_columns(["example", "null", "first", "last"]), windows
 
 
 def encode_batch(
@@ -291,12 +272,7 @@ def encode_batch(
     )
     # Several questions are about one context.
     edges = {context: word_edges(context) for context in {*batch["context"]}}
-    columns = ["example", "null"]
-    if offsets:
-        columns += ["first", "last"]
-    if positions:
-        columns += ["start_positions", "end_positions"]
-    features = {name: [] for name in columns}
+    windows = []
     for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
         is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
         ahead, back = edges[batch["context"][row]]
@@ -304,16 +280,15 @@ def encode_batch(
         # White space that belongs to a token, as in SentencePiece vocabularies, is no part of an answer.
         first, last = np.where(is_context, ahead[characters[:, 0]], 0), np.where(is_context, back[characters[:, 1]], 0)
         null = cls_position(window, tokenizer.cls_token_id)
-        features["example"].append(batch["example"][row])
-        features["null"].append(null)
+        features = {"example": batch["example"][row], "null": null}
         if offsets:
-            features["first"].append(first)
-            features["last"].append(last)
+            features |= {"first": first, "last": last}
         if positions:
             start, end = answer_tokens(first, last, *batch["span"][row]) or (null, null)
-            features["start_positions"].append(start)
-            features["end_positions"].append(end)
-    return {name: values for name, values in encoding.items() if name in tokenizer.model_input_names} | features
+            features |= {"start_positions": start, "end_positions": end}
+        windows.append(features)
+    inputs = {name: values for name, values in encoding.items() if name in tokenizer.model_input_names}
+    return inputs | {name: [window[name] for window in windows] for name in windows[0]}
 
 
 def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:

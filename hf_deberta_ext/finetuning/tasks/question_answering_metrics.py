@@ -125,11 +125,7 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
-
-    Args:
-        kept_scores, dropped: [n], the score of each question if its probability is at most the threshold, or above.
-    """
+    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n)."""
     order = np.argsort(probabilities, kind="stable")
     steps = probabilities[order]
     # totals[i]: the i questions of lowest probability are kept. Only where the next probability differs is there a

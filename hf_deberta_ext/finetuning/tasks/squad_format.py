@@ -56,33 +56,21 @@ def read_question_file(file: Path, columns: tuple[str, str, str], *, flag: str) 
     from datasets import Dataset
 
     source = f"{flag} {file.name}"
+    articles = []
     if file_kind(file) == "json" and file.is_file():
         articles = [row for _, row in read_rows(file)]
-        if articles and "paragraphs" in articles[0]:
-            try:
-                return Table(Dataset.from_list(nested_rows(articles)), ("question", "context", "answers"), source)
-            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-                raise ValueError(f"{source} is not as SQuAD's authors write theirs: {error!r}") from error
-    return Table(read_files([file], source=flag), columns, source)
-
-
-def nested_rows(articles: Sequence[dict]) -> list[dict[str, Any]]:
-    """Return the rows of articles of paragraphs, each a context with its questions, as SQuAD's authors have them."""
+    if not articles or "paragraphs" not in articles[0]:
+        return Table(read_files([file], source=flag), columns, source)
     rows = []
-    for article in articles:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                answers = {"text": [], "answer_start": []}
-                if question.get("is_impossible") and question.get("answers"):
-                    raise ValueError(f"question {question['id']!r} is_impossible, yet has answers")
-                for answer in question.get("answers") or []:
-                    answers["text"].append(answer["text"])
-                    answers["answer_start"].append(answer["answer_start"])
-                row = {"id": str(question["id"]), "question": question["question"], "context": paragraph["context"]}
-                rows.append(row | {"answers": answers})
-    if not rows:
-        raise ValueError("no questions")
-    return rows
+    try:
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    row = {"id": str(question["id"]), "question": question["question"], "context": paragraph["context"]}
+                    rows.append(row | {"answers": question.get("answers") or []})
+        return Table(Dataset.from_list(rows), ("question", "context", "answers"), source)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{source} is not as SQuAD's authors write theirs: {error!r}") from error
 
 
 def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, with_null: bool) -> Questions:
@@ -102,9 +90,9 @@ def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, 
             rows = first(rows, count - len(questions))
         add_rows(questions, rows, table.columns, table.source, optional=kind == "test")
     source = f"the {kind} set ({', '.join(table.source for table in tables)})"
-    name, times = next(iter(Counter(questions.ids).most_common(1)), ("", 0))
-    if times > 1:
-        raise ValueError(f"{source} has the id {name!r} more than once: an id is for one question")
+    for name, times in Counter(questions.ids).most_common(1):
+        if times > 1:
+            raise ValueError(f"{source} has the id {name!r} more than once: an id is for one question")
     if kind == "test" and not any(questions.texts):
         questions.texts = None
     elif not with_null and not all(questions.texts):
@@ -114,70 +102,48 @@ def checked_questions(tables: Sequence[Table], count: int | None, *, kind: str, 
 
 
 def add_rows(questions: Questions, rows: "Dataset", columns: tuple[str, str, str], source: str, *, optional: bool):
-    """Append rows to `questions`; arguments and errors as of `Table` and `checked_questions`.
-
-    Args:
-        optional (`bool`): there may be no answers.
-    """
+    """Append rows to `questions`; with `optional` there may be no answers."""
     question_column, context_column, answer_column = columns
-    flag = "--question_column, --context_column, --answer_column"
-    check_columns(rows, ["id", question_column, context_column], source=source, flag=flag)
-    answers = [None] * len(rows)
-    if answer_column in rows.column_names or not optional:
-        check_columns(rows, [answer_column], source=source, flag=flag)
-        answers = cells(rows, answer_column)
+    needed = ["id", question_column, context_column]
+    has_answers = answer_column in rows.column_names or not optional
+    if has_answers:
+        needed.append(answer_column)
+    check_columns(rows, needed, source=source, flag="--question_column, --context_column, --answer_column")
     for column, kinds in (("id", (str, int)), (question_column, str), (context_column, str)):
         check_cells(rows, column, kinds, source=source)
-    contexts = cells(rows, context_column)
-    for number, (name, context, cell) in enumerate(zip(cells(rows, "id"), contexts, answers, strict=True), start=1):
-        place = f"row {number} of {source} (id {str(name)!r})"
-        texts, starts = [], []
-        if cell is not None or not optional:
-            texts, starts = answer_cell(cell, place, answer_column)
-        questions.ids.append(str(name))
+    answers = [None] * len(rows)
+    if has_answers:
+        answers = cells(rows, answer_column)
+    names, contexts = [*map(str, cells(rows, "id"))], cells(rows, context_column)
+    for number, (name, context, cell) in enumerate(zip(names, contexts, answers, strict=True), start=1):
+        if cell is None and optional:
+            cell = []
+        try:
+            texts, span = read_answers(cell, context)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"row {number} of {source} (id {name!r}) has {str(cell)[:100]!r} in the column {answer_column!r}, expected "
+                f'{{"text": [...], "answer_start": [...]}}, texts of the context and the characters where they begin: {error}'
+            ) from error
         questions.texts.append(texts)
-        questions.spans.append(answer_span(context, texts, starts, place))
+        questions.spans.append(span)
+    questions.ids += names
     questions.questions += cells(rows, question_column)
     questions.contexts += contexts
 
 
-def answer_cell(cell: Any, place: str, column: str) -> tuple[list[str], list[int]]:
-    """Return texts and starts of {"text": [...], "answer_start": [...]}, or of a list of such pairs; also of JSON.
-
-    Raises:
-        ValueError: it is something else; `place` and `column` are named.
-    """
-    try:
-        value = cell
-        if isinstance(value, str):
-            value = parse_json(value, place)
-        if isinstance(value, list):
-            value = {name: [answer[name] for answer in value] for name in ("text", "answer_start")}
-        texts, starts = list(value["text"]), list(value["answer_start"])
-        kinds = {*map(type, texts)} <= {str} and {*map(type, starts)} <= {int}
-    except (ValueError, TypeError, KeyError):
-        kinds = False
-    if not kinds or len(texts) != len(starts):
-        raise ValueError(
-            f'{place} has {str(cell)[:100]!r} in the column {column!r}, expected {{"text": [...], "answer_start": [...]}}, '
-            "two lists of one length"
-        )
-    return texts, starts
-
-
-def answer_span(context: str, texts: Sequence[str], starts: Sequence[int], place: str) -> tuple[int, int]:
-    """Return the characters of the first answer that stands at its start, without white space around it; (-1, -1) of none.
-
-    Raises:
-        ValueError: no answer stands at its start; `place` is named.
-    """
-    if not texts:
-        return -1, -1
+def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
+    """Return the texts of {"text": [...], "answer_start": [...]}, or of a list of such pairs (also as JSON), and the
+    characters of the first one that stands at its start, without white space around it; (-1, -1) of none."""
+    if isinstance(cell, str):
+        cell = parse_json(cell, "the cell")
+    if isinstance(cell, list):
+        cell = {name: [answer[name] for answer in cell] for name in ("text", "answer_start")}
+    texts, starts = list(cell["text"]), list(cell["answer_start"])
     for text, start in zip(texts, starts, strict=True):
         if text.strip() and start >= 0 and context.startswith(text, start):
             begin = start + len(text) - len(text.lstrip())
-            return begin, begin + len(text.strip())
-    raise ValueError(
-        f"{place}: the context does not have the answer {texts[0]!r} at character {starts[0]}; a question without an answer "
-        "has empty lists"
-    )
+            return texts, (begin, begin + len(text.strip()))
+    if texts:
+        raise ValueError(f"the context does not have the answer {texts[0]!r} at character {starts[0]}")
+    return [], (-1, -1)

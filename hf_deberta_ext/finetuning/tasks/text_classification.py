@@ -152,11 +152,7 @@ class TextClassificationData(TaskData):
         )
 
     def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, list[str] | None]:
-        """Return the cells of the label column, and the names of the labels if the data set has them.
-
-        Raises:
-            ValueError: there is no such column, although it is not `optional`.
-        """
+        """Return the cells of the label column, and the names of the labels if the data set has them."""
         column = self.data_args.label_column
         if optional and column not in rows.column_names:
             return None, None
@@ -164,11 +160,7 @@ class TextClassificationData(TaskData):
         return label_cells(rows, column)
 
     def encode_labels(self):
-        """Set the labels of all sets, as far as it is known which labels there are.
-
-        Raises:
-            ValueError: there are none, or one is wrong.
-        """
+        """Set the labels of all sets, as far as it is known which labels there are."""
         if self.labels is None:
             return
         for parts in self.parts.values():
@@ -177,11 +169,7 @@ class TextClassificationData(TaskData):
                     part.labels = self.labels.encode(part.cells, source=part.source, test=part.test)
 
     def check_training(self):
-        """Check that there is something to learn.
-
-        Raises:
-            ValueError: all texts are blank, or all labels the same.
-        """
+        """Check that there is something to learn."""
         train = self.parts["train"].get("")
         if train is None:
             return
@@ -220,11 +208,7 @@ class TextClassificationData(TaskData):
         return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
     def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
-        """Return the tables, with a share of the training rows as validation set.
-
-        Raises:
-            ValueError: there is a validation set, or nothing to split.
-        """
+        """Return the tables, with a share of the training rows as validation set."""
         share = self.data_args.validation_share
         if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
             raise ValueError(
@@ -246,11 +230,7 @@ class TextClassificationData(TaskData):
         return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
 
     def examples(self, rows: "Dataset", source: str) -> "Dataset":
-        """Return the rows with the text columns; those of a known task may have to be made of others.
-
-        Raises:
-            ValueError: a column is missing, or a cell is no text.
-        """
+        """Return the rows with the text columns; those of a known task may have to be made of others."""
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, source=source)
@@ -320,11 +300,7 @@ class TextClassificationData(TaskData):
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
     def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
-        """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set).
-
-        Raises:
-            ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
-        """
+        """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set)."""
         data_args, task, tables = self.data_args, self.task, {}
         hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
         if hub is None:
@@ -353,11 +329,7 @@ class TextClassificationData(TaskData):
         return hub, {key: tables[key] for key in splits if key in tables}
 
     def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
-        """Return the labels of a known task, or those of the data; None for those of the checkpoint, without training data.
-
-        Raises:
-            ValueError: flags name labels that are known; a set has no label column; as `find_labels`.
-        """
+        """Return the labels of a known task, or those of the data; None for those of the checkpoint, without training data."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -378,11 +350,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
-        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
-
-        Raises:
-            ValueError: there are none of these.
-        """
+        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label."""
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
         others = [column for column in rows.column_names if column != self.data_args.label_column]
@@ -398,11 +366,7 @@ class TextClassificationData(TaskData):
         )
 
     def use_config(self, config: "PretrainedConfig"):
-        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels.
-
-        Raises:
-            ValueError: nothing is trained on, and the checkpoint does not know the labels of the data.
-        """
+        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
             self.encode_labels()

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,8 +62,8 @@ class TokenClassificationArguments(DataArguments):
 def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
     """Let a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
 
-    Nothing happens where the tokenizer is of another kind, or does so. The setting is saved with the tokenizer, so that the
-    model reads texts as it was trained.
+    Other tokenizers stay as they are. The setting is saved with the tokenizer, so that the model reads texts as it was
+    trained.
     """
     outer = tokenizer.backend_tokenizer.pre_tokenizer
     inners = [outer]
@@ -78,15 +78,14 @@ def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
 
 
 def encode_words(
-    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, inside: Mapping[int, int] | None
+    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, inside: Sequence[int] | None
 ) -> dict[str, list]:
     """Return the features, and `word_tokens`: the position of each word's first token, -1 for a word without any.
 
-    Args:
-        inside (`dict[int, int]`, *optional*): label of a word's first token -> that of its other ones; None = -100.
+    `inside` has for each label of a word's first token that of its other ones; None = -100.
     """
     encoding = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=max_length)
-    features = {name: list(values) for name, values in encoding.items()} | {"word_tokens": []}
+    features = {**encoding, "word_tokens": []}
     if "label_ids" in batch:
         features["labels"] = []
     for number, words in enumerate(batch["words"]):
@@ -97,11 +96,12 @@ def encode_words(
                 positions[word] = position
         features["word_tokens"].append(positions)
         if "label_ids" in batch:
-            labels = batch["label_ids"][number]
-            row = [ABSENT if word is None or inside is None else inside[labels[word]] for word in word_ids]
-            for position, label in zip(positions, labels, strict=True):
-                if position >= 0:
-                    row[position] = label
+            labels, row = batch["label_ids"][number], [ABSENT] * len(word_ids)
+            for position, word in enumerate(word_ids):
+                if word is not None and position == positions[word]:
+                    row[position] = labels[word]
+                elif word is not None and inside is not None:
+                    row[position] = inside[labels[word]]
             features["labels"].append(row)
     return features
 
@@ -142,42 +142,36 @@ class TokenClassificationData(TaskData):
     def __init__(self, data_args: TokenClassificationArguments, hub: HubArguments | None = None):
         self.data_args = data_args
         self.name = data_args.task_name or self.pipeline
-        columns = (data_args.text_column_name, data_args.label_column_name)
-        names = data_args.label_names
+        columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
 
-        def from_file(file, split):
-            flag, labelled = FLAGS[split], split != "test"
-            if not file.name.lower().endswith(CONLL_ENDINGS):
-                rows = read_files([file], source=flag)
-                return word_rows(rows, *columns, source=f"{flag} {file.name}", names=names, labelled=labelled)
-            sentences = read_conll(file, source=flag)
-            if labelled and sentences.tags is None:
-                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
-            return sentences
-
-        def from_hub(rows, place, split):
+        def from_rows(rows, place, split):
             nonlocal names
             if columns[1] in rows.column_names:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_hub)
+        def from_file(file, split):
+            flag = FLAGS[split]
+            if not file.name.lower().endswith(CONLL_ENDINGS):
+                return from_rows(read_files([file], source=flag), f"{flag} {file.name}", split)
+            sentences = read_conll(file, source=flag)
+            if split != "test" and sentences.tags is None:
+                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+            return sentences
+
+        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
         self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
         if "train" in self.sets and not names:
             # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
-            names = [*chain.from_iterable(self.sets["train"].tags)]
-        self.set_labels(sorted_labels(names))
+            names = chain.from_iterable(self.sets["train"].tags)
+        self.set_labels(sorted_labels(names or ()))
         for split, part in self.sets.items():
             part.words = part.words[: data_args.limits[split]]
             part.tags = part.tags and part.tags[: data_args.limits[split]]
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
 
     def set_labels(self, labels: list[str]):
-        """Set the labels in the order of their numbers; none of them: they are not known yet.
-
-        Raises:
-            ValueError: the data has another label; --return_entity_level_metrics, and they are not those of entities.
-        """
+        """Set the labels in the order of their numbers, which the data may have; none of them: they are not known yet."""
         self.labels = labels
         self.entities = are_entities(labels)
         if not labels:
@@ -193,11 +187,7 @@ class TokenClassificationData(TaskData):
                     )
 
     def use_config(self, config: "PretrainedConfig"):
-        """Take the order of a checkpoint that knows the same labels; without data to train on its labels.
-
-        Raises:
-            ValueError: there is nothing to train on, and a label of the data is none of the checkpoint's.
-        """
+        """Take the order of a checkpoint that knows the same labels; without data to train on its labels."""
         if not self.num_train or {*config.label2id} == {*self.labels}:
             self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
@@ -205,11 +195,7 @@ class TokenClassificationData(TaskData):
         return label_fields(self.labels)
 
     def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says.
-
-        Raises:
-            ValueError: the tokenizer is not a fast one.
-        """
+        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says."""
         if not tokenizer.is_fast:
             raise ValueError(
                 f"{type(tokenizer).__name__} does not tell which token is of which word: token classification needs a fast "
@@ -219,17 +205,14 @@ class TokenClassificationData(TaskData):
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
         sets = {}
         for split, sentences in self.sets.items():
-            rows = self.encoded_rows(split, tokenizer, max_length)
-            if split == "train":
-                # A batch of nothing to learn has no mean loss.
-                sets[split] = rows.filter(lambda row: {*row["labels"]} != {ABSENT})
-            else:
-                sets[split] = self.evaluation_set(rows, sentences)
-        metric = "accuracy"
-        if self.entities:
-            metric = "f1"
+            sets[split] = self.encoded_rows(split, tokenizer, max_length)
+            if split != "train":
+                sets[split] = self.evaluation_set(sets[split], sentences)
+        if "train" in sets:
+            # A batch of nothing to learn has no mean loss.
+            sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
         collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
-        return EncodedTask.of_splits(sets, collator, metric)
+        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
 
     def encoded_rows(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
         """Return the features of a set, with a warning of words that no token stands for."""
@@ -241,14 +224,9 @@ class TokenClassificationData(TaskData):
             columns["label_ids"] = [[ids[label] for label in tags] for tags in sentences.tags]
         inside = None
         if self.data_args.label_all_tokens:
-            inside = {index: ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()}
-        rows = Dataset.from_dict(columns).map(
-            partial(encode_words, tokenizer=tokenizer, max_length=max_length, inside=inside),
-            batched=True,
-            remove_columns=list(columns),
-            num_proc=self.data_args.preprocessing_num_workers,
-            desc=f"tokenising {split}",
-        )
+            inside = [ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()]
+        options = dict(tokenizer=tokenizer, max_length=max_length, inside=inside)
+        rows = self.data_args.tokenise(Dataset.from_dict(columns), encode_words, split, **options)
         lost = [positions.count(-1) for positions in rows["word_tokens"]]
         if any(lost):
             logger.warning(
@@ -262,12 +240,12 @@ class TokenClassificationData(TaskData):
         """Return the metrics of predicted tags, a list for each sentence."""
         if not self.entities:
             return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(tags)])}
-        scores = entity_scores(predicted, tags)
-        by_type = {kind: scores.pop(kind) for kind in [*scores] if isinstance(scores[kind], Mapping)}
-        scores = {name.removeprefix("overall_"): value for name, value in scores.items()}
-        if self.data_args.return_entity_level_metrics:
-            for kind, values in by_type.items():
-                scores |= {f"{kind}_{name}": values[name] for name in ("precision", "recall", "f1")}
+        scores = {}
+        for name, value in entity_scores(predicted, tags).items():
+            if not isinstance(value, Mapping):
+                scores[name.removeprefix("overall_")] = value
+            elif self.data_args.return_entity_level_metrics:
+                scores |= {f"{name}_{metric}": value[metric] for metric in ("precision", "recall", "f1")}
         return scores
 
     @property
