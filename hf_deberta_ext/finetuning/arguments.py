@@ -3,9 +3,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset
 
 from ..data.languages import check_languages
 from ..files import as_list
@@ -16,9 +17,6 @@ from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
 from ..training.hub_arguments import HubArguments
 from .recipes import recipe_arguments, recipe_table
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
 
@@ -68,7 +66,7 @@ class DataArguments:
             options |= {"padding": "max_length", "max_length": max_length}
         return options
 
-    def tokenise(self, rows: "Dataset", encode: Callable[..., dict[str, list]], name: str, **options: Any) -> "Dataset":
+    def tokenise(self, rows: Dataset, encode: Callable[..., dict[str, list]], name: str, **options: Any) -> Dataset:
         """Return the features that `encode(batch, **options)` makes of rows, with as many processes as the flag says."""
         return rows.map(
             encode,

@@ -6,7 +6,6 @@ A script is the name of its task: `main(load_task("glue"), description=__doc__)`
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -124,8 +123,6 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
     if model_args.dtype == "bfloat16" and args.do_train:
         logger.warning("--dtype bfloat16: updates below 1/256 of a parameter are lost; --bf16 keeps parameters in float32")
     check_arguments(args)
-    if model_args.lora and importlib.util.find_spec("peft") is None:
-        raise ValueError("--lora needs peft: pip install peft")
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
             f"--push_to_hub of an adapter whose model {model} is on this machine: nobody could load it. Push that model "

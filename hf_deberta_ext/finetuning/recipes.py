@@ -116,15 +116,12 @@ def recipe_arguments(
     """Return the settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
-    to train with another batch. The dropout before the classifier is a field of the model, whose name depends on it: see
-    `find_recipe`.
+    to train with another batch. The dropout before the classifier is a field of the model: see `find_recipe`.
 
     Args:
         flags (`dict`, *optional*): of the user, by name.
         processes (`int`): that train together.
         device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
-    Raises:
-        ValueError: no such recipe, or its batch cannot be divided so; names the numbers, and the nearest ones.
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
@@ -153,12 +150,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the table of the settings of a recipe, of the hardware and of flags that replaced them, one line each.
-
-    Args:
-        settings (`dict`): the result of `recipe_arguments`.
-        flags (`dict`): of the user; those that the recipe does not know are left out.
-    """
+    """Return the table of the settings of a recipe, of the hardware (`recipe_arguments`) and of flags that replaced them."""
     recipe = find_recipe(name, task)
     on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
     published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}
@@ -170,23 +162,14 @@ def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mappi
 def divergence_warnings(
     config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
 ) -> list[str]:
-    """Return sentences about settings that are known not to converge, or not to learn.
-
-    Args:
-        model (`str`): name of the model, which says mDeBERTa where its vocabulary does not.
-        lora (`bool`): low-rank adapters are trained, not the model.
-    """
+    """Return sentences about settings that are known not to converge, or not to learn; the name of the model says mDeBERTa
+    where its vocabulary does not."""
     warnings = []
-    layers = getattr(config, "num_hidden_layers", None)
+    layers, rate = getattr(config, "num_hidden_layers", None) or 0, f"--learning_rate {args.learning_rate:g}"
     if lora and args.learning_rate <= 5e-5:
-        warnings.append(
-            f"--learning_rate {args.learning_rate:g} with --lora is one for whole models: adapters take 6e-5 to 5e-4"
-        )
-    if not lora and layers is not None and layers >= 24 and args.learning_rate > 3e-5:
-        warnings.append(
-            f"--learning_rate {args.learning_rate:g} on {layers} layers often does not converge: published runs take "
-            "3e-6 to 1e-5"
-        )
+        warnings.append(f"{rate} with --lora is one for whole models: adapters take 6e-5 to 5e-4")
+    if not lora and layers >= 24 and args.learning_rate > 3e-5:
+        warnings.append(f"{rate} on {layers} layers often does not converge: published runs take 3e-6 to 1e-5")
     if args.fp16 and (getattr(config, "vocab_size", None) == 251000 or "mdeberta" in model.lower()):
         warnings.append("--fp16 with mDeBERTa gives losses that are not finite: take --bf16, or neither")
     return warnings

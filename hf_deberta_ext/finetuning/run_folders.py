@@ -65,15 +65,12 @@ def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: 
     if args.resume_from_checkpoint is not None:
         raise ValueError("--resume_from_checkpoint and --overwrite_output_dir are both given: which?")
     folder = Path(args.output_dir).resolve()
-    if Path.cwd().is_relative_to(folder):
-        raise ValueError(
-            f"--overwrite_output_dir would move the working directory {Path.cwd()} aside: choose another --output_dir"
-        )
-    models = (model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name)
-    for source in filter(None, (*models, *data_args.train_file, *data_args.validation_file, *data_args.test_file)):
-        # A file may be given as NAME=FILE.
-        paths = filter(None, (source, source.partition("=")[2]))
-        if any(Path(path).resolve().is_relative_to(folder) for path in paths):
+    sources = [*data_args.train_file, *data_args.validation_file, *data_args.test_file]
+    # A file may be given as NAME=FILE.
+    sources += [source.partition("=")[2] for source in sources]
+    sources += [model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name, Path.cwd()]
+    for source in filter(None, sources):
+        if Path(source).resolve().is_relative_to(folder):
             raise ValueError(f"--overwrite_output_dir would move {source} aside: choose another --output_dir")
 
 

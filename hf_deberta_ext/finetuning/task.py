@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
 
@@ -27,7 +26,7 @@ class EvaluationSet:
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
     """
 
-    rows: "Dataset"
+    rows: Dataset
     metrics: Callable[[Any, Any], dict[str, float]] | None
     write: Callable[[Any, Path, str], list[Path]]
     examples: int
@@ -46,7 +45,7 @@ class EncodedTask:
         loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, in place of the model's own.
     """
 
-    train: "Dataset | None"
+    train: Dataset | None
     evaluation: Mapping[str, EvaluationSet]
     test: Mapping[str, EvaluationSet]
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -87,14 +86,14 @@ class TaskData:
     baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     label_counts: Mapping[str, int] = MappingProxyType({})
 
-    def use_config(self, config: "PretrainedConfig"):
+    def use_config(self, config: PretrainedConfig):
         """Take over what the checkpoint knows of the labels; refuse other labels where nothing is trained on."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return fields of the configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
         raise NotImplementedError
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets; a tokenizer that cannot serve the task is a ValueError."""
         raise NotImplementedError
 

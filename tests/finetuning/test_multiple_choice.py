@@ -284,18 +284,6 @@ def test_any_model_is_evaluated_on_rows_of_different_lengths(family, build, toke
     assert math.isfinite(found["eval_loss"])
 
 
-def test_training_on_different_numbers_of_choices_with_sift(build, tokenizer, tmp_path):
-    """The perturbed pass does not give the model labels that it cannot read."""
-    questions = [question(2 + number % 3, number % 2, id=str(number)) for number in range(8)]
-    task = task_of(questions, split="train").encode(tokenizer, None)
-    arguments = FineTuningArguments(
-        output_dir=str(tmp_path / "out"), per_device_train_batch_size=4, max_steps=3, report_to="none", disable_tqdm=True,
-        do_train=True, save_strategy="no", sift_weight=1.0, learning_rate=1e-3,
-    )  # fmt: skip
-    result = TaskTrainer(build("ours"), arguments, task=task).train()
-    assert result.global_step == 3 and math.isfinite(result.training_loss)
-
-
 SWAG = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": 1}
 C3 = {"context": "a", "question": "b", "choices": ["c", "d", "e"], "label": 2}
 COPA = {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 0}
@@ -353,22 +341,6 @@ def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer)
     assert task.train["labels"][:] == [[0, 1], [0, 0, 1]] and task.loss is choice_loss
     alone = read_multiple_choice(MultipleChoiceArguments(train_file=[swag])).encode(tokenizer, None)
     assert alone.train["labels"][:] == [1] and alone.loss is None
-
-
-def test_a_task_without_files_is_read_from_the_hub(monkeypatch):
-    asked = []
-
-    def stored(name, config, splits, **download):
-        asked.append((name, config))
-        return {"train": Dataset.from_list([SWAG, SWAG]), "test": Dataset.from_list([SWAG | {"label": -1}])}
-
-    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.splits.read_hub", stored)
-    data = read_multiple_choice(MultipleChoiceArguments(task_name="swag", max_train_samples=1))
-    assert asked == [("allenai/swag", "regular")]
-    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("swag", "allenai/swag", 1, 0)
-    assert data.questions["test"][0]["label"] is None
-    read_multiple_choice(MultipleChoiceArguments(dataset_name="someone/something", dataset_config_name="some"))
-    assert asked[1:] == [("someone/something", "some")]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

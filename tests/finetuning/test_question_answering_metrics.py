@@ -99,13 +99,6 @@ def test_v2_reports_questions_with_and_without_an_answer_apart():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("references", "kind"), [({"a": ["x"]}, "HasAns"), ({"a": []}, "NoAns")])
-def test_v2_leaves_out_the_kind_that_there_is_not(references, kind):
-    found = squad_v2({"a": ""}, references)
-    assert [*found] == ["exact", "f1", "total", f"{kind}_exact", f"{kind}_f1", f"{kind}_total"]
-    assert found["exact"] == (100.0 if kind == "NoAns" else 0.0)
-
-
 @pytest.mark.parametrize(
     ("prediction", "references", "score"),
     [

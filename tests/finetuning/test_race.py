@@ -64,14 +64,11 @@ def test_fill_blank_puts_the_option_into_every_blank_or_behind(question, expecte
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("high63.txt", "high"),
         ("middle13.txt-0", "middle"),
-        ("data/RACE/dev/middle", "middle"),
         ("high/middle1.txt", "middle"),
         ("race_high.jsonl", "high"),
         ("middle_and_high.jsonl", None),
         ("highway.jsonl", None),
-        ("all", None),
         (None, None),
     ],
 )
@@ -128,14 +125,6 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     assert data.dataset == "middle, high.jsonl"
 
 
-def test_csv_files_hold_their_options_as_json(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")
-    data = read_multiple_choice(MultipleChoiceArguments(train_file=[str(file)]))
-    assert data.questions["train"][0]["choices"] == ["Why? so", "Why? NA"]
-    assert data.questions["train"][0]["label"] == 1
-
-
 def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     """A folder that `load_dataset` reads stands for the Hub."""
     write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
@@ -152,21 +141,13 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     [
         ({"options": [["a", "b"]]}, "as many of each: ValueError"),
         ({"options": None}, "as many of each: KeyError.'options'"),
-        ({"questions": "Who?"}, "as many of each"),
         ({"article": 3}, "3.txt.* None in|column 'article'"),
         ({"options": [["a", "b"], ["a", 7]]}, "no text: "),
-        (None, "3.txt is not JSON"),
     ],
-    ids=["too_few", "absent", "one_question", "number", "number_option", "no_json"],
 )
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
-    write_raw(tmp_path, "3.txt", **fields or {})
-    if fields is None:
-        (tmp_path / "3.txt").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
-
-
-def test_a_folder_without_articles_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
+        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
+    write_raw(tmp_path, "3.txt", **fields)
+    with pytest.raises(ValueError, match=message):
         read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))

@@ -10,10 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from toy_task import (
     CONFIGS,
-    ToyArguments,
-    ToyData,
     equal,
-    flags,
     read,
     run,
     sentences,
@@ -23,9 +20,6 @@ from toy_task import (
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.finetuning import loop as fine_tuning
-from hf_deberta_ext.finetuning.arguments import DataArguments, parse
-from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
 
 
@@ -178,16 +172,6 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     assert f'base = "{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
 
 
-def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
-    pytest.importorskip("peft")
-    run(folder_of("v2"), tmp_path / "run", "--do_train", "--lora", "--lora_target_modules", "key_proj", lora_r=2)
-    saved = load_file(tmp_path / "run" / "adapter_model.safetensors")
-    adapted = [value.shape for name, value in saved.items() if "lora_A" in name]
-    assert adapted == [(2, 32)] * 2 and all("key_proj" in name for name in saved if "lora_" in name)
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert "rank 2, alpha 16" in card and "library_name: peft" in card
-
-
 def altered(source, target, change):
     """A copy of a model whose weights `change` edits."""
     target.mkdir()
@@ -288,25 +272,6 @@ def test_transformers_class_of_this_packages_own_checkpoint_is_refused(folder_of
         run(folder_of("ours"), tmp_path / "run", "--do_train", model_type="stock")
 
 
-def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path):
-    row = dict(article="the film was good", question="a film was _ .", options=["good", "bad"], answer="A")
-    (tmp_path / "race.jsonl").write_text(json.dumps(row), encoding="utf-8")
-
-    def race(folder, *more, **given):
-        given = dict(train_file=tmp_path / "race.jsonl", max_steps=1) | given
-        data_args, model_args, args, names = parse(
-            flags(mnli, folder, "--do_train", *more, **given), DataArguments, description="race"
-        )
-        return fine_tuning.train_and_report(fine_tuning.prepare(read_multiple_choice, data_args, model_args, args, names))
-
-    with pytest.raises(ValueError, match=r"Unrecognized configuration class .*DebertaConfig.* AutoModelForMultipleChoice"):
-        race(tmp_path / "run", task_name="race", recipe="large", model_type="stock")
-    with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 1"):
-        race(tmp_path / "run")
-    race(tmp_path / "run", task_name="race", recipe="large")
-    assert weights(tmp_path / "run")["classifier.weight"].shape == (1, 32)
-
-
 @pytest.mark.parametrize("argv", [["--do_eval"], ["--do_predict"], ["--do_eval", "--ignore_mismatched_sizes"]])
 def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, tmp_path):
     for model in (folder_of("ours"), *([mnli] if "--ignore_mismatched_sizes" in argv else [])):
@@ -341,13 +306,6 @@ def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match="kernels-community/x"):
         run(folder, tmp_path / "run", "--do_train")
-
-
-def test_a_model_must_be_named(tmp_path):
-    data_args, model_args, args, names = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
-    model_args.model_name_or_path = None
-    with pytest.raises(ValueError, match="--model_name_or_path is missing"):
-        fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
 
 
 @pytest.mark.parametrize("family", ["bert", "v2"])

@@ -262,11 +262,3 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):
     with pytest.raises(ValueError, match=message):
         data(**flags)
-
-
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_empty_texts_are_counted(share, data, caplog):
-    """A csv has no other way to leave a cell out; QQP has such questions, so that it is no error."""
-    rows = [dict(sentence=text, label=number % 2) for number, text in enumerate(("a", " ", "", "b", "c", "d"))]
-    data(train=rows, validation_share=share)
-    assert caplog.messages == ["--train_file: 2 cells of the column 'sentence' are empty (the first in row 2)"]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from hf_deberta_ext.data.files import read_files
-from hf_deberta_ext.finetuning.tasks.labelled_words import read_conll
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import read_raw_race
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.tasks.token_classification import read_conll
 from hf_deberta_ext.pretraining import load_corpus
 
 pytestmark = pytest.mark.fuzz
@@ -78,8 +78,7 @@ def spoil(content, damage, chooser):
 
 def squad(path):
     arguments = QuestionAnsweringArguments(train_file=[str(path)], version_2_with_negative=True)
-    questions = QuestionAnsweringData(arguments).sets["train"]
-    for context, texts, (begin, end) in zip(questions.contexts, questions.texts, questions.spans, strict=True):
+    for _, _, context, texts, (begin, end) in QuestionAnsweringData(arguments).sets["train"]:
         assert (begin, end) == (-1, -1) if not texts else context[begin:end] in {text.strip() for text in texts}
 
 

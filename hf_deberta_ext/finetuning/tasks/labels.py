@@ -7,17 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
+from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from ...data.columns import cells, label_order
 from ..task import label_fields
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig
 
 __all__ = ["PROBLEM_TYPES", "Labels", "check_logits", "find_labels", "label_cells"]
 
@@ -167,7 +165,7 @@ class Labels:
         return self
 
     @staticmethod
-    def of_config(config: "PretrainedConfig") -> "Labels":
+    def of_config(config: PretrainedConfig) -> "Labels":
         """Return the labels of a model's configuration, for data that is not to be trained on."""
         if config.problem_type == REGRESSION or (config.problem_type is None and config.num_labels == 1):
             return Labels(REGRESSION, source="the checkpoint")
@@ -192,7 +190,7 @@ def check_logits(logits: Any) -> np.ndarray:
     return logits
 
 
-def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], list[str] | None]:
+def label_cells(rows: Dataset, column: str) -> tuple[list[Any], list[str] | None]:
     """Return the cells of a label column without space around texts, and the names of the labels that the data set has."""
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch.nn import functional
-from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
+from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
 from ...data.columns import first
 from ...data.files import FLAGS, read_files
@@ -33,10 +34,6 @@ from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
 from .splits import HubData, read_splits
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
 
@@ -78,7 +75,7 @@ class MultipleChoiceCollator:
     their place, `labels` [B, C] are these, and -100 for choices that are not there: see `choice_loss`.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", **padding: Any):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **padding: Any):
         """Take arguments of transformers' `DataCollatorWithPadding`."""
         self.pad = DataCollatorWithPadding(tokenizer, **padding)
 
@@ -182,9 +179,8 @@ class MultipleChoiceData(TaskData):
         # The head scores one choice at a time and has no labels.
         return two_outputs() | dict(problem_type=None)
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets."""
-        from datasets import Dataset
 
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
@@ -200,7 +196,7 @@ class MultipleChoiceData(TaskData):
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
-    def evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
+    def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
         """Return the set of `questions`, whose features are `rows`."""
         counts = [len(row["choices"]) for row in questions]
 
@@ -244,7 +240,7 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
 
 
 def encode_pairs(
-    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, has_one_count: bool
+    batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, has_one_count: bool
 ) -> dict[str, list]:
     """Return the features of questions: for each a list of pairs, of context and choice."""
     choices = [*chain.from_iterable(batch["choices"])]

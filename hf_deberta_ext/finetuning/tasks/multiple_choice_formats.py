@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
 
 from ...data.columns import check_cells, check_columns
 from ...data.files import open_text, parse_json
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 __all__ = ["LETTERS", "ChoiceColumns", "choice_rows", "fill_blank", "known_columns", "race_level", "read_raw_race"]
 
@@ -56,7 +55,7 @@ CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_
 COPA = ChoiceColumns(("choice1", "choice2"), "premise", "question", questions=COPA_QUESTIONS)
 
 
-def known_columns(rows: "Dataset", *, source: str) -> ChoiceColumns:
+def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
     """Return the columns of a published data set, found by their names.
 
     CODAH is also published with the columns of SWAG, and C3 by CLUE with "choice" and the text of the right one, "answer".
@@ -84,7 +83,7 @@ def known_columns(rows: "Dataset", *, source: str) -> ChoiceColumns:
     )
 
 
-def choice_rows(rows: "Dataset", columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
+def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
     """Return rows in one form, whatever their columns.
 
     Args:
@@ -190,7 +189,7 @@ def race_level(name: str | None) -> str | None:
     return None
 
 
-def read_raw_race(folder: Path, *, source: str) -> "Dataset":
+def read_raw_race(folder: Path, *, source: str) -> Dataset:
     """Read the questions in a folder of RACE's raw release: .txt files, each one JSON object, an article with its questions.
 
     Returns:
@@ -198,7 +197,6 @@ def read_raw_race(folder: Path, *, source: str) -> "Dataset":
     Raises:
         ValueError: there is no .txt file, or one is not such an object; it is named.
     """
-    from datasets import Dataset
 
     rows = []
     for file in sorted(folder.rglob("*.txt"), key=lambda file: (file.parent, len(file.name), file.name)):

@@ -5,16 +5,14 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from datasets import Dataset
 
 from ...data.files import FLAGS, shown_files
 from ...data.hub import read_hub
 from ...training.hub_arguments import HubArguments
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from ..arguments import DataArguments
+from ..arguments import DataArguments
 
 __all__ = ["SPLITS", "HubData", "hold_out", "hub_source", "read_splits"]
 
@@ -32,7 +30,7 @@ class HubData(NamedTuple):
     revision: str | None = None
 
 
-def hub_source(arguments: "DataArguments", dataset: str | None, tasks: Iterable[str]) -> str | None:
+def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
     """Return the data set of the Hub that is to be read, None where the flags name files.
 
     Args:
@@ -55,11 +53,11 @@ def hub_source(arguments: "DataArguments", dataset: str | None, tasks: Iterable[
 
 
 def read_splits(
-    arguments: "DataArguments",
+    arguments: DataArguments,
     hub: HubArguments | None,
     tasks: Mapping[str, HubData],
     read_file: Callable[[Path, str], T],
-    read_rows: Callable[["Dataset", str, str], T],
+    read_rows: Callable[[Dataset, str, str], T],
 ) -> tuple[dict[str, list[T]], str]:
     """Read the sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
 

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+from datasets import Dataset
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from ...data.columns import cells, check_cells, check_columns, first
@@ -26,10 +32,6 @@ from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out, hub_source
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
 
@@ -105,7 +107,7 @@ class Part:
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
     """
 
-    rows: "Dataset"
+    rows: Dataset
     cells: list | None
     source: str
     test: bool = False
@@ -151,7 +153,7 @@ class TextClassificationData(TaskData):
             sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
         )
 
-    def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, list[str] | None]:
+    def label_cells(self, rows: Dataset, source: str, *, optional: bool) -> tuple[list | None, list[str] | None]:
         """Return the cells of the label column, and the names of the labels if the data set has them."""
         column = self.data_args.label_column
         if optional and column not in rows.column_names:
@@ -182,7 +184,7 @@ class TextClassificationData(TaskData):
         if self.labels.problem_type != MULTI and len({*train.labels}) < 2:
             raise ValueError(f"{train.source} has the one label {train.cells[0]!r}: there is nothing to learn")
 
-    def texts(self, rows: "Dataset") -> list[list[str]]:
+    def texts(self, rows: Dataset) -> list[list[str]]:
         """Return the columns of texts."""
         return [cells(rows, column) for column in self.text_columns]
 
@@ -207,7 +209,7 @@ class TextClassificationData(TaskData):
         evaluated = data_args.eval_languages or [data_args.language or train]
         return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
-    def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
+    def with_validation_share(self, tables: Mapping[tuple[str, str], tuple[Dataset, str]]) -> dict:
         """Return the tables, with a share of the training rows as validation set."""
         share = self.data_args.validation_share
         if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
@@ -229,7 +231,7 @@ class TextClassificationData(TaskData):
             raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
         return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
 
-    def examples(self, rows: "Dataset", source: str) -> "Dataset":
+    def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
@@ -242,7 +244,7 @@ class TextClassificationData(TaskData):
                 )
         return rows
 
-    def count(self, rows: "Dataset") -> int:
+    def count(self, rows: Dataset) -> int:
         """Return the number of examples in the result of `examples`."""
         return len(rows)
 
@@ -299,7 +301,7 @@ class TextClassificationData(TaskData):
             shown = [f"{score:.6g}" for score in shown]
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
-    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
+    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple[Dataset, str]]]:
         """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set)."""
         data_args, task, tables = self.data_args, self.task, {}
         hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
@@ -328,8 +330,8 @@ class TextClassificationData(TaskData):
                 tables[kind, name] = (rows, " of ".join(filter(None, (kind, name, hub))))
         return hub, {key: tables[key] for key in splits if key in tables}
 
-    def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
-        """Return the labels of a known task, or those of the data; None for those of the checkpoint, without training data."""
+    def labels_of(self, tables: Mapping[tuple[str, str], tuple[Dataset, str]]) -> Labels | None:
+        """Return the labels of a known task, or those of the data; None, without training data, for the checkpoint's."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -349,8 +351,8 @@ class TextClassificationData(TaskData):
         source, column = next(iter(columns.items()))
         return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
 
-    def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
-        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label."""
+    def text_columns_of(self, rows: Dataset, source: str) -> tuple[str, ...]:
+        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS`, or the only one but the label."""
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
         others = [column for column in rows.column_names if column != self.data_args.label_column]
@@ -365,7 +367,7 @@ class TextClassificationData(TaskData):
             f"{', '.join(map(repr, rows.column_names))}"
         )
 
-    def use_config(self, config: "PretrainedConfig"):
+    def use_config(self, config: PretrainedConfig):
         """Take over the order of a checkpoint that knows the same labels; without data to train on its labels."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
@@ -376,7 +378,7 @@ class TextClassificationData(TaskData):
     def config_fields(self) -> dict[str, Any]:
         return self.labels.config_fields()
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets. Pairs are cut at the end of the longer text; a warning counts such rows."""
         # The first set says which checkpoint is best: "", or the language of the training.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
@@ -392,7 +394,7 @@ class TextClassificationData(TaskData):
         collator = DataCollatorWithPadding(tokenizer, **self.data_args.padding(length))
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
 
-    def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+    def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the features of a set, with a warning of rows that are longer than `length`."""
         texts = part.rows.select_columns([*self.text_columns])
         rows = texts.map(
@@ -411,7 +413,7 @@ class TextClassificationData(TaskData):
             return rows
         return rows.add_column("labels", self.labels.for_model(part.labels))
 
-    def evaluation_set(self, part: Part, name: str, rows: "Dataset") -> EvaluationSet:
+    def evaluation_set(self, part: Part, name: str, rows: Dataset) -> EvaluationSet:
         """Return the set `part`, which is called `name` and whose features are `rows`."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
@@ -424,7 +426,7 @@ class TextClassificationData(TaskData):
 
 
 def tokenise_texts(
-    batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int
+    batch: Mapping[str, list[str]], *, tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], length: int
 ) -> dict[str, list]:
     """Return the features of texts or pairs; "cut" is True for those that are longer than `length`.
 
