@@ -95,13 +95,11 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("argv", "given", "message"),
     [
-        (["--do_train"], dict(train_count=0), "--do_train has no data: give --train_file"),
         (["--do_train", "--do_eval"], dict(evaluation_count=0), "--do_eval has no data: give --validation_file"),
         (["--do_predict"], dict(test_count=0), "--do_predict has no data: give --test_file"),
         (["--do_train"], dict(evaluation_count=0, eval_strategy="steps", eval_steps=1), "--do_eval has no data"),
         (["--do_train"], dict(prediction_loss_only="true"), "--prediction_loss_only must be False"),
         (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint is for training"),
-        (["--do_train"], dict(sift_weight=1, sift_layer_norm="nothing"), "no LayerNorm named 'nothing'"),
         (["--do_train"], dict(resume_from_checkpoint="last"), "there is no checkpoint"),
         (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "both given: which"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got x"),
@@ -319,16 +317,6 @@ def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folde
         assert f"| accuracy | {results['eval_accuracy']:.4f} |" in card and "| steps | 4 |" in card
     # Each once.
     assert all(file.stat().st_mtime_ns == time for file, time in {**saved, **measured}.items()) and len(saved) == 2
-
-
-def test_seeds_without_a_checkpoint_begin_anew_beside_what_is_left(folder_of, tmp_path):
-    argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 1)
-    with stopped(1):
-        run(*argv)
-    (tmp_path / "run" / "seed-1" / "checkpoint-2").mkdir()
-    run(*argv, resume_from_checkpoint="last")
-    assert (tmp_path / "run" / "seed-1.old-1" / "checkpoint-2").is_dir()
-    assert (tmp_path / "run" / "seed-1" / "README.md").is_file()
 
 
 def test_the_folder_is_pushed_once_with_its_card(folder_of, tmp_path, monkeypatch):

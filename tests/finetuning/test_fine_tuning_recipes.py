@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from transformers import AlbertConfig, BertConfig, DebertaV2Config, DistilBertConfig, GPT2Config
+from transformers import BertConfig, DebertaV2Config, DistilBertConfig, GPT2Config
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments
@@ -29,14 +29,11 @@ def arguments(name, task, given=None, processes=1):
 def test_recipes_are_those_of_the_scripts():
     half = dict(half_precision=True)
     assert RECIPES["v3-large"]["sst2"] == FineTuningRecipe(8, 500, 6e-6, 32, 0.1, 128, **half)
-    assert RECIPES["v3-large"]["mnli"] == FineTuningRecipe(2, 500, 7e-6, 64, 0.3, 256, **half)
     assert RECIPES["base"]["cola"] == FineTuningRecipe(6, 100, 2e-5, 32, 0.15, 64)
-    assert RECIPES["large"]["rte"] == FineTuningRecipe(6, 50, 1e-5, 32, 0.2, 320, from_mnli=True, **half)
     assert RECIPES["xlarge"]["stsb"] == FineTuningRecipe(4, 100, 7e-6, 32, 0.2, 128, from_mnli=True, **half)
-    assert RECIPES["v2-xlarge"]["qqp"] == FineTuningRecipe(10, 1000, 4e-6, 64, 0.2, 320, **half)
     assert RECIPES["v2-xxlarge"]["ner"] == FineTuningRecipe(15, 0.1, 2.5e-6, 16, 0.0, 512, **half)
     assert RECIPES["v3-small-sift"]["mnli"] == FineTuningRecipe(6, 1000, 3.5e-5, 64, 0.1, 256, sift_weight=5.0)
-    assert RECIPES["v3-xsmall-sift"]["mnli"].sift_weight == 3.0
+    assert [len(recipes) for recipes in RECIPES.values()] == [12] * 5 + [10] + [1] * 8
 
 
 def test_starred_tasks_begin_at_an_mnli_checkpoint():
@@ -109,9 +106,7 @@ def test_the_table_says_who_set_what():
     ("config", "field"),
     [
         (DebertaV2Config(), "cls_dropout"),
-        (DebertaExtConfig(), "cls_dropout"),
         (BertConfig(), "classifier_dropout"),
-        (AlbertConfig(), "classifier_dropout_prob"),
         (DistilBertConfig(), "seq_classif_dropout"),
         (GPT2Config(), None),
     ],

@@ -46,19 +46,10 @@ def write_raw(folder, name, **fields):
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "question, expected",
-    [
-        ("Who is it?", "Who is it? a\\1b"),
-        ("It is _ .", "It is a\\1b ."),
-        ("_ is more than _ .", "a\\1b is more than a\\1b ."),
-        # A blank drawn long is one blank.
-        ("It is ____.", "It is a\\1b."),
-    ],
-    ids=["no_blank", "blank", "two_blanks", "long_blank"],
-)
-def test_fill_blank_puts_the_option_into_every_blank_or_behind(question, expected):
-    assert fill_blank(question, "a\\1b") == expected
+def test_fill_blank_puts_the_option_into_every_blank_or_behind():
+    assert fill_blank("Who is it?", "a\\1b") == "Who is it? a\\1b"
+    # A blank drawn long is one blank.
+    assert fill_blank("_ is more than ____.", "a\\1b") == "a\\1b is more than a\\1b."
 
 
 @pytest.mark.parametrize(

@@ -111,20 +111,15 @@ def test_texts_of_a_task(data, tokenizer, task, row, texts):
 @pytest.mark.parametrize(
     ("text", "spans", "marked"),
     [
-        ("a b c", [(0, "a", "#"), (2, "c", "*")], "# a # b * c *"),
         ("the old man saw him", [(0, "the old man", "#"), (4, "him", "*")], "# the old man # saw * him *"),
         # The number is off: the nearest place counts.
         ("it is what it is now", [(4, "it", "*")], "it is what * it * is now"),
         ("It is, it was.", [(0, "it", "*"), (3, "was", "#")], "* It * is, it # was. #"),
         # One in the other, and both at one place.
         ("Ann 's dog", [(0, "Ann 's dog", "#"), (0, "Ann", "*")], "# * Ann * 's dog #"),
-        ("a  b\nc", [(2, "c", "#")], "a b # c #"),
-        ("a - b", [(1, "-", "#")], "a # - # b"),
         # Spans are written without the 's of the text.
-        ("We saw Cooper's grave", [(2, "Cooper", "#")], "We saw # Cooper's # grave"),
         ("We saw Cooper\u2019s, and it", [(2, "cooper", "#"), (4, "it", "*")], "We saw # Cooper\u2019s, # and * it *"),
         ("It's the boys' turn", [(0, "It", "*"), (1, "the boys", "#")], "* It's * # the boys' # turn"),
-        ("Ann's hat is Ann's", [(3, "Ann's", "#")], "Ann's hat is # Ann's #"),
     ],
 )
 def test_marks_stand_around_words(text, spans, marked):
@@ -220,11 +215,6 @@ def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, t
     task = encoded(data("copa", test=[COPA, COPA]), tokenizer)
     _, written = lines(task.test[""].write(logits(1, 0), tmp_path, "predict"))
     assert [line["idx"] for line in written] == [0, 1]
-
-
-def test_copa_takes_its_labels_from_the_column_that_is_named(data):
-    ours = data("copa", train=[{**COPA, "gold": 1, "label": 0}], label_column="gold")
-    assert [row["label"] for row in ours.questions["train"]] == [1]
 
 
 def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):

@@ -36,19 +36,13 @@ def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     assert type(model.config) is expected and model.config.id2label == {0: "bad", 1: "good"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp_path):
+def test_half_precision_checkpoints_are_trained_in_float32_unless_a_flag_says_otherwise(folder_of, tmp_path, caplog):
     folder = tmp_path / "half"
-    AutoModelForMaskedLM.from_pretrained(folder_of("v2"), dtype=dtype).save_pretrained(folder)
+    AutoModelForMaskedLM.from_pretrained(folder_of("v2"), dtype=torch.float16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder_of("v2")).save_pretrained(folder)
-    assert {value.dtype for value in weights(folder).values()} == {dtype}
-    run(folder, tmp_path / "run", "--do_train", max_steps=1)
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
-
-
-def test_parameters_may_be_bfloat16(folder_of, tmp_path, caplog):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=1, dtype="bfloat16")
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.bfloat16}
+    for flags, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        run(folder, tmp_path / str(dtype), "--do_train", max_steps=1, **flags)
+        assert {value.dtype for value in weights(tmp_path / str(dtype)).values()} == {dtype}
     assert "updates below 1/256 of a parameter are lost" in caplog.text
 
 
@@ -155,7 +149,6 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     # As the card says.
     labelled = AutoConfig.from_pretrained(folder)
     assert labelled.id2label == {0: "bad", 1: "good", 2: "other"}
-    assert labelled.architectures[0].endswith("ForSequenceClassification")
     model = AutoModelForSequenceClassification.from_pretrained(folder_of(family), config=labelled)
     model = peft.PeftModel.from_pretrained(model, folder).eval()
     rows = sentences(10, 1)
@@ -283,9 +276,8 @@ def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, t
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        # transformers takes them for Hub ids, and says which letters those may have.
-        *((source, f"{source}: there is no such folder") for source in ("../nowhere", "~/nowhere", "a/b/c")),
-        ("{folder}/nowhere", "nowhere: there is no such folder"),
+        # transformers takes it for a Hub id, and says which letters those may have.
+        ("../nowhere", "../nowhere: there is no such folder"),
         ("{folder}/file.json", "file.json: there is no such folder"),
         ("{folder}/empty", "Unrecognized model in .*empty"),
         ("someone/nowhere", "the configuration of someone/nowhere cannot be read: We couldn't connect"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,11 @@ import pytest
 from fine_tuning_scripts import read_json, run, save_model
 from scripts import module_of
 from task_files import DATA, needs_data, write_lines
-from transformers import BertConfig
+from transformers import AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
 from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
@@ -377,3 +379,32 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     again = run(script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags)
     assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-4)
     assert again[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
+
+
+SMALL = dict(vocab_size=400, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32)
+FAMILIES = {
+    "bert": BertConfig(**SMALL, max_position_embeddings=64),
+    "distilbert": DistilBertConfig(vocab_size=400, dim=16, hidden_dim=32, n_layers=1, n_heads=2),
+    "xlnet": XLNetConfig(vocab_size=400, pad_token_id=0, d_model=16, n_layer=1, n_head=2, d_inner=32),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_models_of_other_families_answer_questions(kind, tokenizer, tmp_path):
+    """XLNet answers with more than logits, and its padding is on the left."""
+    case, side = CASES["questions"], "left" if kind == "xlnet" else "right"
+    FAMILIES[kind].save_pretrained(tmp_path / "model")
+    padded = copy.deepcopy(tokenizer)
+    padded.padding_side = side
+    padded.save_pretrained(tmp_path / "model")
+    file = write_lines(tmp_path / "train.jsonl", *case.rows)
+    flags = ("--from_scratch", "--do_train", "--do_eval", "--version_2_with_negative")
+    measured = run(
+        module_of(case.script), tmp_path / "model", tmp_path / "out", *flags, train_file=file, validation_file=file,
+        max_seq_length=40, doc_stride=8,
+    )  # fmt: skip
+    predictions = read_json(tmp_path / "out" / "eval_predictions.json")
+    references = {row["id"]: row["answers"]["text"] for row in case.rows}
+    assert squad_v2(predictions, references)["f1"] == pytest.approx(measured["eval_f1"])
+    assert {"eval_nbest_predictions.json", "eval_null_odds.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == side

@@ -284,14 +284,6 @@ def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordp
         data_of(tmp_path, split="validation").use_config(SimpleNamespace(label2id={"O": 0, "B-LOC": 1, "B-PER": 2}))
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_label_that_is_not_trained_on_is_named_with_its_row(split, tmp_path):
-    file = write_lines(tmp_path / "other.jsonl", *[ROWS[0], {"tokens": ["a"], "ner_tags": ["B-ORG"]}])
-    message = f"row 2 of the data of --{split}_file has the label 'B-ORG', .* O, B-LOC, B-PER, I-PER"
-    with pytest.raises(ValueError, match=message):
-        data_of(tmp_path, **{f"{split}_file": [file]})
-
-
 CONLL_U = """# newdoc
 # sent_id = 1
 1	Ada	Ada	PROPN	_	_	3	nsubj	_	_
