@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from ...data.columns import cells, label_order
+from ...data.columns import cells, check_columns, label_order
 from ..task import label_fields
 
 __all__ = ["PROBLEM_TYPES", "Labels", "check_logits", "find_labels", "label_cells"]
@@ -190,8 +190,12 @@ def check_logits(logits: Any) -> np.ndarray:
     return logits
 
 
-def label_cells(rows: Dataset, column: str) -> tuple[list[Any], list[str] | None]:
-    """Return the cells of a label column without space around texts, and the names of the labels that the data set has."""
+def label_cells(
+    rows: Dataset, column: str, *, source: str = "the data", flag: str | None = None
+) -> tuple[list[Any], list[str] | None]:
+    """Return the cells of a label column without space around texts, and the names of the labels that the data set has;
+    `source` and `flag` as in `check_columns`."""
+    check_columns(rows, [column], source=source, flag=flag)
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
     return [*map(stripped, cells(rows, column))], getattr(feature, "names", None)

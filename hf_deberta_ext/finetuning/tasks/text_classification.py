@@ -2,9 +2,9 @@
 """Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -97,20 +97,18 @@ class TextClassificationArguments(DataArguments):
 
 @dataclass
 class Part:
-    """A training, evaluation or test set, read and checked.
+    """A training, evaluation or test set.
 
     Args:
         rows (`Dataset`): the text columns among others.
-        cells (`list`, *optional*): labels as they stand in the data; None for a test set without any.
         source (`str`): where it is from, for messages.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
     """
 
     rows: Dataset
-    cells: list | None
     source: str
-    test: bool = False
+    test: bool
     labels: list | None = None
 
 
@@ -135,54 +133,47 @@ class TextClassificationData(TaskData):
         self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
         self.name = data_args.task_name or self.pipeline
-        self.dataset, tables = self.read_tables()
-        self.text_columns = self.text_columns_of(*next(iter(tables.values())))
-        self.labels = self.labels_of(tables)
+        # By kind ("train", "validation", "test") and name of the set.
+        self.parts: dict[str, dict[str, Part]] = {kind: {} for kind in SPLITS}
+        self.dataset = self.read_parts()
+        self.text_columns = self.text_columns_of(next(self.all_parts()))
+        self.labels = self.labels_of()
         if data_args.validation_share is not None:
-            tables = self.with_validation_share(tables)
-        self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
-        for (kind, name), (rows, source) in tables.items():
-            rows = first(rows, data_args.limits[kind])
-            if data_args.validation_share is None or kind == "test":
-                rows = self.examples(rows, source)
-            values, _ = self.label_cells(rows, source, optional=kind == "test")
-            self.parts[kind][name] = Part(rows, values, source, kind == "test")
+            self.hold_validation_out(data_args.validation_share)
+        for kind, parts in self.parts.items():
+            for part in parts.values():
+                part.rows = self.examples(first(part.rows, data_args.limits[kind]), part.source)
         self.encode_labels()
         self.check_training()
         self.num_train, self.num_evaluation = (
             sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
         )
 
-    def label_cells(self, rows: Dataset, source: str, *, optional: bool) -> tuple[list | None, list[str] | None]:
-        """Return the cells of the label column, and the names of the labels if the data set has them."""
-        column = self.data_args.label_column
-        if optional and column not in rows.column_names:
-            return None, None
-        check_columns(rows, [column], source=source, flag="--label_column")
-        return label_cells(rows, column)
+    def all_parts(self) -> Iterator[Part]:
+        """Iterate over all sets."""
+        return chain.from_iterable(parts.values() for parts in self.parts.values())
 
     def encode_labels(self):
         """Set the labels of all sets, as far as it is known which labels there are."""
-        if self.labels is None:
-            return
-        for parts in self.parts.values():
-            for part in parts.values():
-                if part.cells is not None:
-                    part.labels = self.labels.encode(part.cells, source=part.source, test=part.test)
+        column = self.data_args.label_column
+        for part in self.all_parts():
+            if self.labels is not None and not (part.test and column not in part.rows.column_names):
+                values, _ = label_cells(part.rows, column, source=part.source, flag="--label_column")
+                part.labels = self.labels.encode(values, source=part.source, test=part.test)
 
     def check_training(self):
         """Check that there is something to learn."""
         train = self.parts["train"].get("")
         if train is None:
             return
-        texts = chain.from_iterable(self.texts(train.rows))
-        if not any(map(str.strip, texts)):
+        if not any(map(str.strip, chain.from_iterable(self.texts(train.rows)))):
             raise ValueError(
                 f"{' '.join((train.source, *self.data_args.train_file))} has only blank texts in "
                 f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
             )
         if self.labels.problem_type != MULTI and len({*train.labels}) < 2:
-            raise ValueError(f"{train.source} has the one label {train.cells[0]!r}: there is nothing to learn")
+            label = train.rows[0][self.data_args.label_column]
+            raise ValueError(f"{train.source} has the one label {label!r}: there is nothing to learn")
 
     def texts(self, rows: Dataset) -> list[list[str]]:
         """Return the columns of texts."""
@@ -209,39 +200,35 @@ class TextClassificationData(TaskData):
         evaluated = data_args.eval_languages or [data_args.language or train]
         return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
-    def with_validation_share(self, tables: Mapping[tuple[str, str], tuple[Dataset, str]]) -> dict:
-        """Return the tables, with a share of the training rows as validation set."""
-        share = self.data_args.validation_share
-        if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
+    def hold_validation_out(self, share: float):
+        """Make a share of the training rows the validation set."""
+        train = self.parts["train"].get("")
+        if self.task is not None or train is None or self.parts["validation"]:
             raise ValueError(
                 f"--validation_share {share:g} splits training data of your own that has no validation set: leave it out"
             )
         # Errors name the rows of the whole file.
-        rows, source = tables["train", ""]
-        rows = self.examples(rows, source)
-        values = self.labels.encode(self.label_cells(rows, source, optional=False)[0], source=source)
+        rows = self.examples(train.rows, train.source)
+        self.encode_labels()
         # The labels of each row that the training rows must have, too; a score is none.
         labels = [()] * len(rows)
         if self.labels.problem_type == MULTI:
-            labels = [*map(np.flatnonzero, values)]
+            labels = [*map(np.flatnonzero, train.labels)]
         elif self.labels.problem_type == SINGLE:
-            labels = [*zip(values, strict=True)]
-        train, held_out = hold_out([*zip(*self.texts(rows), strict=True)], labels, share)
+            labels = [*zip(train.labels, strict=True)]
+        to_train, held_out = hold_out([*zip(*self.texts(rows), strict=True)], labels, share)
         if not held_out:
-            raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
-        return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
+            raise ValueError(
+                f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
+            )
+        train.rows = rows.select(to_train)
+        self.parts["validation"][""] = Part(rows.select(held_out), train.source, test=False)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, source=source)
-            # No error: QQP has such questions.
-            empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
-            if empty:
-                logger.warning(
-                    f"{source}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
-                )
         return rows
 
     def count(self, rows: Dataset) -> int:
@@ -272,7 +259,6 @@ class TextClassificationData(TaskData):
         evaluated = self.parts["validation"]
         if train is None or not evaluated:
             return {}
-
         labels = np.array(self.labels.for_model(train.labels))
         num_labels, sets = len(self.labels.names), [self.texts(part.rows) for part in evaluated.values()]
         balanced = self.task is not None and self.task.metric == "matthews_correlation"
@@ -301,20 +287,16 @@ class TextClassificationData(TaskData):
             shown = [f"{score:.6g}" for score in shown]
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
-    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple[Dataset, str]]]:
-        """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set)."""
-        data_args, task, tables = self.data_args, self.task, {}
+    def read_parts(self) -> str:
+        """Read all sets into `parts`; return the name of the data."""
+        data_args, task = self.data_args, self.task
         hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
         if hub is None:
-            files = {("train", ""): data_args.train_file}
-            for kind in ("validation", "test"):
-                for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind]).items():
-                    files[kind, name] = paths
-            for (kind, name), paths in files.items():
-                if paths:
-                    source = f"{FLAGS[kind]} {name}".strip()
-                    tables[kind, name] = (read_files(paths, source=source), source)
-            return shown_files([*chain.from_iterable(files.values())]), tables
+            for kind, flag in FLAGS.items():
+                for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=flag).items():
+                    source = f"{flag} {name}".strip()
+                    self.parts[kind][name] = Part(read_files(paths, source=source), source, kind == "test")
+            return shown_files([*data_args.train_file, *data_args.validation_file, *data_args.test_file])
         # (kind, set) -> configuration and names of the split on the Hub.
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
         if task is not None:
@@ -327,32 +309,31 @@ class TextClassificationData(TaskData):
         for config in dict.fromkeys(config for config, _ in splits.values()):
             names = {key: names for key, (of, names) in splits.items() if of == config}
             for (kind, name), rows in read_hub(hub, config, names, **download).items():
-                tables[kind, name] = (rows, " of ".join(filter(None, (kind, name, hub))))
-        return hub, {key: tables[key] for key in splits if key in tables}
+                source = " of ".join(filter(None, (kind, name, hub)))
+                self.parts[kind][name] = Part(rows, source, kind == "test")
+        return hub
 
-    def labels_of(self, tables: Mapping[tuple[str, str], tuple[Dataset, str]]) -> Labels | None:
+    def labels_of(self) -> Labels | None:
         """Return the labels of a known task, or those of the data; None, without training data, for the checkpoint's."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
             if flags:
                 raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
-            if not self.task.labels:
-                return Labels(REGRESSION, source=data_args.task_name)
-            return Labels(SINGLE, self.task.labels, source=data_args.task_name)
-        names = data_args.label_names
-        columns = {}
-        for (kind, _), (rows, source) in tables.items():
-            if kind != "test":
-                columns[source], class_names = self.label_cells(rows, source, optional=False)
-                names = names or class_names
-        if ("train", "") not in tables and not (names and columns):
+            kind = SINGLE if self.task.labels else REGRESSION
+            return Labels(kind, self.task.labels, source=data_args.task_name)
+        names, labelled = data_args.label_names, [part for part in self.all_parts() if not part.test]
+        for part in labelled:
+            _, class_names = label_cells(part.rows, data_args.label_column, source=part.source, flag="--label_column")
+            names = names or class_names
+        if not self.parts["train"] and not (names and labelled):
             return None
-        source, column = next(iter(columns.items()))
-        return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
+        column, _ = label_cells(labelled[0].rows, data_args.label_column)
+        return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
-    def text_columns_of(self, rows: Dataset, source: str) -> tuple[str, ...]:
+    def text_columns_of(self, part: Part) -> tuple[str, ...]:
         """Return the columns that flags or the task name, the first of `TEXT_COLUMNS`, or the only one but the label."""
+        rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
         others = [column for column in rows.column_names if column != self.data_args.label_column]
@@ -396,14 +377,8 @@ class TextClassificationData(TaskData):
 
     def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the features of a set, with a warning of rows that are longer than `length`."""
-        texts = part.rows.select_columns([*self.text_columns])
-        rows = texts.map(
-            partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length),
-            batched=True,
-            num_proc=self.data_args.preprocessing_num_workers,
-            remove_columns=texts.column_names,
-            desc=f"Tokenizing {part.source}",
-        )
+        texts, options = part.rows.select_columns([*self.text_columns]), dict(columns=self.text_columns, length=length)
+        rows = self.data_args.tokenise(texts, tokenise_texts, part.source, tokenizer=tokenizer, **options)
         if cut := sum(cells(rows, "cut")):
             logger.warning(
                 f"{part.source}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"

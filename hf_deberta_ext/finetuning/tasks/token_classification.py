@@ -134,9 +134,8 @@ def word_rows(
             raise ValueError(f"row {number} of {source} has {words!r} in the column {text_column!r}, expected words")
     if not labelled and (label_column not in rows.column_names or not any(cells(rows, label_column))):
         return Sentences(sentences, None)
-    check_columns(rows, [label_column], source=source, flag="--label_column_name")
+    columns, class_names = label_cells(rows, label_column, source=source, flag="--label_column_name")
     check_cells(rows, label_column, list, source=source)
-    columns, class_names = label_cells(rows, label_column)
     by_number = dict(enumerate(class_names or names))
     tags = []
     for number, (labels, words) in enumerate(zip(columns, sentences, strict=True), start=1):
