@@ -191,15 +191,24 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
 
 
-def run_seed(prepared: PreparedRun) -> dict[str, float]:
-    """Train, evaluate and predict as the flags say, into `output_dir`."""
-    args = prepared.args
-    trainer = TaskTrainer(prepared.model, args, task=prepared.task, processing_class=prepared.tokenizer)
+def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
+    """Train, evaluate and predict as the flags say, into `output_dir`; of a finished run, which `is_done`, measure what its
+    flags did not ask for, with its saved model."""
+    args, folder = prepared.args, Path(prepared.args.output_dir)
+    names, metrics = result_names(prepared.task, args), {}
+    if is_done:
+        metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+        names = [name for name in names if not (folder / f"{name}_results.json").is_file()]
+        if not names:
+            return metrics
+    model = prepared.model or build_model(prepared, args.seed)
+    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.flags = repeated_arguments((prepared.data_args, prepared.model_args), args)
-    metrics = {}
-    if args.do_train:
+    if is_done:
+        trainer.restore(folder)
+    elif args.do_train:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
-    metrics |= trainer.measure(result_names(prepared.task, args))
+    metrics |= trainer.measure(names)
     if args.do_train:
         report_run(prepared, trainer)
         if args.push_to_hub:
@@ -241,10 +250,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
             if args.should_save:
                 begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
-        if is_finished(folder):
-            results[seed] = complete_run(seed_run)
-        else:
-            results[seed] = run_seed(dataclasses.replace(seed_run, model=model or build_model(seed_run, seed)))
+        results[seed] = run_seed(seed_run, is_done=is_finished(folder))
         # New weights of the other seeds are their own.
         model = None
     summary = summarise_seeds(results)
@@ -255,18 +261,3 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         print(f"\n{summary_table(summary)}\n\n{diverged or ''}", flush=True)
     leave_together()
     return summary
-
-
-def complete_run(prepared: PreparedRun) -> dict[str, Any]:
-    """Return the metrics of a finished run; those that its flags did not ask for are measured now, with its saved model."""
-    folder, args = Path(prepared.args.output_dir), prepared.args
-    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    missing = [name for name in result_names(prepared.task, args) if not (folder / f"{name}_results.json").is_file()]
-    if not missing:
-        return metrics
-    model = prepared.model or build_model(prepared, args.seed)
-    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
-    trainer.restore(folder)
-    metrics |= trainer.measure(missing)
-    report_run(prepared, trainer)
-    return metrics

@@ -219,25 +219,6 @@ def test_a_finished_run_that_is_resumed_keeps_its_results(ends, folder_of, tmp_p
     assert [entry["train_loss"] for entry in history if "train_loss" in entry] == [before["train_loss"]]
 
 
-@pytest.mark.parametrize("best", [[], ["--load_best_model_at_end"]], ids=["last", "best"])
-def test_a_run_that_was_stopped_behind_its_last_checkpoint_claims_no_training(best, folder_of, tmp_path):
-    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="loss")
-    run(folder_of("ours"), tmp_path / "run", "--do_train", *best, **SAVING, **given)
-    state = read(tmp_path / "run", "trainer_state.json")
-    # Which is not the last.
-    assert state["best_model_checkpoint"].endswith("checkpoint-2")
-    given["resume_from_checkpoint"] = tmp_path / "run" / "checkpoint-4"
-    results = run(folder_of("ours"), tmp_path / "other", "--do_train", *best, **SAVING, **given)
-    assert equal(weights(tmp_path / "other"), weights(tmp_path / "run"))
-    assert results["train_samples"] == 24 and not {"train_loss", "train_runtime"} & {*results}
-    assert read(tmp_path / "other", "train_results.json").keys() == {"train_samples", "epoch", "train_resumed_at_step"}
-    history = read(tmp_path / "other", "trainer_state.json")["log_history"]
-    assert [entry["loss"] for entry in history if "loss" in entry] == [
-        entry["loss"] for entry in state["log_history"] if "loss" in entry
-    ]
-    assert "seconds of training" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
-
-
 def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     summary = run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--seeds", 3, 5)
     runs = [read(tmp_path / "run" / f"seed-{seed}", "all_results.json") for seed in (3, 5)]

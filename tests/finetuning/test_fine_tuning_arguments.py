@@ -130,7 +130,7 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is no json"), ("[1]", "must hold flags by name"), ('{"a": 1}', "unknown flag")]
+    ("text", "message"), [("{", "is no json"), ("[1]", "must hold flags by name"), ('{"no_cuda": true}', "unknown flag")]
 )
 def test_damaged_files_of_flags_are_refused(text, message, tmp_path):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")

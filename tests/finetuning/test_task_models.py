@@ -138,7 +138,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     labels = ("--labels", "bad", "good", "other")
     # Without the flag afterwards: an adapter is read with the class that it was trained with.
     stock = {"model_type": "stock"} if adapted == "in_proj" else {}
-    metrics = run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
+    run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
     assert not (folder / "model.safetensors").exists()
     config = read(folder, "adapter_config.json")
     assert adapted in config["target_modules"] and {*config["modules_to_save"]} >= head
@@ -157,8 +157,6 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
         guessed = model(**inputs).logits.argmax(-1).tolist()
     assert guessed == read(folder, "eval_answers.json")
     # And by the script itself, which trains it further.
-    again = run(folder, tmp_path / "again", "--do_eval", *labels)
-    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
     run(folder, tmp_path / "further", "--do_train", *labels, max_steps=1)
     further = load_file(tmp_path / "further" / "adapter_model.safetensors")
     assert further.keys() == saved.keys() and not equal(further, saved)

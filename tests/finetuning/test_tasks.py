@@ -351,7 +351,7 @@ def test_real_files_are_encoded(case, tmp_path, tokenizer):
 def encode_real(data, tokenizer):
     """As for a checkpoint that knows the labels."""
     if isinstance(data, TokenClassificationData):
-        names = sorted({tag for tags in data.sets["validation"].tags for tag in tags})
+        names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
         data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
     return data.encode(tokenizer, BertConfig())
 

@@ -84,8 +84,7 @@ def test_read_conll_by_hand(name, tmp_path):
     data = ("\ufeff" + CONLL).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     read = read_conll(tmp_path / name, source="--train_file")
-    assert read.words == [["Ada", "smiles"], ["Paris"], ["."]]
-    assert read.tags == [["B-PER", "O"], ["B-LOC"], ["O"]]
+    assert read == [(["Ada", "smiles"], ["B-PER", "O"]), (["Paris"], ["B-LOC"]), (["."], ["O"])]
 
 
 def test_labels_stand_in_one_order_whatever_the_order_of_the_data():
@@ -115,12 +114,13 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
     of_parquet = TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.parquet")]))
     of_user = data_of(tmp_path, numbers, label_names=tags)
     for data in (of_parquet, of_user):
-        assert data.sets["train"].tags == [row["ner_tags"] for row in ROWS]
+        assert data.sets["train"] == [tuple(row.values()) for row in ROWS]
     # The user's names are all labels; a label that is not in the data can come later.
     assert of_user.labels == sorted_labels(tags)
     for names in ([], ["O"]):
         with pytest.raises(
-            ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers whose names --label_names"
+            ValueError,
+            match=r"row 1 .* has the labels .*, expected texts, or numbers whose names, in their order, are given by --label",
         ):
             data_of(tmp_path, numbers, label_names=names)
 
@@ -203,11 +203,10 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     rows = [{"tokens": ["Ada", "a b", "", "c"], "ner_tags": ["O", "B-x", "O", "I-x"]}, *ROWS]
     data = data_of(tmp_path, rows, split="validation")
     measured = data.encode(wordpiece, None).evaluation[""]
-    logits = logits_of(measured.rows["word_tokens"], data.sets["validation"].tags, data.labels)
+    logits = logits_of(measured.rows["word_tokens"], [tags for _, tags in data.sets["validation"]], data.labels)
     read = read_conll(measured.write(logits, tmp_path, "eval")[0], source="here")
     # White space would part the word from its tag.
-    assert read.words == [["Ada", "a_b", "_", "c"], *(row["tokens"] for row in ROWS)]
-    assert read.tags == [["O", "B-x", "O", "I-x"], *(row["ner_tags"] for row in ROWS)]
+    assert read == [(["Ada", "a_b", "_", "c"], ["O", "B-x", "O", "I-x"]), *(tuple(row.values()) for row in ROWS)]
 
 
 def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):

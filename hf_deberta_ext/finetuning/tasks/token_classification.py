@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 from transformers import (
@@ -61,23 +61,14 @@ OUTSIDE = "O"
 ENTITY_TAG = re.compile("([BIES])-(.+)")
 
 
-@dataclass
-class Sentences:
-    """A set, column by column.
+class Sentence(NamedTuple):
+    """Words, and a label for each; None for a sentence without labels."""
 
-    Args:
-        words: of each sentence.
-        tags: a label for each word; None for a set without labels.
-    """
-
-    words: list[list[str]]
-    tags: list[list[str]] | None
-
-    def __len__(self) -> int:
-        return len(self.words)
+    words: list[str]
+    tags: list[str] | None
 
 
-def read_conll(file: Path, *, source: str) -> Sentences:
+def read_conll(file: Path, *, source: str) -> list[Sentence]:
     """Read a CoNLL text file: a word a line, its tag in the last column, a blank line between sentences; also .gz.
 
     Columns are parted by tabs where a line has any, or else by spaces. Lines of -DOCSTART- are left out, and so are
@@ -88,33 +79,38 @@ def read_conll(file: Path, *, source: str) -> Sentences:
             words, as that of CoNLL-U.
     """
     sentences: list[list[list[str]]] = [[]]
+    without = with_tags = None
     with open_text(file) as lines:
         for line in lines:
             if not line.strip() or line.startswith("-DOCSTART-"):
                 sentences.append([])
             elif not re.match(r"# \S+ = ", line):
                 separator = "\t+" if "\t" in line else " +"
-                sentences[-1].append([*filter(None, re.split(separator, line.rstrip("\r\n")))])
-    sentences = [*filter(None, sentences)]
-    words = [[columns[0] for columns in sentence] for sentence in sentences]
-    tags = [[columns[-1].strip() for columns in sentence] for sentence in sentences]
-    lines_with_tags = [len(columns) > 1 for columns in chain.from_iterable(sentences)]
-    if not words:
+                columns = [*filter(None, re.split(separator, line.rstrip("\r\n")))]
+                sentences[-1].append(columns)
+                if len(columns) > 1:
+                    with_tags = columns
+                else:
+                    without = columns
+    longest = [columns[0] for columns in max(sentences, key=len)]
+    if not longest:
         raise ValueError(f"{source}: {file} has no words")
-    if any(lines_with_tags) != all(lines_with_tags):
-        without = [columns for columns in chain.from_iterable(sentences) if len(columns) == 1]
-        raise ValueError(f"{source}: {file} has the line {without[0][0]!r} without a tag: all lines must have one, or none")
-    longest = max(words, key=len)
+    if without and with_tags:
+        raise ValueError(f"{source}: {file} has the line {without[0]!r} without a tag: all lines must have one, or none")
     if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
         raise ValueError(
             f"{source}: {file} numbers its words, as CoNLL-U does, but the first column must be the word, the last its tag"
         )
-    return Sentences(words, tags if any(lines_with_tags) else None)
+    read = []
+    for sentence in filter(None, sentences):
+        tags = [columns[-1].strip() for columns in sentence]
+        read.append(Sentence([columns[0] for columns in sentence], tags if with_tags else None))
+    return read
 
 
 def word_rows(
     rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
-) -> Sentences:
+) -> list[Sentence]:
     """Return the sentences of rows.
 
     Args:
@@ -128,31 +124,28 @@ def word_rows(
     """
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
-    sentences = cells(rows, text_column)
-    for number, words in enumerate(sentences, start=1):
+    all_words = cells(rows, text_column)
+    for number, words in enumerate(all_words, start=1):
         if not words or not all(isinstance(word, str) for word in words):
             raise ValueError(f"row {number} of {source} has {words!r} in the column {text_column!r}, expected words")
     if not labelled and (label_column not in rows.column_names or not any(cells(rows, label_column))):
-        return Sentences(sentences, None)
+        return [Sentence(words, None) for words in all_words]
     columns, class_names = label_cells(rows, label_column, source=source, flag="--label_column_name")
     check_cells(rows, label_column, list, source=source)
     by_number = dict(enumerate(class_names or names))
-    tags = []
-    for number, (labels, words) in enumerate(zip(columns, sentences, strict=True), start=1):
+    sentences = []
+    for number, (labels, words) in enumerate(zip(columns, all_words, strict=True), start=1):
         place = f"row {number} of {source} has"
         if len(labels) != len(words):
             raise ValueError(f"{place} {len(words)} words in {text_column!r}, but {len(labels)} labels in {label_column!r}")
-        tags.append([])
-        for label in labels:
-            if not isinstance(label, str):
-                label = by_number.get(label)
-            if not label:
-                raise ValueError(
-                    f"{place} the labels {labels}, expected texts, or numbers whose names --label_names O B-PER I-PER ... "
-                    "gives, in the order of the numbers"
-                )
-            tags[-1].append(label)
-    return Sentences(sentences, tags)
+        tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
+        if not all(tags):
+            raise ValueError(
+                f"{place} the labels {labels}, expected texts, or numbers whose names, in their order, are given by "
+                "--label_names O B-PER I-PER ..."
+            )
+        sentences.append(Sentence(words, tags))
+    return sentences
 
 
 def sorted_labels(labels: Iterable[str]) -> list[str]:
@@ -181,19 +174,6 @@ def are_entities(labels: Sequence[str]) -> bool:
             "type"
         )
     return bool(entities)
-
-
-def joined(parts: Sequence[Sentences], *, source: str) -> Sentences:
-    """Return the sentences of several files as one set.
-
-    Raises:
-        ValueError: some have labels and others none.
-    """
-    words = [*chain.from_iterable(part.words for part in parts)]
-    tags = [*chain.from_iterable(part.tags or () for part in parts)]
-    if tags and len(tags) < len(words):
-        raise ValueError(f"{source}: some files have labels and others none")
-    return Sentences(words, tags or None)
 
 
 @dataclass
@@ -303,19 +283,21 @@ class TokenClassificationData(TaskData):
             if not file.name.lower().endswith(CONLL_ENDINGS):
                 return from_rows(read_files([file], source=flag), f"{flag} {file.name}", split)
             sentences = read_conll(file, source=flag)
-            if split != "test" and sentences.tags is None:
+            if split != "test" and sentences[0].tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
             return sentences
 
         files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
-        self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
-        if "train" in self.sets and not names:
+        sets = {split: [*chain.from_iterable(sentences)] for split, sentences in files.items()}
+        for split, sentences in sets.items():
+            if len({sentence.tags is None for sentence in sentences}) > 1:
+                raise ValueError(f"{FLAGS[split]}: some files have labels and others none")
+        if "train" in sets and not names:
             # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
-            names = chain.from_iterable(self.sets["train"].tags)
+            names = chain.from_iterable(sentence.tags for sentence in sets["train"])
+        self.sets = sets
         self.set_labels(sorted_labels(names or ()))
-        for split, part in self.sets.items():
-            part.words = part.words[: data_args.limits[split]]
-            part.tags = part.tags and part.tags[: data_args.limits[split]]
+        self.sets = {split: sentences[: data_args.limits[split]] for split, sentences in sets.items()}
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
 
     def set_labels(self, labels: list[str]):
@@ -327,8 +309,8 @@ class TokenClassificationData(TaskData):
         if self.data_args.return_entity_level_metrics and not self.entities:
             raise ValueError(f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(labels)}")
         for split, sentences in self.sets.items():
-            for number, tags in enumerate(sentences.tags or (), start=1):
-                if unseen := sorted({*tags} - {*labels}):
+            for number, sentence in enumerate(sentences, start=1):
+                if unseen := sorted({*(sentence.tags or ())} - {*labels}):
                     raise ValueError(
                         f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those to "
                         f"train on, or of the model: {', '.join(labels)}"
@@ -366,9 +348,9 @@ class TokenClassificationData(TaskData):
         """Return the features of a set, with a warning of words that no token stands for."""
 
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
-        columns: dict[str, list] = {"words": sentences.words}
-        if sentences.tags is not None:
-            columns["label_ids"] = [[ids[label] for label in tags] for tags in sentences.tags]
+        columns: dict[str, list] = {"words": [sentence.words for sentence in sentences]}
+        if sentences[0].tags is not None:
+            columns["label_ids"] = [[ids[label] for label in sentence.tags] for sentence in sentences]
         inside = None
         if self.data_args.label_all_tokens:
             inside = [ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()]
@@ -400,7 +382,7 @@ class TokenClassificationData(TaskData):
         """Return the number of training words of each label."""
         if "train" not in self.sets:
             return {}
-        counts = Counter(chain.from_iterable(self.sets["train"].tags))
+        counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets["train"]))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property
@@ -410,9 +392,10 @@ class TokenClassificationData(TaskData):
         if not counts or evaluated is None:
             return {}
         label = max(counts, key=counts.__getitem__)
-        return {MAJORITY: self.scores([[label] * len(tags) for tags in evaluated.tags], evaluated.tags)}
+        tags = [sentence.tags for sentence in evaluated]
+        return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
-    def evaluation_set(self, rows: Dataset, sentences: Sentences) -> EvaluationSet:
+    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence]) -> EvaluationSet:
         """Return the set of `sentences`, whose features are `rows`."""
         positions = rows["word_tokens"][:]
 
@@ -424,19 +407,19 @@ class TokenClassificationData(TaskData):
             ]
 
         def metrics(predictions, labels):
-            return self.scores(tags_of(predictions), sentences.tags)
+            return self.scores(tags_of(predictions), [sentence.tags for sentence in sentences])
 
         def write(predictions, folder, stem):
             file = Path(folder, f"{stem}_predictions.txt")
             with file.open("w", encoding="utf-8") as lines:
-                for words, tags in zip(sentences.words, tags_of(predictions), strict=True):
+                for (words, _), tags in zip(sentences, tags_of(predictions), strict=True):
                     # White space in a word would be read as the end of it.
                     for word, tag in zip(words, tags, strict=True):
                         lines.write(f"{'_'.join(word.split()) or '_'} {tag}\n")
                     lines.write("\n")
             return [file]
 
-        return EvaluationSet(rows, None if sentences.tags is None else metrics, write, len(sentences))
+        return EvaluationSet(rows, None if sentences[0].tags is None else metrics, write, len(sentences))
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)
