@@ -114,15 +114,6 @@ class Labels:
             return [self.order[number] for number in encoded]
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
-    def from_model(self, labels: Any) -> np.ndarray:
-        """Invert `for_model`: [n], or [n, labels] of 0 and 1 for multi-label."""
-        labels = np.asarray(labels)
-        if self.problem_type == REGRESSION:
-            return labels.reshape(len(labels))
-        if self.problem_type == SINGLE:
-            return np.argsort(self.order)[labels]
-        return labels[:, list(self.order)].astype(np.int64)
-
     def predicted(self, logits: Any) -> np.ndarray:
         """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1 (probability > 0.5).
 
@@ -131,10 +122,11 @@ class Labels:
         """
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
-            return self.from_model(logits)
+            return logits.reshape(len(logits))
+        logits = logits[:, list(self.order)]
         if self.problem_type == SINGLE:
-            return self.from_model(logits.argmax(-1))
-        return self.from_model(logits > 0)
+            return logits.argmax(-1)
+        return (logits > 0).astype(np.int64)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
         """Return `predicted` as names, scores or lists of names."""
@@ -175,13 +167,7 @@ class Labels:
 
 
 def check_logits(logits: Any) -> np.ndarray:
-    """Return logits as an array.
-
-    Args:
-        logits: of n rows, [n, ...].
-    Raises:
-        ValueError: some are NaN or infinite; the first such row is named.
-    """
+    """Return logits of n rows, [n, ...], as an array; a ValueError names the first row that is not finite."""
     logits = np.asarray(logits)
     finite = np.isfinite(logits)
     if not finite.all():

@@ -4,7 +4,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,6 @@ __all__ = ["LETTERS", "ChoiceColumns", "choice_rows", "fill_blank", "known_colum
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
-FORMS = (
-    "article, question, options, answer (RACE); sent1, sent2, ending0, ending1, ..., label (SWAG); context, question, "
-    "choices, label (C3); question_propmt, candidate_answers, correct_answer_idx (CODAH); premise, choice1, choice2, "
-    "question, label (COPA)"
-)
 FLAGS = "--context_column, --question_column, --choice_columns, --label_column"
 
 
@@ -49,38 +44,35 @@ class ChoiceColumns:
     by_article: bool = False
     needs_label: bool = False
 
+    def texts(self) -> list[str]:
+        """Return the names of the columns of texts."""
+        return [*filter(None, (self.context, self.question)), *self.choices]
+
 
 RACE = ChoiceColumns(("options",), "article", "question", "answer", by_article=True)
-CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_answer_idx")
+SWAG = ChoiceColumns(("ending0", "ending1"), "sent1", "sent2")
 COPA = ChoiceColumns(("choice1", "choice2"), "premise", "question", questions=COPA_QUESTIONS)
+CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_answer_idx")
+C3 = ChoiceColumns(("choices",), "context", "question")
+# C3 as CLUE publishes it.
+CLUE = ChoiceColumns(("choice",), "context", "question", "answer", by_text=True)
 
 
 def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
-    """Return the columns of a published data set, found by their names.
-
-    CODAH is also published with the columns of SWAG, and C3 by CLUE with "choice" and the text of the right one, "answer".
-
-    Raises:
-        ValueError: they are those of none.
-    """
+    """Return the columns of the published data set of which the most are there (CODAH also comes with those of SWAG)."""
     names = {*rows.column_names}
-    if {"article", "options"} & names:
-        return RACE
-    if {"sent1", "sent2"} & names:
-        endings = filter(re.compile("ending[0-9]+").fullmatch, rows.column_names)
-        return ChoiceColumns(sorted(endings, key=lambda name: int(name[6:])) or ["ending0"], "sent1", "sent2")
-    if "candidate_answers" in names:
-        return CODAH
-    if {"premise", "choice1"} <= names:
-        return COPA
-    if "context" in names and "choice" in names:
-        return ChoiceColumns(["choice"], "context", "question", "answer", by_text=True)
-    if "context" in names:
-        return ChoiceColumns(["choices"], "context", "question")
-    raise ValueError(
-        f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
-        f"{FLAGS}"
-    )
+    forms = (RACE, SWAG, COPA, CODAH, C3, CLUE)
+    known = max(forms, key=lambda form: len(names.intersection(form.texts())))
+    if not names.intersection(known.texts()):
+        listed = "; ".join(", ".join(form.texts()) for form in forms)
+        raise ValueError(
+            f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {listed}; others are named with "
+            f"{FLAGS}"
+        )
+    if known == SWAG:
+        endings = {*SWAG.choices, *filter(re.compile("ending[0-9]+").fullmatch, names)}
+        return replace(SWAG, choices=sorted(endings, key=lambda name: int(name[6:])))
+    return known
 
 
 def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
@@ -96,7 +88,7 @@ def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: st
     Raises:
         ValueError: a column is missing; a cell is None, of another type, or empty; an answer is none of the choices.
     """
-    needed = [*filter(None, (columns.context, columns.question)), *columns.choices]
+    needed = columns.texts()
     if columns.needs_label:
         needed.append(columns.label)
     check_columns(rows, needed, source=source, flag=FLAGS)

@@ -100,17 +100,17 @@ class SuperGlueData(TextClassificationData):
 
     def count(self, rows: Dataset) -> int:
         if self.name == "record":
-            return len({*_numbers(rows, "query")})
+            return len({*cells(rows, "query")})
         return len(rows)
 
-    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
         if self.name == "record":
-            answers = dict(zip(_numbers(part.rows, "query"), cells(part.rows, "answers"), strict=True))
+            answers = dict(zip(cells(part.rows, "query"), cells(part.rows, "answers"), strict=True))
             return record(self._best_entities(part, logits), answers)
         groups = None
         if self.name == "multirc":
             groups = [(paragraph, question) for paragraph, question, _ in cells(part.rows, "numbers")]
-        return compute(TASK_METRICS[self.name], self.labels.predicted(logits), references, groups)
+        return compute(TASK_METRICS[self.name], self.labels.predicted(logits), part.labels, groups)
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
         """Write {stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
@@ -136,7 +136,7 @@ class SuperGlueData(TextClassificationData):
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
         margins = (logits[:, true] - logits[:, false]).tolist()
-        for query, entity, margin in zip(_numbers(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
+        for query, entity, margin in zip(cells(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
             if query not in best or margin > best[query][0]:
                 best[query] = (margin, entity)
         return {query: entity for query, (_, entity) in best.items()}

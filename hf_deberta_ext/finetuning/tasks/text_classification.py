@@ -235,10 +235,10 @@ class TextClassificationData(TaskData):
         """Return the number of examples in the result of `examples`."""
         return len(rows)
 
-    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        """Return the metrics of a set; `references` in the data's order of labels."""
+    def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
+        """Return the metrics of a set."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
-        return compute(names, self.labels.predicted(logits), references)
+        return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -271,7 +271,7 @@ class TextClassificationData(TaskData):
         for kind, logits in answers.items():
             scores[kind] = {}
             for (set_name, part), of_set in zip(evaluated.items(), logits, strict=True):
-                for metric, value in self.scores(part, of_set, np.asarray(part.labels)).items():
+                for metric, value in self.scores(part, of_set).items():
                     scores[kind][f"{set_name}_{metric}".lstrip("_")] = value
         return scores
 
@@ -392,7 +392,7 @@ class TextClassificationData(TaskData):
         """Return the set `part`, which is called `name` and whose features are `rows`."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
-            return self.scores(part, np.asarray(logits), self.labels.from_model(labels))
+            return self.scores(part, np.asarray(logits))
 
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
