@@ -130,7 +130,6 @@ def training(tmp_path, **more):
     [
         (24, 5e-5, False, "5e-05 on 24 layers often does not converge"),
         (24, 3e-5, False, None),
-        (12, 5e-4, False, None),
         # A recipe's rate is that of a whole model: adapters hardly move at it.
         (24, 1e-5, True, "--learning_rate 1e-05 with --lora is one for whole models"),
         (24, 2e-4, True, None),
