@@ -117,7 +117,7 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
 }
 """Metrics of predictions and references, by the names that `evaluate` uses for GLUE."""
 
-_BY_ACCURACY = ("sst2 mnli mnli_matched mnli_mismatched qnli rte wnli xnli boolq copa wic wsc wsc.fixed axg").split()
+_BY_ACCURACY = "sst2 mnli mnli_matched mnli_mismatched qnli rte wnli xnli boolq copa wic wsc wsc.fixed axg".split()
 
 TASK_METRICS: dict[str, tuple[str, ...]] = dict.fromkeys(_BY_ACCURACY, ("accuracy",)) | {
     "cola": ("matthews_correlation", "accuracy"),

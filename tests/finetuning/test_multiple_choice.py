@@ -65,7 +65,7 @@ def encoded(questions, tokenizer, **arguments):
 
 SWAG = {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": 1}
 C3 = {"context": "a", "question": "b", "choices": ["c", "d", "e"], "label": 2}
-COPA = {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "idx": 4, "label": 0}
+COPA = {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 0}
 CODAH = {"question_propmt": "a", "candidate_answers": ["b", "c"], "correct_answer_idx": 1}
 RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "example_id": "high1.txt"}
 CLUE = {"context": ["A: Hi.", "B: Hi."], "question": "Who?", "choice": ["A", "B"], "answer": "B"}
@@ -82,8 +82,8 @@ KNOWN = {
     # The context is a list of turns, and the answer the text of a choice.
     "clue": (CLUE, ("0", "A: Hi.\nB: Hi.", ["Who? A", "Who? B"], 1)),
     "codah": (CODAH, ("0", "a", ["b", "c"], 1)),
-    "cause": (COPA, ("4", "a", ["What was the cause? b", "What was the cause? c"], 0)),
-    "effect": (COPA | {"question": "effect"}, ("4", "a", [f"What happened as a result? {way}" for way in "bc"], 0)),
+    "cause": (COPA | {"idx": 4}, ("4", "a", ["What was the cause? b", "What was the cause? c"], 0)),
+    "effect": (COPA | {"question": "effect"}, ("0", "a", [f"What happened as a result? {way}" for way in "bc"], 0)),
 }
 
 

@@ -60,7 +60,7 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 class SuperGlueArguments(TextClassificationArguments):
     """Flags of SuperGLUE, without those of data of your own and of XNLI."""
 
-    refused = ("validation_share text_columns label_names problem_type language train_language eval_languages").split()
+    refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
