@@ -144,13 +144,13 @@ def compute(
         predictions, references: labels [n], or numbers [n] for "pearson" and "spearmanr", or [n, labels] for "micro_f1".
         groups (*optional*): [n], see `multirc`.
     """
-    if groups is not None:
-        scores = multirc(predictions, references, groups)
-        return {name: scores[name] for name in names}
-    scores = {}
+    of_groups = {} if groups is None else multirc(predictions, references, groups)
+    scores: dict[str, float] = {}
     for name in names:
         if name == "combined_score":
             scores[name] = float(np.mean([*scores.values()]))
+        elif name in of_groups:
+            scores[name] = of_groups[name]
         else:
             scores[name] = METRICS[name](predictions, references)
     return scores

@@ -138,7 +138,7 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     assert windows.first.tolist()[8:] == [10, 12, 0, 0, 0, 0]
     # Without [CLS] its place is that of the first token.
     tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
-    _, windows = windows_of(columns(one(context="a b")), tokenizer=tokenizer, max_length=8, doc_stride=1)
+    _, windows = windows_of(columns(one(context="a b", answers=())), tokenizer=tokenizer, max_length=8, doc_stride=1)
     assert windows.null.tolist() == [0]
 
 
