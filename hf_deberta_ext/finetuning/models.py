@@ -58,8 +58,6 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
             config = DebertaExtConfig.from_pretrained(source, **arguments)
         else:
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
-    except OSError as error:
-        raise OSError(f"the configuration of {source} cannot be read: {error}") from error
     except StrictDataclassError as error:
         raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
     if model_args.model_type == "stock" and config.model_type == DebertaExtConfig.model_type:
@@ -260,10 +258,10 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     from peft import LoraConfig, get_peft_model
 
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), None)
-    if targets is None or not {*targets} <= linear:
-        wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
-        raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
+    targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), ())
+    if not targets or not {*targets} <= linear:
+        layers = ", ".join(sorted(linear))
+        raise ValueError(f"--lora_target_modules must be of the linear layers of this model, {layers}; got {[*targets]}")
     body, head = f"{model.base_model_prefix}.", set()
     for name, _ in model.named_parameters():
         # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.

@@ -193,7 +193,12 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
         ("bert", [], dict(dtype="float16"), "--dtype float16 would train float16 parameters"),
         ("bert", [], dict(config_overrides="hiden=1"), "'hiden' is no field of BertConfig, which has .*hidden_size"),
         ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "its configuration and its"),
-        ("v2", ["--lora", "--lora_target_modules", "nothing"], {}, r"not all of nothing are there; linear .*query_proj"),
+        (
+            "v2",
+            ["--lora", "--lora_target_modules", "nothing"],
+            {},
+            r"must be of the linear layers .*query_proj.*; got .'nothing'",
+        ),
         # The flag was passed over in silence.
         (
             "ours",
@@ -256,7 +261,7 @@ def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, t
         ("../nowhere", "../nowhere: there is no such folder"),
         ("{folder}/file.json", "file.json: there is no such folder"),
         ("{folder}/empty", "Unrecognized model in .*empty"),
-        ("someone/nowhere", "the configuration of someone/nowhere cannot be read: We couldn't connect"),
+        ("someone/nowhere", "We couldn't connect|someone/nowhere"),
     ],
 )
 def test_models_that_are_not_there_are_named(source, message, tmp_path):
