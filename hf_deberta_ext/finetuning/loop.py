@@ -85,7 +85,7 @@ def prepare(
         config = load_config(model_args)
         data.use_config(config)
         set_fields(config, data.config_fields())
-        tokenizer = load_tokenizer_for(config, model_args, prefix_space=data.needs_prefix_space)
+        tokenizer = load_tokenizer_for(config, model_args)
         # Trainer would, with a warning; nothing is generated here.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:

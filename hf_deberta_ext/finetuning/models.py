@@ -114,13 +114,9 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
     return bool(names)
 
 
-def load_tokenizer_for(
-    config: PretrainedConfig, model_args: ModelArguments, *, prefix_space: bool = False
-) -> PreTrainedTokenizerBase:
+def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model; of DeBERTa models the one that equals the published one.
 
-    Args:
-        prefix_space (`bool`): read the first word as if a space stood before it, as words that are already split need.
     Raises:
         ValueError: it does not fit the model, or leaves its special tokens out.
         OSError: it does not exist.
@@ -128,8 +124,6 @@ def load_tokenizer_for(
     source, flag, arguments = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, arguments = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
-    if prefix_space:
-        arguments["add_prefix_space"] = True
 
     def load_any() -> PreTrainedTokenizerBase:
         try:

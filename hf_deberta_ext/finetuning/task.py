@@ -69,7 +69,6 @@ class TaskData:
         auto_class: the Auto class whose models do it.
         dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
         num_train, num_evaluation (`int`): examples.
-        needs_prefix_space (`bool`): words are split already, and are read as if a space stood before each.
         text_columns (`tuple[str]`): names of the columns of texts, where a model card shows them.
         baselines (`dict[str, dict[str, float]]`): metrics of classifiers without pre-training, by their name.
         label_counts (`dict[str, int]`): number of training examples of each label.
@@ -81,7 +80,6 @@ class TaskData:
     dataset: str
     num_train: int
     num_evaluation: int
-    needs_prefix_space: bool = False
     text_columns: Sequence[str] = ()
     baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     label_counts: Mapping[str, int] = MappingProxyType({})

@@ -38,13 +38,7 @@ from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
 from .splits import HubData, read_splits
 
-__all__ = [
-    "TokenClassificationArguments",
-    "TokenClassificationCollator",
-    "TokenClassificationData",
-    "read_conll",
-    "take_prefix_space",
-]
+__all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
 
 logger = logging.get_logger(__name__)
 
@@ -265,7 +259,6 @@ class TokenClassificationData(TaskData):
 
     pipeline = "token-classification"
     auto_class = AutoModelForTokenClassification
-    needs_prefix_space = True
 
     def __init__(self, data_args: TokenClassificationArguments, hub: HubArguments | None = None):
         self.data_args = data_args
