@@ -20,7 +20,6 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     MultipleChoiceData,
     choice_loss,
     masked_answers,
-    read_multiple_choice,
 )
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows, known_columns
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
@@ -54,9 +53,16 @@ def question(choices=2, label=0, **changes):
     } | changes
 
 
+class Made(MultipleChoiceData):
+    """Of questions at hand."""
+
+    def __init__(self, arguments, answer_names=None, **questions):
+        self.arguments, self.name, self.dataset, self.answer_names = arguments, "mine", "rows.jsonl", answer_names
+        self.set_questions(questions)
+
+
 def task_of(questions, split="validation", arguments=None, **more):
-    more = dict(name="mine", dataset="rows.jsonl") | more
-    return MultipleChoiceData(arguments or MultipleChoiceArguments(), {split: questions}, **more)
+    return Made(arguments or MultipleChoiceArguments(), **{split: questions}, **more)
 
 
 def encoded(questions, tokenizer, **arguments):
@@ -167,9 +173,7 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
 def test_the_commonest_answer_is_the_baseline():
     train = [question(label=label) for label in (1, 0, 1)]
     validation = [question(label=1, group="high"), question(label=0, group="middle"), question(label=0, group="middle")]
-    data = MultipleChoiceData(
-        MultipleChoiceArguments(), dict(train=train, validation=validation), name="mine", dataset="rows", answer_names="ABCD"
-    )
+    data = task_of(train, split="train", validation=validation, answer_names="ABCD")
     assert data.label_counts == {"A": 1, "B": 2}
     scores = {"accuracy": 1 / 3, "high_accuracy": 1.0, "middle_accuracy": 0.0}
     assert data.baselines == {"majority class": scores}
@@ -237,18 +241,18 @@ def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, bui
 )
 def test_the_columns_of_a_file_tell_its_form_and_its_label_can_be_named(row, own, label, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", *[row | {"gold": label}] * 2)
-    data = read_multiple_choice(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
+    data = MultipleChoiceData(MultipleChoiceArguments(train_file=[file], validation_file=[file], max_train_samples=1))
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("multiple-choice", "rows.jsonl", 1, 2)
     assert [*data.label_counts] == ["A" if "article" in row else str(data.questions["train"][0]["label"])]
     plain = data.questions["train"][0]
-    named = read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="gold")).questions["train"][0]
+    named = MultipleChoiceData(MultipleChoiceArguments(train_file=[file], label_column="gold")).questions["train"][0]
     assert plain["context"] == "a"
     assert plain["label"] != named["label"] and plain | {"label": None} == named | {"label": None}
     test = write_lines(tmp_path / "test.jsonl", {name: row[name] for name in row if name != own})
     arguments = MultipleChoiceArguments(test_file=[test], label_column="gold")
-    assert read_multiple_choice(arguments).questions["test"][0]["label"] is None
+    assert MultipleChoiceData(arguments).questions["test"][0]["label"] is None
     with pytest.raises(ValueError, match=r"--train_file rows.jsonl has no column 'best'; .*--label_column"):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[file], label_column="best"))
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[file], label_column="best"))
 
 
 def test_the_labels_of_another_task_do_not_stay_in_the_configuration():
@@ -261,9 +265,9 @@ def test_the_labels_of_another_task_do_not_stay_in_the_configuration():
 
 def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer):
     swag, c3 = write_lines(tmp_path / "swag.jsonl", SWAG), write_lines(tmp_path / "c3.jsonl", C3)
-    task = read_multiple_choice(MultipleChoiceArguments(train_file=[swag, c3])).encode(tokenizer, None)
+    task = MultipleChoiceData(MultipleChoiceArguments(train_file=[swag, c3])).encode(tokenizer, None)
     assert task.train["labels"][:] == [[0, 1], [0, 0, 1]] and task.loss is choice_loss
-    alone = read_multiple_choice(MultipleChoiceArguments(train_file=[swag])).encode(tokenizer, None)
+    alone = MultipleChoiceData(MultipleChoiceArguments(train_file=[swag])).encode(tokenizer, None)
     assert alone.train["labels"][:] == [1] and alone.loss is None
 
 

@@ -71,8 +71,8 @@ def columns(*rows):
     return question_rows(Dataset.from_list(rows), ("question", "context", "answers"), source="here", optional=False)
 
 
-def windows_of(questions, **options):
-    return encode_windows(questions, arguments=QuestionAnsweringArguments(), **options)
+def windows_of(questions, doc_stride, **options):
+    return encode_windows(questions, QuestionAnsweringArguments(doc_stride=doc_stride), **options)
 
 
 def write_nested(file, *rows):

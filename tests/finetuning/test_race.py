@@ -10,7 +10,7 @@ pytest.importorskip("datasets")
 from datasets import Dataset
 from task_files import write_lines
 
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
     RACE,
     choice_rows,
@@ -106,7 +106,7 @@ def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
 def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
     write_raw(tmp_path / "middle", "1.txt", id="1")
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
-    data = read_multiple_choice(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
+    data = MultipleChoiceData(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
     questions = data.questions["validation"]
     assert [(row["id"], row["group"], row["label"]) for row in questions] == [
         ("middle1-0", "middle", 0),
@@ -122,7 +122,7 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
     (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
     arguments = MultipleChoiceArguments(task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high")
-    data = read_multiple_choice(arguments, HubArguments(cache_dir=str(tmp_path / "cache")))
+    data = MultipleChoiceData(arguments, HubArguments(cache_dir=str(tmp_path / "cache")))
     assert [row["group"] for row in data.questions["validation"]] == ["high"]
     assert (data.name, data.num_train, data.num_evaluation) == ("race", 0, 1)
 
@@ -138,7 +138,7 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
 )
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[str(tmp_path)]))
     write_raw(tmp_path, "3.txt", **fields)
     with pytest.raises(ValueError, match=message):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[str(tmp_path)]))

@@ -18,7 +18,7 @@ from scripts import module_of
 from task_files import DATA, needs_data, write_lines
 from transformers import AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
 from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
@@ -174,7 +174,7 @@ CASES = {
         lambda n, tokens: (np.zeros((n, tokens)), np.zeros((n, tokens))), flags={"doc_stride": 8}, steps=120, best=80.0,
     ),
     "race": TaskCase(
-        "run_race", read_multiple_choice, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
+        "run_race", MultipleChoiceData, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
         {"answer": "label_column"},
         [
             ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected the number"),
@@ -186,7 +186,7 @@ CASES = {
         ("race/high/validation.jsonl.gz", {"max_eval_samples": 50}, 50), lambda n, tokens: np.zeros((n, 4)), steps=100,
     ),
     "choices": TaskCase(
-        "run_race", read_multiple_choice, MultipleChoiceArguments, [*endings()], "label", "accuracy",
+        "run_race", MultipleChoiceData, MultipleChoiceArguments, [*endings()], "label", "accuracy",
         {"label": "label_column"},
         [
             ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; it has 2 choices"),

@@ -35,7 +35,7 @@ from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
 from .splits import HubData, read_splits
 
-__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
+__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers"]
 
 HUB = {
     "race": HubData("ehovy/race", "all"),
@@ -122,31 +122,37 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class MultipleChoiceData(TaskData):
-    """Questions with their choices; a `TaskData` for AutoModelForMultipleChoice.
+    """Questions with their choices; see `TaskData`.
+
+    Read from the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name) or from files in the form of one of
+    them, whose columns tell; others are named by --choice_columns and its like. Folders of RACE's raw release are read, too.
+    Whether an article of RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's,
+    or the configuration.
 
     Args:
-        arguments (`DataArguments`): max_seq_length (default 512), padding, processes.
-        questions (`dict[str, list]`): by "train", "validation", "test": the rows that `choice_rows` returns.
-        name, dataset (`str`): as in `TaskData`.
-        answer_names (`str`, *optional*): the choices in the files of answers, "ABCD"; None = their numbers, from 0.
+        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
-        ValueError: fewer than two choices, a label that is none of them, or a row to train or evaluate on without one.
+        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
     """
 
     pipeline = "multiple-choice"
     auto_class = AutoModelForMultipleChoice
     metric = "accuracy"
 
-    def __init__(
-        self,
-        arguments: DataArguments,
-        questions: Mapping[str, Sequence[Mapping[str, Any]]],
-        *,
-        name: str,
-        dataset: str,
-        answer_names: str | None = None,
-    ):
-        self.arguments, self.name, self.dataset, self.answer_names = arguments, name, dataset, answer_names
+    def __init__(self, arguments: DataArguments, hub: HubArguments | None = None):
+        if not isinstance(arguments, MultipleChoiceArguments):
+            names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
+            arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
+        self.arguments, self.name = arguments, arguments.task_name or self.pipeline
+        # The choices in the files of answers; None = their numbers, from 0.
+        self.answer_names = LETTERS if arguments.task_name == "race" else None
+        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
+        limits = arguments.limits
+        self.set_questions({split: [*chain.from_iterable(rows)][: limits[split]] for split, rows in sets.items()})
+
+    def set_questions(self, questions: Mapping[str, Sequence[Mapping[str, Any]]]):
+        """Set the questions of "train", "validation" and "test", as `choice_rows` returns them."""
         self.questions = {split: checked_questions(rows, split) for split, rows in questions.items()}
         self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
@@ -154,6 +160,32 @@ class MultipleChoiceData(TaskData):
         if len(counts) > 1:
             # With one number of choices the model's own loss is the loss.
             self.loss = choice_loss
+
+    def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
+        """Return the questions of a file, or of a folder of RACE."""
+        read = read_raw_race if file.is_dir() else read_files
+        rows = read(file, source=FLAGS[split])
+        return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
+
+    def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:
+        """Return the questions of a split."""
+        rows = first(rows, self.arguments.limits[split])
+        return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
+
+    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
+        """Return the questions of rows, whose columns are named by flags or known."""
+        arguments = self.arguments
+        if arguments.choice_columns:
+            columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
+        else:
+            columns = known_columns(rows, source=place)
+        if columns.by_article:
+            self.answer_names = LETTERS
+        if arguments.label_column is not None:
+            columns = dataclasses.replace(columns, label=arguments.label_column, by_text=False)
+        has_flags = arguments.choice_columns or arguments.label_column
+        columns = dataclasses.replace(columns, needs_label=bool(has_flags) and split != "test")
+        return choice_rows(rows, columns, source=place, level=level)
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -275,55 +307,4 @@ def encode_pairs(
     return features
 
 
-def read_multiple_choice(
-    arguments: DataArguments,
-    hub: HubArguments | None = None,
-    data_class: type["MultipleChoiceData"] = MultipleChoiceData,
-) -> "MultipleChoiceData":
-    """Read the data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
-
-    Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
-    RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's, or the configuration.
-    Data with other columns is read by --choice_columns and its like.
-
-    Args:
-        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
-        hub (`HubArguments`, *optional*): those of downloads.
-        data_class: a subclass of `MultipleChoiceData` with other files of answers.
-    Raises:
-        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
-    """
-    if not isinstance(arguments, MultipleChoiceArguments):
-        names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
-        arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
-    has_letters = arguments.task_name == "race"
-
-    def from_rows(rows, place, split, level):
-        nonlocal has_letters
-        if arguments.choice_columns:
-            columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
-        else:
-            columns = known_columns(rows, source=place)
-        has_letters = has_letters or columns.by_article
-        if arguments.label_column is not None:
-            columns = dataclasses.replace(columns, label=arguments.label_column, by_text=False)
-        has_flags = arguments.choice_columns or arguments.label_column
-        columns = dataclasses.replace(columns, needs_label=bool(has_flags) and split != "test")
-        return choice_rows(rows, columns, source=place, level=level)
-
-    def from_file(file, split):
-        read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=FLAGS[split])
-        return from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
-
-    def from_hub(rows, place, split):
-        return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
-
-    sets, source = read_splits(arguments, hub, HUB, from_file, from_hub)
-    questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
-    answer_names = LETTERS if has_letters else None
-    name = arguments.task_name or "multiple-choice"
-    return data_class(arguments, questions, name=name, dataset=source, answer_names=answer_names)
-
-
-TASK = (read_multiple_choice, MultipleChoiceArguments)
+TASK = (MultipleChoiceData, MultipleChoiceArguments)

@@ -241,11 +241,11 @@ class QuestionAnsweringData(TaskData):
             )
         arguments = self.data_args
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
-        options = dict(tokenizer=tokenizer, max_length=max_length, doc_stride=arguments.doc_stride)
+        options = dict(tokenizer=tokenizer, max_length=max_length)
         sets = {}
         for split, questions in self.sets.items():
             more = dict(source=f"the {split} set", offsets=split != "train", positions=self.has_answers(split))
-            sets[split], windows = encode_windows(questions, arguments=arguments, **options, **more)
+            sets[split], windows = encode_windows(questions, arguments, **options, **more)
             if split != "train":
                 sets[split] = self.evaluation_set(split, sets[split], windows)
         # On the right, so that places of tokens, which labels and windows are, stay what they are.
@@ -296,11 +296,10 @@ class QuestionAnsweringData(TaskData):
 
 def encode_windows(
     questions: Sequence[Question],
+    arguments: QuestionAnsweringArguments,
     *,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    doc_stride: int,
-    arguments: DataArguments,
     offsets: bool = True,
     positions: bool = True,
     source: str = "the set",
@@ -311,11 +310,11 @@ def encode_windows(
     hold all of it, the place of [CLS] in the others.
 
     Raises:
-        ValueError: no question leaves more than `doc_stride` tokens of a window for its context.
+        ValueError: no question leaves more than --doc_stride tokens of a window for its context.
     """
 
     texts = [question.question.strip() for question in questions]
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
+    doc_stride, room = arguments.doc_stride, max_length - tokenizer.num_special_tokens_to_add(pair=True)
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     columns: dict[str, list] = {name: [] for name in ("example", "question", "context", "span")}
     too_long = []

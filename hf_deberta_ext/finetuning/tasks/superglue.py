@@ -25,7 +25,7 @@ from ..metrics import TASK_METRICS, compute
 from ..task import TaskData
 from .glue import KnownTask, glue_task
 from .labels import check_logits
-from .multiple_choice import MultipleChoiceData, read_multiple_choice
+from .multiple_choice import MultipleChoiceData
 from .question_answering_metrics import record
 from .text_classification import Part, TextClassificationArguments, TextClassificationData
 
@@ -67,7 +67,7 @@ def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | N
     """Read the data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
 
     Raises:
-        ValueError: a flag is refused; what `SuperGlueData` and `read_multiple_choice` find wrong.
+        ValueError: a flag is refused; what `SuperGlueData` and `MultipleChoiceData` find wrong.
     """
     name = data_args.task_name
     if name not in (*SUPERGLUE, "copa"):
@@ -75,7 +75,7 @@ def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | N
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
         raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
     if name == "copa":
-        return read_multiple_choice(data_args, hub, CopaData)
+        return CopaData(data_args, hub)
     return SuperGlueData(data_args, hub)
 
 
