@@ -61,14 +61,10 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """Run the stages before the training; the folder is made at their end.
+    """Run the stages before the training; the folder is made at their end, when nothing is wrong with flags, data and model.
 
     Args:
         given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
-    Raises:
-        ValueError: whatever is wrong with flags, data, model or folder, before anything is written.
-        OSError: the model does not exist.
-        ImportError: a package that a flag needs is not installed.
     """
     if args.process_index:
         logging.set_verbosity_error()

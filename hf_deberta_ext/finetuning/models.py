@@ -40,13 +40,7 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def load_config(model_args: ModelArguments) -> PretrainedConfig:
-    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours.
-
-    Raises:
-        ValueError: a field is not one of this configuration, or its value is of a wrong kind; or --model_type stock is for a
-            checkpoint of this package.
-        OSError: it does not exist.
-    """
+    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours."""
     source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
         source, flag = model_args.config_name, "--config_name"
@@ -115,12 +109,7 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
 
 
 def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model; of DeBERTa models the one that equals the published one.
-
-    Raises:
-        ValueError: it does not fit the model, or leaves its special tokens out.
-        OSError: it does not exist.
-    """
+    """Load the tokenizer of the model, which must fit it; of DeBERTa models the one that equals the published one."""
     source, flag, arguments = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, arguments = model_args.tokenizer_name, "--tokenizer_name", model_args.download()

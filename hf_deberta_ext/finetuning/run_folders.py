@@ -55,11 +55,7 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
 
 
 def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
-    """Check that --overwrite_output_dir moves neither an input of the run nor the working directory aside.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Check that --overwrite_output_dir moves neither an input of the run nor the working directory aside."""
     if not args.overwrite_output_dir:
         return
     if args.resume_from_checkpoint is not None:
@@ -79,8 +75,6 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
     Args:
         arguments (`dict`): what `repeated_arguments` returned, which are compared if several seeds are resumed.
-    Raises:
-        ValueError: another run works in the folder; several seeds are resumed with other arguments.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
@@ -92,10 +86,8 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
 
 def begin_seed(args: FineTuningArguments):
-    """Make and lock the folder of a seed, which is new, finished or to be resumed.
-
-    A folder without a complete checkpoint is moved aside, and the seed begins anew.
-    """
+    """Make and lock the folder of a seed, which is new, finished or to be resumed; one without a complete checkpoint is
+    moved aside."""
     folder = Path(args.output_dir)
     resumed = seed_checkpoint(folder) or is_finished(folder)
     if not resumed:

@@ -37,11 +37,7 @@ def set_prefix(stem: str, name: str) -> str:
 
 
 def check_arguments(args: TrainingArguments):
-    """Check arguments of Trainer that `TaskTrainer` needs at their defaults.
-
-    Raises:
-        ValueError: an argument has another value.
-    """
+    """Check arguments of Trainer that `TaskTrainer` needs at one value."""
     for name, value in NEEDED.items():
         if getattr(args, name) != value:
             raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: metrics and losses rely on it")
