@@ -241,7 +241,7 @@ def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
 
 @pytest.mark.parametrize("form", ["rows", "nested", "csv"])
 def test_files_of_all_forms_give_the_same_questions(form, tmp_path):
-    rows = [one(), one(name="n2", context="é b", answers=()), one(name="n3", answers=(("b", 2), ("c", 4)))]
+    rows = [one(), one(name="n2", context="é b", answers=()), one(name="n3", answers=((" b", 1), ("c", 4)))]
     file = tmp_path / "dev.jsonl"
     if form == "nested":
         file = tmp_path / "dev.json"
@@ -256,7 +256,7 @@ def test_files_of_all_forms_give_the_same_questions(form, tmp_path):
         write_lines(file, *rows)
     read = data(validation_file=[str(file)], version_2_with_negative=True)
     found = read.sets["validation"]
-    expected = zip(rows, [["d e"], [], ["b", "c"]], [(6, 9), (-1, -1), (2, 3)], strict=True)
+    expected = zip(rows, [["d e"], [], [" b", "c"]], [(6, 9), (-1, -1), (2, 3)], strict=True)
     assert found == [(row["id"], "q", row["context"], texts, span) for row, texts, span in expected]
     assert read.dataset == file.name and read.name == "question-answering" and read.num_evaluation == 3
 
