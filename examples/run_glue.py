@@ -30,9 +30,9 @@ predict_ and all_results.json, predictions, run_arguments.json (what a resumed r
 from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.finetuning.tasks import load_task
 
-main = partial(fine_tune, TextClassificationData, TextClassificationArguments, description=__doc__)
+main = partial(fine_tune, load_task("glue"), description=__doc__)
 
 if __name__ == "__main__":
     main()

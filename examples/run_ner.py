@@ -29,9 +29,9 @@ eval_ and predict_predictions.txt in the form of the CoNLL files.
 from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
+from hf_deberta_ext.finetuning.tasks import load_task
 
-main = partial(fine_tune, TokenClassificationData, TokenClassificationArguments, description=__doc__)
+main = partial(fine_tune, load_task("ner"), description=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -35,9 +35,9 @@ label (COPA); other names are given by flags, as --context_column text --questio
 from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks import load_task
 
-main = partial(fine_tune, read_multiple_choice, MultipleChoiceArguments, description=__doc__)
+main = partial(fine_tune, load_task("race"), description=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -34,9 +34,9 @@ nbest_predictions.json and for version 2 null_odds.json.
 from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.tasks import load_task
 
-main = partial(fine_tune, QuestionAnsweringData, QuestionAnsweringArguments, description=__doc__)
+main = partial(fine_tune, load_task("qa"), description=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -28,9 +28,9 @@ in run_glue.py. The texts of each task are described in hf_deberta_ext/finetunin
 from functools import partial
 
 from hf_deberta_ext.finetuning.loop import main as fine_tune
-from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
+from hf_deberta_ext.finetuning.tasks import load_task
 
-main = partial(fine_tune, read_superglue, SuperGlueArguments, description=__doc__)
+main = partial(fine_tune, load_task("superglue"), description=__doc__)
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,9 @@
 
 import argparse
 
-__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "TASKS", "add_arguments", "run"]
+from ..finetuning.tasks import TASKS, load_task
+
+__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
 HELP = "fine-tune a model for classification, named entities, questions or choices, on the Hub's data or your own files"
 EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/deberta-v3-small --train_file train.csv \\
@@ -11,15 +13,6 @@ EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/
 deberta-ext finetune glue --help"""
 # Logs and progress bars are shown.
 SHOWS_PROGRESS = True
-TASKS = {
-    "classification": "text classification or regression on files",
-    "glue": "GLUE, XNLI, or text classification and regression on files",
-    "superglue": "SuperGLUE",
-    "ner": "CoNLL-2003, WNUT-17, or labels of words in files",
-    "qa": "SQuAD 1.1 and 2.0, or questions about texts in files",
-    "race": "RACE, SWAG, CODAH, C3, or multiple choice in files",
-    "multiple-choice": "RACE, SWAG, CODAH, C3, or multiple choice in files",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -31,20 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser):
 def run(arguments: argparse.Namespace) -> None:
     """Train, evaluate or predict, as the flags say."""
     from ..finetuning.loop import main as fine_tune
-    from ..finetuning.tasks import multiple_choice, question_answering, superglue, text_classification, token_classification
 
-    classification = (text_classification.TextClassificationData, text_classification.TextClassificationArguments)
-    choices = (multiple_choice.read_multiple_choice, multiple_choice.MultipleChoiceArguments)
-    readers = {
-        "classification": classification,
-        "glue": classification,
-        "superglue": (superglue.read_superglue, superglue.SuperGlueArguments),
-        "ner": (token_classification.TokenClassificationData, token_classification.TokenClassificationArguments),
-        "qa": (question_answering.QuestionAnsweringData, question_answering.QuestionAnsweringArguments),
-        "race": choices,
-        "multiple-choice": choices,
-    }
-    read, data_arguments = readers[arguments.task]
-    program = f"deberta-ext finetune {arguments.task}"
-    description = f"Fine-tune a model: {TASKS[arguments.task]}."
-    fine_tune(read, data_arguments, arguments.flags, description=description, program=program)
+    program, (_, text) = f"deberta-ext finetune {arguments.task}", TASKS[arguments.task]
+    fine_tune(load_task(arguments.task), arguments.flags, description=f"Fine-tune a model: {text}.", program=program)

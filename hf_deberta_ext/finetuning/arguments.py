@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that every fine-tuning script has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset
 
 from ..checkpoints.files import is_adapter_folder
 from ..data.languages import check_languages
@@ -18,6 +19,11 @@ from ..training.hub_arguments import HubArguments
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
+
+# Flags that are at least 1.
+COUNTS = (
+    "max_seq_length pad_to_multiple_of max_train_samples max_eval_samples max_predict_samples preprocessing_num_workers"
+).split()
 
 
 @dataclass
@@ -47,29 +53,29 @@ class DataArguments:
     def __post_init__(self):
         # Published names mix cases: MNLI, CoLA, BoolQ.
         self.task_name = self.task_name and self.task_name.lower()
-        for name in (
-            "max_seq_length",
-            "pad_to_multiple_of",
-            "max_train_samples",
-            "max_eval_samples",
-            "max_predict_samples",
-            "preprocessing_num_workers",
-        ):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         check_languages(as_list(self.card_language), "--card_language")
 
     def padding(self, max_length: int) -> dict[str, Any]:
-        """Return the options of transformers' data collators that pad rows.
-
-        Args:
-            max_length (`int`): tokens of the longest row.
-        """
+        """Return the options of transformers' data collators that pad rows, the longest of which has `max_length` tokens."""
         options = {"pad_to_multiple_of": self.pad_to_multiple_of}
         if self.pad_to_max_length:
             options |= {"padding": "max_length", "max_length": max_length}
         return options
+
+    def tokenise(self, rows: Dataset, encode: Callable[..., dict[str, list]], name: str, **options: Any) -> Dataset:
+        """Return the features that `encode(batch, **options)` makes of rows, with as many processes as the flag says."""
+        return rows.map(
+            encode,
+            batched=True,
+            fn_kwargs=options,
+            remove_columns=rows.column_names,
+            num_proc=self.preprocessing_num_workers,
+            desc=f"tokenising {name}",
+        )
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -162,11 +168,9 @@ def parse(
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
     """Parse the flags of a command line, or of the one .json or .yaml file that it names, as `parse_flags`.
 
-    Args:
-        data_arguments: the class of the task's flags.
-        program (`str`): its name in `--help`.
     Returns:
-        The three groups of flags, and those of the command line, by name.
+        The three groups of flags, of which `data_arguments` is the class of the first, and those of the command line, by
+        name.
     """
 
     def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str | None]:

@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maximum input lengths of models, and the longest row of a data set."""
 
-from typing import TYPE_CHECKING
-
+from datasets import Dataset
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["longest_input", "longest_row", "position_limit"]
 
 logger = logging.get_logger(__name__)
 
 # The position of their first token is pad_token_id + 1.
-_SHIFTED = {
-    "camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
+_SHIFTED = (
+    "camembert data2vec-text ibert lilt longformer luke markuplm mpnet roberta roberta-prelayernorm xlm-roberta "
+    "xlm-roberta-xl xmod"
+).split()
 
 
-def position_limit(config: "PretrainedConfig") -> int | None:
+def position_limit(config: PretrainedConfig) -> int | None:
     """Return the number of tokens for which a model has absolute positions; None for one without (DeBERTa v2, v3)."""
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
@@ -31,15 +27,14 @@ def position_limit(config: "PretrainedConfig") -> int | None:
 
 
 def longest_input(
-    tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig", max_seq_length: int | None, default: int
+    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, max_seq_length: int | None, default: int
 ) -> int:
     """Return the length in tokens to which inputs are truncated.
 
     Args:
-        max_seq_length (`int`, *optional*): the flag; a longer one than the model can take is lowered, with a warning (of
-            one without absolute positions, which takes any, a warning alone). The tokenizer's limit counts only for models
-            with absolute positions.
-        default (`int`): without it; at most what the model can take, and without a warning.
+        max_seq_length (`int`, *optional*): the flag; clipped to the limit of the model (with absolute positions also of
+            its tokenizer) with a warning. Relative positions take any length, with a warning beyond the pre-training's.
+        default (`int`): without the flag; clipped without a warning.
     """
     length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:
@@ -54,7 +49,7 @@ def longest_input(
     return limit
 
 
-def longest_row(rows: "Dataset") -> int:
+def longest_row(rows: Dataset) -> int:
     """Return tokens of the longest `input_ids`, also where a row has several (choices); 0 without rows."""
     import pyarrow
     from pyarrow import compute

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of every fine-tuning script: check, read, encode, train, evaluate, predict, report.
 
-A script is the name of its data class: `main(TextClassificationData, TextClassificationArguments, description=__doc__)`.
+A script is the name of its task: `main(load_task("glue"), description=__doc__)`.
 """
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from .recipes import divergence_warnings, find_recipe
 from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
+from .tasks import Task
 from .trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 
 __all__ = ["main", "prepare", "train_and_report"]
@@ -37,26 +37,18 @@ __all__ = ["main", "prepare", "train_and_report"]
 logger = logging.get_logger(__name__)
 
 
-def main(
-    read: Callable[[Any, HubArguments], TaskData],
-    data_arguments: type[DataArguments],
-    argv: Sequence[str] | None = None,
-    *,
-    description: str,
-    program: str = "%(prog)s",
-) -> dict[str, Any]:
+def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
     """Parse the flags of a script and run all stages. An error of the user ends the program as `ExitOnUserError` says, with
     a traceback once the training has begun.
 
     Args:
-        read (`Callable`): (data arguments, flags of downloads) -> the task's data, read and checked.
-        data_arguments: the class of the task's flags, a subclass of `DataArguments`.
+        task (`Task`): what to train on, as `load_task` returns it.
         argv (`list[str]`, *optional*): flags; None = those of the command line.
         description (`str`): the script's docstring, of which `--help` shows the first paragraph.
         program (`str`): its name in `--help`.
     """
     with ExitOnUserError() as errors:
-        prepared = prepare(read, *parse(argv, data_arguments, description=description, program=program))
+        prepared = prepare(task.read, *parse(argv, task.arguments, description=description, program=program))
         errors.show_traceback = True
         errors.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
         return train_and_report(prepared)
@@ -69,14 +61,10 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """Run the stages before the training; the folder is made at their end.
+    """Run the stages before the training; the folder is made at their end, when nothing is wrong with flags, data and model.
 
     Args:
         given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
-    Raises:
-        ValueError: whatever is wrong with flags, data, model or folder, before anything is written.
-        OSError: the model does not exist.
-        ImportError: a package that a flag needs is not installed.
     """
     if args.process_index:
         logging.set_verbosity_error()
@@ -93,7 +81,7 @@ def prepare(
         config = load_config(model_args)
         data.use_config(config)
         set_fields(config, data.config_fields())
-        tokenizer = load_tokenizer_for(config, model_args, prefix_space=data.needs_prefix_space)
+        tokenizer = load_tokenizer_for(config, model_args)
         # Trainer would, with a warning; nothing is generated here.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
@@ -119,11 +107,7 @@ def prepare(
 
 
 def check_flags(model_args: ModelArguments, args: FineTuningArguments):
-    """Check flags that depend on one another.
-
-    Raises:
-        ValueError: says which are wrong.
-    """
+    """Check flags that depend on one another."""
     model = model_args.model_name_or_path
     if model is None:
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
@@ -135,8 +119,6 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
     if model_args.dtype == "bfloat16" and args.do_train:
         logger.warning("--dtype bfloat16: updates below 1/256 of a parameter are lost; --bf16 keeps parameters in float32")
     check_arguments(args)
-    if model_args.lora and importlib.util.find_spec("peft") is None:
-        raise ValueError("--lora needs peft: pip install peft")
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
             f"--push_to_hub of an adapter whose model {model} is on this machine: nobody could load it. Push that model "
@@ -191,11 +173,7 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
 
 
 def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
-    """Load the model with which the training begins, and draw its new weights from the seed.
-
-    Raises:
-        ValueError: the model does not fit the task, the flags, or SiFT.
-    """
+    """Load the model with which the training begins, and draw its new weights from the seed."""
     model_args, args = prepared.model_args, prepared.args
     # peft asks transformers for a property by its former name.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
@@ -209,15 +187,24 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
     return add_adapters(model, new_weights, model_args, prepared.data.pipeline)
 
 
-def run_seed(prepared: PreparedRun) -> dict[str, float]:
-    """Train, evaluate and predict as the flags say, into `output_dir`."""
-    args = prepared.args
-    trainer = TaskTrainer(prepared.model, args, task=prepared.task, processing_class=prepared.tokenizer)
+def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
+    """Train, evaluate and predict as the flags say, into `output_dir`; of a finished run, which `is_done`, measure what its
+    flags did not ask for, with its saved model."""
+    args, folder = prepared.args, Path(prepared.args.output_dir)
+    names, metrics = result_names(prepared.task, args), {}
+    if is_done:
+        metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+        names = [name for name in names if not (folder / f"{name}_results.json").is_file()]
+        if not names:
+            return metrics
+    model = prepared.model or build_model(prepared, args.seed)
+    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.flags = repeated_arguments((prepared.data_args, prepared.model_args), args)
-    metrics = {}
-    if args.do_train:
+    if is_done:
+        trainer.restore(folder)
+    elif args.do_train:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
-    metrics |= trainer.measure(result_names(prepared.task, args))
+    metrics |= trainer.measure(names)
     if args.do_train:
         report_run(prepared, trainer)
         if args.push_to_hub:
@@ -259,10 +246,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
             if args.should_save:
                 begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
-        if is_finished(folder):
-            results[seed] = complete_run(seed_run)
-        else:
-            results[seed] = run_seed(dataclasses.replace(seed_run, model=model or build_model(seed_run, seed)))
+        results[seed] = run_seed(seed_run, is_done=is_finished(folder))
         # New weights of the other seeds are their own.
         model = None
     summary = summarise_seeds(results)
@@ -273,18 +257,3 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         print(f"\n{summary_table(summary)}\n\n{diverged or ''}", flush=True)
     leave_together()
     return summary
-
-
-def complete_run(prepared: PreparedRun) -> dict[str, Any]:
-    """Return the metrics of a finished run; those that its flags did not ask for are measured now, with its saved model."""
-    folder, args = Path(prepared.args.output_dir), prepared.args
-    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    missing = [name for name in result_names(prepared.task, args) if not (folder / f"{name}_results.json").is_file()]
-    if not missing:
-        return metrics
-    model = prepared.model or build_model(prepared, args.seed)
-    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
-    trainer.restore(folder)
-    metrics |= trainer.measure(missing)
-    report_run(prepared, trainer)
-    return metrics

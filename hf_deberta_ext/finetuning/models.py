@@ -39,27 +39,18 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def load_config(model_args: ModelArguments) -> PretrainedConfig:
-    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours.
-
-    Raises:
-        ValueError: a field is not one of this configuration, or its value is of a wrong kind; or --model_type stock is for a
-            checkpoint of this package.
-        OSError: it does not exist.
-    """
-    source = model_args.config_name or model_args.model_name_or_path
-    fields, hub = overrides(model_args.config_overrides), model_args.model_download()
-    flag = "--model_name_or_path"
+    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours."""
+    source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
-        flag = "--config_name"
+        source, flag = model_args.config_name, "--config_name"
     check_source(source, flag)
-    arguments = hub | fields
+    fields = overrides(model_args.config_overrides)
+    arguments = model_args.model_download() | fields
     try:
         if is_read_as_ours(source, model_args):
             config = DebertaExtConfig.from_pretrained(source, **arguments)
         else:
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
-    except OSError as error:
-        raise OSError(f"the configuration of {source} cannot be read: {error}") from error
     except StrictDataclassError as error:
         raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
     if model_args.model_type == "stock" and config.model_type == DebertaExtConfig.model_type:
@@ -72,12 +63,13 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
             f"the configuration of {source} asks for attn_implementation = {attention!r}, code that transformers would load "
             "from the Hub: remove it; --attn_implementation gives it if you trust it"
         )
-    for name in {*DROPOUT_FIELDS} & {*fields}:
-        # Heads read it from configurations that do not declare it.
-        setattr(config, name, fields[name])
-    if unknown := [name for name in fields if not hasattr(config, name)]:
-        declared = ", ".join(sorted(name for name in config.to_dict() if not name.startswith("_")))
-        raise ValueError(f"--config_overrides: {unknown[0]!r} is no field of {type(config).__name__}, which has {declared}")
+    for name in fields:
+        if name in DROPOUT_FIELDS:
+            # Heads read it from configurations that do not declare it.
+            setattr(config, name, fields[name])
+        if not hasattr(config, name):
+            declared = ", ".join(sorted(config.to_dict()))
+            raise ValueError(f"--config_overrides: {name!r} is no field of {type(config).__name__}, which has {declared}")
     return config
 
 
@@ -115,36 +107,23 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
     return bool(names)
 
 
-def load_tokenizer_for(
-    config: PretrainedConfig, model_args: ModelArguments, *, prefix_space: bool = False
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model; of DeBERTa models the one that equals the published one.
-
-    Args:
-        prefix_space (`bool`): read the first word as if a space stood before it, as words that are already split need.
-    Raises:
-        ValueError: it does not fit the model, or leaves its special tokens out.
-        OSError: it does not exist.
-    """
-    source, flag, hub = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
+def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model, which must fit it; of DeBERTa models the one that equals the published one."""
+    source, flag, arguments = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
-        source, flag, hub = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
-    arguments = dict(hub)
-    if prefix_space:
-        arguments["add_prefix_space"] = True
+        source, flag, arguments = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
 
     def load_any() -> PreTrainedTokenizerBase:
         try:
             return AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
         except ValueError as error:
-            for name in ("tokenizer.json", "tokenizer_config.json"):
-                # A damaged file is named.
-                read_json(Path(source, name))
             reason = " ".join(str(error).split())
             raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
 
-    if config.model_type in DEBERTA:
-        with named_tokenizer(source, flag):
+    with named_tokenizer(source, flag):
+        if config.model_type not in DEBERTA:
+            tokenizer = load_any()
+        else:
             try:
                 tokenizer = load_tokenizer(source, **arguments)
             except OSError as error:
@@ -154,20 +133,14 @@ def load_tokenizer_for(
                     check_vocabulary(tokenizer)
                 except ValueError:
                     raise error from None
+    if config.model_type in DEBERTA:
         check_tokenizer(tokenizer, config)
         return tokenizer
-    with named_tokenizer(source, flag):
-        tokenizer = load_any()
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(
             f"the tokenizer of {source} does not put its {tokenizer.cls_token} around a text, got "
             f"{tokenizer.convert_ids_to_tokens(ids)}: its files lack the template; give --tokenizer_name"
-        )
-    if tokenizer.pad_token_id is None:
-        raise ValueError(
-            f"the tokenizer of {source} has no pad token, so rows of unequal length cannot be batched: set one in its "
-            "folder (and pad_token_id in config.json)"
         )
     check_vocabulary(tokenizer, config.get_text_config(), source=source)
     return tokenizer
@@ -233,14 +206,10 @@ def load_model(
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
-    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head.
-
-    Raises:
-        ValueError: weights of the body are missing or of another shape, or those of the head are, without `new_head`.
-    """
+    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head."""
     body = f"{model.base_model_prefix}."
-    changed = {name: (tuple(stored), tuple(built)) for name, stored, built in info["mismatched_keys"]}
-    for name, (stored, built) in sorted(changed.items()):
+    changed = {name for name, _, _ in info["mismatched_keys"]}
+    for name, stored, built in sorted(info["mismatched_keys"]):
         shapes = f"{name} is {list(stored)} in {source}, but {list(built)} here"
         if name.startswith(body):
             raise ValueError(f"{shapes}: its configuration and its weights are not of one model; look at --config_overrides")
@@ -250,12 +219,13 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *
                 "for a new head, or a checkpoint without one"
             )
     missing = {*info["missing_keys"]}
-    if lost := sorted(name for name in missing if name.startswith(body) and "pooler" not in name):
+    lost = sorted(name for name in missing if name.startswith(body) and "pooler" not in name)
+    if lost:
         raise ValueError(
             f"{source} lacks {len(lost)} weights of its model, {lost[0]} for one: give the folder of a whole model, or "
             "--from_scratch for random weights"
         )
-    return sorted(missing | {*changed})
+    return sorted(missing | changed)
 
 
 def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
@@ -270,10 +240,10 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     from peft import LoraConfig, get_peft_model
 
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), None)
-    if targets is None or not {*targets} <= linear:
-        wrong = f"not all of {', '.join(targets)} are there" if targets else "its layers have none of the usual names"
-        raise ValueError(f"--lora_target_modules: {wrong}; linear layers of this model: {', '.join(sorted(linear))}")
+    targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), ())
+    if not targets or not {*targets} <= linear:
+        layers = ", ".join(sorted(linear))
+        raise ValueError(f"--lora_target_modules must be of the linear layers of this model, {layers}; got {[*targets]}")
     body, head = f"{model.base_model_prefix}.", set()
     for name, _ in model.named_parameters():
         # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.

@@ -11,8 +11,10 @@ The official code trains with Adam without bias correction, weight decay 0.01, Î
 learning rate that falls as 1 - step / steps: `published_optimizer`, which a flag of optimizer or schedule switches off.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,83 +67,16 @@ class FineTuningRecipe:
 
 # Îµ, weight decay, clipping and schedule of all.
 COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True)
-SIZES = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge", "v3-large")
-V1_AND_V2, ALL, NONE = SIZES[:-1], SIZES, ()
-# Task: length, sizes that begin at an MNLI checkpoint, and for each of SIZES: epochs, warm-up, learning rate, batch,
-# dropout. Source: the scripts of microsoft/DeBERTa, experiments/.
-PUBLISHED = {
-    "mnli": (256, NONE, [
-        (3, 1000, 3e-5, 64, 0.1), (3, 1000, 1e-5, 64, 0.2), (3, 1000, 5e-6, 64, 0.3), (3, 1000, 4e-6, 64, 0.25),
-        (3, 1000, 3e-6, 64, 0.3), (2, 500, 7e-6, 64, 0.3),
-    ]),
-    "cola": (64, NONE, [
-        (6, 100, 2e-5, 32, 0.15), (6, 100, 7e-6, 32, 0.15), (8, 100, 5e-6, 32, 0.2), (8, 100, 3e-6, 32, 0.2),
-        (10, 100, 2.5e-6, 32, 0.2), (10, 50, 5.5e-6, 32, 0.1),
-    ]),
-    "sst2": (128, NONE, [
-        (6, 500, 2e-5, 32, 0.15), (6, 500, 1e-5, 32, 0.15), (6, 500, 3e-6, 32, 0.2), (4, 500, 4e-6, 32, 0.2),
-        (4, 500, 3e-6, 32, 0.2), (8, 500, 6e-6, 32, 0.1),
-    ]),
-    "stsb": (128, V1_AND_V2, [
-        (6, 100, 2e-5, 32, 0.15), (4, 100, 7e-6, 32, 0.15), (4, 100, 7e-6, 32, 0.2), (4, 100, 4e-6, 32, 0.2),
-        (4, 100, 3e-6, 32, 0.2), (4, 50, 7e-6, 32, 0.1),
-    ]),
-    "rte": (320, V1_AND_V2, [
-        (6, 100, 2e-5, 32, 0.2), (6, 50, 1e-5, 32, 0.2), (6, 50, 5e-6, 48, 0.2), (6, 50, 4e-6, 48, 0.2),
-        (6, 50, 3e-6, 48, 0.2), (6, 50, 1e-5, 32, 0.3),
-    ]),
-    "mrpc": (128, V1_AND_V2, [
-        (6, 50, 2e-5, 32, 0.15), (6, 50, 1e-5, 32, 0.15), (8, 50, 7e-6, 32, 0.3), (6, 50, 3.5e-6, 32, 0.2),
-        (6, 50, 2e-6, 32, 0.2), (6, 50, 6e-6, 32, 0.2),
-    ]),
-    "qnli": (512, NONE, [
-        (4, 500, 2e-5, 32, 0.15), (4, 500, 1e-5, 32, 0.15), (4, 500, 7e-6, 32, 0.2), (4, 500, 4e-6, 64, 0.2),
-        (4, 500, 3e-6, 64, 0.2), (6, 200, 7e-6, 64, 0.2),
-    ]),
-    "qqp": (320, NONE, [
-        (8, 500, 2e-5, 64, 0.15), (8, 500, 1e-5, 64, 0.15), (8, 500, 7e-6, 64, 0.2), (10, 1000, 4e-6, 64, 0.2),
-        (10, 1000, 3e-6, 64, 0.2), (6, 1000, 1e-5, 64, 0.2),
-    ]),
-    "record": (512, NONE, [
-        (3, 1000, 2e-5, 64, 0.3), (3, 1000, 1e-5, 64, 0.3), (3, 1000, 7e-6, 64, 0.3), (3, 1000, 5e-6, 64, 0.15),
-        (3, 1000, 3e-6, 64, 0.15), (3, 500, 7e-6, 64, 0.1),
-    ]),
-    "copa": (136, ALL, [
-        (3, 50, 1e-5, 32, 0.1), (4, 30, 5e-6, 16, 0.1), (4, 30, 3e-6, 24, 0.1), (4, 30, 2e-6, 24, 0.1),
-        (8, 30, 1e-6, 24, 0.1), None,
-    ]),
-    "race": (320, ALL, [
-        (6, 100, 2e-5, 32, 0.2), (6, 100, 8e-6, 32, 0.2), (6, 100, 7e-6, 48, 0.2), (6, 100, 4e-6, 48, 0.2),
-        (6, 100, 3e-6, 48, 0.2), None,
-    ]),
-    "ner": (512, NONE, [
-        (15, 0.1, 2e-5, 16, 0.0), (15, 0.1, 1e-5, 16, 0.0), (15, 0.1, 7e-6, 16, 0.0), (15, 0.1, 4e-6, 16, 0.0),
-        (15, 0.1, 2.5e-6, 16, 0.0), (10, 10, 9e-6, 16, 0.0),
-    ]),
-}  # fmt: skip
-# Sizes of which MNLI alone was published, some with adversarial training: the weight of its loss comes last.
-MNLI_ONLY = {
-    "v3-base": (3, 1000, 1.5e-5, 64, 0.1),
-    "v3-small": (3, 1500, 4.5e-5, 64, 0.2),
-    "v3-xsmall": (3, 1000, 4.5e-5, 64, 0.1),
-    "base-sift": (6, 1000, 1.5e-5, 64, 0.1, 5.0),
-    "v2-xxlarge-sift": (6, 1000, 3e-6, 64, 0.3, 5.0),
-    "v3-base-sift": (6, 1000, 1.5e-5, 64, 0.1, 5.0),
-    "v3-small-sift": (6, 1000, 3.5e-5, 64, 0.1, 5.0),
-    "v3-xsmall-sift": (10, 1500, 5e-5, 64, 0.1, 3.0),
-}
 # Tasks with the settings of another.
 SAME_AS = {"conll2003": "ner", "xnli": "mnli"}
 
 
 def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
-    recipes: dict[str, dict[str, FineTuningRecipe]] = {size: {} for size in (*SIZES, *MNLI_ONLY)}
-    for task, (length, from_mnli, rows) in PUBLISHED.items():
-        for size, row in zip(SIZES, rows, strict=True):
-            if row is not None:
-                recipes[size][task] = FineTuningRecipe(*row, length, size in from_mnli, half_precision=size != "base")
-    for size, (*row, last) in ((size, row if len(row) > 5 else (*row, 0.0)) for size, row in MNLI_ONLY.items()):
-        recipes[size]["mnli"] = FineTuningRecipe(*row, 256, half_precision="large" in size, sift_weight=last)
+    # Source: the scripts of microsoft/DeBERTa, experiments/.
+    published = json.loads(Path(__file__).with_name("recipes.json").read_text(encoding="utf-8"))
+    recipes: dict[str, dict[str, FineTuningRecipe]] = {}
+    for size, tasks in published.items():
+        recipes[size] = {task: FineTuningRecipe(**settings) for task, settings in tasks.items()}
     return recipes
 
 
@@ -160,12 +95,13 @@ def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
         raise ValueError(f"--recipe {name!r} is unknown; there are {', '.join(RECIPES)}")
     if task is None:
         raise ValueError(f"--recipe needs --task_name, one of {', '.join(RECIPES[name])}")
-    task = task.lower()
-    task = SAME_AS.get(task, task)
+    task = SAME_AS.get(task.lower(), task.lower())
     if task not in RECIPES[name]:
-        sizes = [size for size, recipes in RECIPES.items() if task in recipes]
-        advice = f"; for {task} there are {', '.join(sizes)}" if sizes else ""
-        raise ValueError(f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}{advice}")
+        sizes = ", ".join(size for size in RECIPES if task in RECIPES[size])
+        raise ValueError(
+            f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}; sizes for {task}: "
+            f"{sizes or 'none'}"
+        )
     return RECIPES[name][task]
 
 
@@ -180,15 +116,12 @@ def recipe_arguments(
     """Return the settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
-    to train with another batch. The dropout before the classifier is a field of the model, whose name depends on it: see
-    `find_recipe`.
+    to train with another batch. The dropout before the classifier is a field of the model: see `find_recipe`.
 
     Args:
         flags (`dict`, *optional*): of the user, by name.
         processes (`int`): that train together.
         device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
-    Raises:
-        ValueError: no such recipe, or its batch cannot be divided so; names the numbers, and the nearest ones.
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
@@ -217,12 +150,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the table of the settings of a recipe, of the hardware and of flags that replaced them, one line each.
-
-    Args:
-        settings (`dict`): the result of `recipe_arguments`.
-        flags (`dict`): of the user; those that the recipe does not know are left out.
-    """
+    """Return the table of the settings of a recipe, of the hardware (`recipe_arguments`) and of flags that replaced them."""
     recipe = find_recipe(name, task)
     on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
     published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}
@@ -234,23 +162,14 @@ def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mappi
 def divergence_warnings(
     config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
 ) -> list[str]:
-    """Return sentences about settings that are known not to converge, or not to learn.
-
-    Args:
-        model (`str`): name of the model, which says mDeBERTa where its vocabulary does not.
-        lora (`bool`): low-rank adapters are trained, not the model.
-    """
+    """Return sentences about settings that are known not to converge, or not to learn; the name of the model says mDeBERTa
+    where its vocabulary does not."""
     warnings = []
-    layers = getattr(config, "num_hidden_layers", None)
+    layers, rate = getattr(config, "num_hidden_layers", None) or 0, f"--learning_rate {args.learning_rate:g}"
     if lora and args.learning_rate <= 5e-5:
-        warnings.append(
-            f"--learning_rate {args.learning_rate:g} with --lora is one for whole models: adapters take 6e-5 to 5e-4"
-        )
-    if not lora and layers is not None and layers >= 24 and args.learning_rate > 3e-5:
-        warnings.append(
-            f"--learning_rate {args.learning_rate:g} on {layers} layers often does not converge: published runs take "
-            "3e-6 to 1e-5"
-        )
+        warnings.append(f"{rate} with --lora is one for whole models: adapters take 6e-5 to 5e-4")
+    if not lora and layers >= 24 and args.learning_rate > 3e-5:
+        warnings.append(f"{rate} on {layers} layers often does not converge: published runs take 3e-6 to 1e-5")
     if args.fp16 and (getattr(config, "vocab_size", None) == 251000 or "mdeberta" in model.lower()):
         warnings.append("--fp16 with mDeBERTa gives losses that are not finite: take --bf16, or neither")
     return warnings

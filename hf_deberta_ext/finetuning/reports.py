@@ -5,6 +5,7 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,11 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, recipe and hardware of a run for its card.
-
-    Args:
-        results (`dict`): of all_results.json; of several seeds nothing.
-    """
+    """Return data, recipe and hardware of a run for its card; `results` are those of all_results.json, of several seeds
+    nothing."""
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
-    evaluation_files = [Path(path) for paths in files.values() for path in paths]
+    evaluation_files = [Path(path) for path in chain.from_iterable(files.values())]
     trained_on = {Path(path).resolve() for path in data_args.train_file}
     facts = RunFacts(
         task=data.name,
@@ -124,7 +122,7 @@ def run_facts(
         eval_samples=data_args.max_eval_samples,
         seeds=args.seeds,
         best_chosen=args.load_best_model_at_end,
-        trained_on_results=any(file.resolve() in trained_on for file in evaluation_files),
+        trained_on_results=not trained_on.isdisjoint(file.resolve() for file in evaluation_files),
         language=as_list(data_args.card_language),
         license=model_args.license,
     )
@@ -136,8 +134,7 @@ def run_facts(
     # A data set may be a folder, too, of which only the name is shown.
     if data_args.train_file or data_args.validation_file or Path(data.dataset).exists() or not is_hub_id(data.dataset):
         return facts
-    facts = replace(facts, datasets=[data.dataset])
-    known = getattr(data, "task", None)
+    facts, known = replace(facts, datasets=[data.dataset]), getattr(data, "task", None)
     if known is not None and known.dataset == data.dataset:
         facts = replace(facts, sets=dict(known.evaluation))
     if data.name == "xnli" and not facts.language:
@@ -219,9 +216,11 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
         lines = lines_across(summary.get("baselines", {}), *names.values()) if len(names) == 1 else None
         plot_comparison(scores, folder / SEEDS_FILE, label=metric_label(task.metric), baselines=lines)
         figure = SEEDS_FILE
-    reports = {seed: read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}) for seed in summary["seeds"]}
-    said = {seed: card["diverged"] for seed, card in reports.items() if "diverged" in card}
-    diverged = "\n".join(f"Seed {seed}: {sentence}" for seed, sentence in said.items())
+    diverged = ""
+    for seed in summary["seeds"]:
+        sentence = read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}).get("diverged")
+        if sentence:
+            diverged += f"Seed {seed}: {sentence}\n"
     facts = run_facts(prepared, prepared.args, results={})
-    write_run_card(folder, replace(facts, figure=figure, diverged=diverged or None))
-    return diverged
+    write_run_card(folder, replace(facts, figure=figure, diverged=diverged.strip() or None))
+    return diverged.strip()

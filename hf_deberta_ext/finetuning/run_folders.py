@@ -55,25 +55,18 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
 
 
 def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
-    """Check that --overwrite_output_dir moves neither an input of the run nor the working directory aside.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Check that --overwrite_output_dir moves neither an input of the run nor the working directory aside."""
     if not args.overwrite_output_dir:
         return
     if args.resume_from_checkpoint is not None:
         raise ValueError("--resume_from_checkpoint and --overwrite_output_dir are both given: which?")
     folder = Path(args.output_dir).resolve()
-    if Path.cwd().is_relative_to(folder):
-        raise ValueError(
-            f"--overwrite_output_dir would move the working directory {Path.cwd()} aside: choose another --output_dir"
-        )
-    models = (model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name)
-    for source in filter(None, (*models, *data_args.train_file, *data_args.validation_file, *data_args.test_file)):
-        # A file may be given as NAME=FILE.
-        paths = filter(None, (source, source.partition("=")[2]))
-        if any(Path(path).resolve().is_relative_to(folder) for path in paths):
+    sources = [*data_args.train_file, *data_args.validation_file, *data_args.test_file]
+    # A file may be given as NAME=FILE.
+    sources += [source.partition("=")[2] for source in sources]
+    sources += [model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name, Path.cwd()]
+    for source in filter(None, sources):
+        if Path(source).resolve().is_relative_to(folder):
             raise ValueError(f"--overwrite_output_dir would move {source} aside: choose another --output_dir")
 
 
@@ -82,8 +75,6 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
     Args:
         arguments (`dict`): what `repeated_arguments` returned, which are compared if several seeds are resumed.
-    Raises:
-        ValueError: another run works in the folder; several seeds are resumed with other arguments.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
@@ -95,10 +86,8 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
 
 def begin_seed(args: FineTuningArguments):
-    """Make and lock the folder of a seed, which is new, finished or to be resumed.
-
-    A folder without a complete checkpoint is moved aside, and the seed begins anew.
-    """
+    """Make and lock the folder of a seed, which is new, finished or to be resumed; one without a complete checkpoint is
+    moved aside."""
     folder = Path(args.output_dir)
     resumed = seed_checkpoint(folder) or is_finished(folder)
     if not resumed:
@@ -125,11 +114,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to its name and .old-1, or the next free number.
-
-    Raises:
-        ValueError: a run lives in it.
-    """
+    """Rename a folder to its name and .old-1, or the next free number."""
     folder = folder.resolve()
     if folder.is_dir():
         lock_folder(folder)

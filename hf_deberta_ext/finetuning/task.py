@@ -5,29 +5,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows to evaluate or predict on, with their metrics and the writer of predictions.
+    """Rows to evaluate or predict on.
 
     Args:
         rows (`Dataset`): columns that the model's forward takes, labels among them where there are any.
-        metrics (`Callable`, *optional*): (predictions, labels) -> metrics by name, without a prefix; the arguments are what
-            `EvalPrediction` holds, in the order of `rows`. None where the data has no labels.
-        write (`Callable`): (predictions, folder, stem) -> the files that it wrote there, for people and leaderboards; `stem`
-            is the beginning of their names, "eval" or "predict" or these with the name of the set ("eval_mm").
+        metrics (`Callable`, *optional*): (predictions, labels), as in `EvalPrediction` and in the order of `rows` -> metrics
+            by name, without a prefix; None where the data has no labels.
+        write (`Callable`): (predictions, folder, stem) -> the files that it wrote there; `stem` begins their names: "eval",
+            "predict", or these with the name of the set ("eval_mm").
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
     """
 
-    rows: "Dataset"
+    rows: Dataset
     metrics: Callable[[Any, Any], dict[str, float]] | None
     write: Callable[[Any, Path, str], list[Path]]
     examples: int
@@ -43,11 +42,10 @@ class EncodedTask:
             those of "mm" "eval_mm_accuracy".
         collator (`Callable`): rows -> batch, for all sets.
         metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
-        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, where it is not the one that the
-            model itself computes of its labels: choices that not all rows have.
+        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, in place of the model's own.
     """
 
-    train: "Dataset | None"
+    train: Dataset | None
     evaluation: Mapping[str, EvaluationSet]
     test: Mapping[str, EvaluationSet]
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -56,16 +54,10 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Return a task with one set of each kind.
-
-        Args:
-            sets: "train" (rows), "validation" and "test" (one `EvaluationSet` each), as far as there are.
-            options: collator, metric and loss.
-        """
-        named: dict[str, dict[str, EvaluationSet]] = {"validation": {}, "test": {}}
-        for split in named.keys() & sets.keys():
-            named[split][""] = sets[split]
-        return cls(sets.get("train"), named["validation"], named["test"], *options)
+        """Return a task with one set of each kind: "train" (rows), "validation" and "test" (`EvaluationSet`), as far as
+        there are; `options` are collator, metric and loss."""
+        evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
+        return cls(sets.get("train"), evaluation, test, *options)
 
 
 class TaskData:
@@ -77,7 +69,6 @@ class TaskData:
         auto_class: the Auto class whose models do it.
         dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
         num_train, num_evaluation (`int`): examples.
-        needs_prefix_space (`bool`): words are split already, and are read as if a space stood before each.
         text_columns (`tuple[str]`): names of the columns of texts, where a model card shows them.
         baselines (`dict[str, dict[str, float]]`): metrics of classifiers without pre-training, by their name.
         label_counts (`dict[str, int]`): number of training examples of each label.
@@ -89,28 +80,19 @@ class TaskData:
     dataset: str
     num_train: int
     num_evaluation: int
-    needs_prefix_space: bool = False
     text_columns: Sequence[str] = ()
     baselines: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     label_counts: Mapping[str, int] = MappingProxyType({})
 
-    def use_config(self, config: "PretrainedConfig"):
-        """Take over what the checkpoint knows of the labels.
-
-        Raises:
-            ValueError: the data has other labels, and is not to be trained on.
-        """
+    def use_config(self, config: PretrainedConfig):
+        """Take over what the checkpoint knows of the labels; refuse other labels where nothing is trained on."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return fields of the configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
         raise NotImplementedError
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Return the features of all sets.
-
-        Raises:
-            ValueError: the tokenizer cannot serve the task (a slow one where offsets are needed, lengths too small, ...).
-        """
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
+        """Return the features of all sets; a tokenizer that cannot serve the task is a ValueError."""
         raise NotImplementedError
 
 

@@ -19,15 +19,16 @@ from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
 
-# Arguments of Trainer that this one needs at their defaults.
-NEEDED = {
-    "batch_eval_metrics": (False, "metrics are computed from all predictions at once"),
-    "eval_do_concat_batches": (True, "metrics are computed from all predictions at once"),
-    "prediction_loss_only": (False, "metrics need the predictions"),
-    "include_for_metrics": ([], "metrics are computed from predictions and labels"),
-    "average_tokens_across_devices": (True, "the loss of a step is the mean over its micro-batches"),
-    "length_column_name": ("length", "the length of a row is that of its input_ids"),
-}
+# Arguments of Trainer at the values that this one needs: metrics are computed from all predictions at once, the loss of a
+# step is the mean over its micro-batches, and the length of a row is that of its input_ids.
+NEEDED = dict(
+    batch_eval_metrics=False,
+    eval_do_concat_batches=True,
+    prediction_loss_only=False,
+    include_for_metrics=[],
+    average_tokens_across_devices=True,
+    length_column_name="length",
+)
 
 
 def set_prefix(stem: str, name: str) -> str:
@@ -36,22 +37,18 @@ def set_prefix(stem: str, name: str) -> str:
 
 
 def check_arguments(args: TrainingArguments):
-    """Check arguments of Trainer that `TaskTrainer` needs at one value.
-
-    Raises:
-        ValueError: an argument has another.
-    """
-    for name, (value, reason) in NEEDED.items():
+    """Check arguments of Trainer that `TaskTrainer` needs at one value."""
+    for name, value in NEEDED.items():
         if getattr(args, name) != value:
-            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: {reason}")
+            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: metrics and losses rely on it")
 
 
 def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):
-    """Check that losses that flags ask for are those of the task.
+    """Check that the losses that flags ask for are those of the task.
 
     Raises:
-        ValueError: labels to be smoothed are numbers, or several for a row, or some classes are out of the question: choices
-            that a row does not have, positions of padding; or a distance of SiFT's is asked for, and the task a regression.
+        ValueError: labels to be smoothed are not one of several classes, the same for all rows; or a distance of SiFT's is
+            asked for, and the task is a regression.
     """
     if args.sift_loss is not None and problem_type == "regression":
         raise ValueError(
@@ -184,8 +181,6 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
         Args:
             eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
-        Raises:
-            ValueError: --metric_for_best_model is none of them.
         """
         sets = eval_dataset or self.task.evaluation
         if isinstance(sets, EvaluationSet):

@@ -1,85 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""peft's adapters on a base without the head: all that is new is saved with them, or a line refuses the training.
+"""peft's adapters on a base without the head: all that is new is saved with them, or a line refuses the training; LoRA on
+every backend.
 
 transformers' DeBERTa saves the classifier of an adapter, but not the new pooler before it, without a word.
 """
 
 import copy
 import re
-from typing import NamedTuple
+from pathlib import Path
 
 import pytest
 import torch
+from backends import NAMES as BACKENDS
+from every_head import CLASSES, call_of
 from tiny_models import TINY
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForEntityScoring,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
 from hf_deberta_ext.finetuning.arguments import ModelArguments
 from hf_deberta_ext.finetuning.models import add_adapters
 
 peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
+GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guides" / "supported.md"
 
-IDS = torch.randint(5, TINY["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(1))
-ROWS = torch.tensor([0, 1])
-TOKENS = dict(input_ids=IDS, labels=IDS % 2)
-ENTITIES = dict(input_ids=IDS, entity_indices=torch.tensor([[[1, 2], [3, 0]]] * 2), labels=torch.tensor([[1, 0]] * 2))
-
-
-class Case(NamedTuple):
-    """A head: its inputs, peft's name of its task, and what becomes of its new weights with each of `METHODS`."""
-
-    model_class: type
-    batch: dict
-    task: str | None
-    outcomes: str
-    fields: dict = {}  # noqa: RUF012
-
-
-# In the order of METHODS; "-" = peft itself has no such adapter for it.
+# peft's name of the task of a head, and what becomes of its new weights with each of METHODS, in their order; "-" = peft
+# itself has no such adapter for it.
 HEADS = {
-    "text": Case(
-        DebertaExtForSequenceClassification, dict(input_ids=IDS, labels=ROWS), "SEQ_CLS",
-        "saved  saved  refused  refused  refused  refused",
-    ),
-    "choice": Case(
-        DebertaExtForMultipleChoice, dict(input_ids=IDS.view(2, 2, 6), labels=ROWS), None,
-        "refused  refused  refused  refused  -  -",
-    ),
-    "choice, as text": Case(
-        DebertaExtForMultipleChoice, dict(input_ids=IDS.view(2, 2, 6), labels=ROWS), "SEQ_CLS",
-        "saved  saved  refused  refused  -  -",
-    ),
-    "tokens": Case(DebertaExtForTokenClassification, TOKENS, "TOKEN_CLS", "saved  saved  -  saved  -  -"),
-    "tokens, dense": Case(
-        DebertaExtForTokenClassification, TOKENS, "TOKEN_CLS", "saved  saved  -  saved  -  -", dict(classifier_act="gelu")
-    ),
-    "span": Case(
-        DebertaExtForQuestionAnswering, dict(input_ids=IDS, start_positions=ROWS, end_positions=ROWS + 2), "QUESTION_ANS",
-        "saved  saved  -  saved  saved  saved",
-    ),
-    "entities": Case(DebertaExtForEntityScoring, ENTITIES, None, "refused  refused  -  refused  -  -"),
-    "entities, as tokens": Case(
-        DebertaExtForEntityScoring, ENTITIES, "TOKEN_CLS", "saved  saved  -  saved  refused  refused"
-    ),
-    "words": Case(
-        DebertaExtForMaskedLM, dict(input_ids=IDS, labels=IDS), None, "refused  refused  refused  refused  -  -"
-    ),
-    "replaced": Case(
-        DebertaExtForReplacedTokenDetection, TOKENS, None, "refused  refused  refused  refused  -  -"
-    ),
-    "replaced, as tokens": Case(
-        DebertaExtForReplacedTokenDetection, TOKENS, "TOKEN_CLS", "refused  refused  -  refused  -  -"
-    ),
-}  # fmt: skip
+    "sequence-classification": ("SEQ_CLS", "saved saved refused refused refused refused"),
+    "multiple-choice": (None, "refused refused refused refused - -"),
+    "token-classification": ("TOKEN_CLS", "saved saved - saved - -"),
+    "question-answering": ("QUESTION_ANS", "saved saved - saved saved saved"),
+    "entity-scoring": (None, "refused refused - refused - -"),
+    "masked-lm": (None, "refused refused refused refused - -"),
+    "replaced-token-detection": (None, "refused refused refused refused - -"),
+}
+TEXT = "sequence-classification"
 # What peft takes for deberta-v2, whose names ours are.
 QUERIES = dict(target_modules=["query_proj", "value_proj"])
 IA3 = dict(target_modules=["key_proj", "value_proj", "output.dense"], feedforward_modules=["output.dense"])
@@ -92,12 +46,12 @@ METHODS = {
     "prompt": lambda **options: peft.PromptTuningConfig(num_virtual_tokens=3, **options),
     "p-tuning": lambda **options: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **options),
 }
-TABLE = {
-    (head, method): outcome
-    for head, case in HEADS.items()
-    for method, outcome in zip(METHODS, case.outcomes.split(), strict=True)
+TABLE = [
+    (head, method, outcome)
+    for head, (_, outcomes) in HEADS.items()
+    for method, outcome in zip(METHODS, outcomes.split(), strict=True)
     if outcome != "-"
-}
+]
 
 
 @pytest.fixture(scope="module")
@@ -109,41 +63,42 @@ def body(tmp_path_factory):
     return folder
 
 
-def load(case: Case, folder, seed: int):
+def load(head, folder, seed=1, **fields):
     """The model from its folder; what that lacks is drawn from the seed."""
     torch.manual_seed(seed)
-    model = case.model_class.from_pretrained(folder, **case.fields)
+    model = CLASSES[head].from_pretrained(folder, **fields)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return model
 
 
-def train(model, batch: dict, steps=3):
+def train(model, head, steps=3):
     model.train()
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5)
     for _ in range(steps):
         optimizer.zero_grad()
-        model(**batch).loss.backward()
+        model(**call_of(head)).loss.backward()
         optimizer.step()
     return model.eval()
 
 
-def logits(model, batch: dict) -> torch.Tensor:
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "start_positions", "end_positions")}
+def logits(model, head):
+    inputs = {name: value for name, value in call_of(head).items() if not name.endswith(("labels", "positions"))}
     with torch.no_grad():
         return model(**inputs).to_tuple()[0]
 
 
-def assert_survives(model, case: Case, base, folder, name="default"):
+def assert_survives(model, head, base, folder, name="default", **fields):
     """The adapter, saved and put on its base that is loaded once more, gives the logits of the trained model."""
-    expected = logits(model, case.batch)
+    expected = logits(model, head)
     model.save_pretrained(folder)
-    again = peft.PeftModel.from_pretrained(load(case, base, seed=2), folder if name == "default" else folder / name).eval()
-    assert torch.allclose(logits(again, case.batch), expected, atol=1e-6)
+    base = load(head, base, seed=2, **fields)
+    again = peft.PeftModel.from_pretrained(base, folder if name == "default" else folder / name).eval()
+    assert torch.allclose(logits(again, head), expected, atol=1e-6)
 
 
-def options_of(message: str) -> dict:
+def options_of(message):
     """Options of an adapter's configuration that a refusal asks for."""
     options = {"modules_to_save": re.findall(r"[\w.]+", re.search(r"modules_to_save=\[(.*)\]", message)[1])}
     if task := re.search(r"task_type='(\w+)'", message):
@@ -153,107 +108,148 @@ def options_of(message: str) -> dict:
     return options
 
 
-@pytest.mark.parametrize(("head", "method"), TABLE, ids=lambda name: name.replace(", ", " "))
-def test_new_weights_are_saved_with_an_adapter_or_its_training_is_refused(head, method, body, tmp_path):
+@pytest.mark.parametrize(("head", "method", "outcome"), TABLE)
+def test_new_weights_are_saved_with_an_adapter_or_its_training_is_refused(head, method, outcome, body, tmp_path):
     """A new pooler was neither trained nor saved: the logits of the adapter, loaded again, had a relative error of 1."""
-    case, options = HEADS[head], {"task_type": HEADS[head].task}
-    model = peft.get_peft_model(load(case, body, seed=1), METHODS[method](**options))
-    if TABLE[head, method] == "refused":
+    options = {"task_type": HEADS[head][0]}
+    model = peft.get_peft_model(load(head, body), METHODS[method](**options))
+    if outcome == "refused":
         with pytest.raises(ValueError, match="are new, and the adapter would neither train nor save them") as error:
-            train(model, case.batch)
+            train(model, head)
         options |= options_of(str(error.value))
-        model = peft.get_peft_model(load(case, body, seed=1), METHODS[method](**options))
-    assert_survives(train(model, case.batch), case, body, tmp_path)
+        model = peft.get_peft_model(load(head, body), METHODS[method](**options))
+    assert_survives(train(model, head), head, body, tmp_path)
 
 
-@pytest.mark.parametrize("head", ["text", "tokens", "span", "words"])
+@pytest.mark.parametrize("head", [TEXT, "token-classification", "masked-lm"])
 def test_each_of_two_adapters_has_a_head_of_its_own(head, body, tmp_path):
     """A second adapter without the first one's modules would be trained on the pooler of the base."""
-    case, options = HEADS[head], {"task_type": HEADS[head].task}
-    if head in ("text", "words"):
-        model = peft.get_peft_model(load(case, body, seed=1), METHODS["LoRA"](task_type="SEQ_CLS" if case.task else None))
+    options = {"task_type": HEADS[head][0]}
+    if head != "token-classification":
+        model = peft.get_peft_model(load(head, body), METHODS["LoRA"](**options))
         model.add_adapter("second", METHODS["LoRA"](**options))
         model.set_adapter("second")
         with pytest.raises(ValueError, match="neither train nor save") as error:
-            train(model, case.batch)
+            train(model, head)
         options |= options_of(str(error.value))
-    model = peft.get_peft_model(load(case, body, seed=1), METHODS["LoRA"](**options))
+    model = peft.get_peft_model(load(head, body), METHODS["LoRA"](**options))
     model.add_adapter("second", METHODS["LoRA"](**options))
-    train(model, case.batch)
-    first = logits(model, case.batch)
+    train(model, head)
+    first = logits(model, head)
     model.set_adapter("second")
-    assert_survives(train(model, case.batch, steps=2), case, body, tmp_path / "both", "second")
+    assert_survives(train(model, head, steps=2), head, body, tmp_path / "both", "second")
     model.set_adapter("default")
-    assert torch.equal(logits(model, case.batch), first)
-    assert_survives(model, case, body, tmp_path / "both")
+    assert torch.equal(logits(model, head), first)
+    assert_survives(model, head, body, tmp_path / "both")
 
 
 @pytest.mark.parametrize(
-    ("head", "pipeline"),
+    ("head", "pipeline", "fields"),
     [
-        ("text", "text-classification"),
-        ("choice", "multiple-choice"),
-        ("tokens", "token-classification"),
-        ("tokens, dense", "token-classification"),
-        ("span", "question-answering"),
+        (TEXT, "text-classification", {}),
+        ("multiple-choice", "multiple-choice", {}),
+        ("token-classification", "token-classification", {}),
+        ("token-classification", "token-classification", dict(classifier_act="gelu")),
+        ("question-answering", "question-answering", {}),
     ],
 )
-def test_adapters_of_runs_hold_all_that_is_new(head, pipeline, body, tmp_path):
+def test_adapters_of_runs_hold_all_that_is_new(head, pipeline, fields, body, tmp_path):
     """--lora of run_glue.py and the others. The dense layer of a token classifier, proj, ended in peft's TypeError: to it
     query_proj had that name as well."""
-    case = HEADS[head]
-    model = load(case, body, seed=1)
+    model = load(head, body, **fields)
     new_weights = model.loading_report.initialised
     model = add_adapters(model, new_weights, ModelArguments(str(body), lora=True, lora_dropout=0.0), pipeline)
-    assert_survives(train(model, case.batch), case, body, tmp_path)
-
-
-def test_transformers_own_adapters_are_refused_and_saved_alike(body, tmp_path):
-    case = HEADS["text"]
-    model = load(case, body, seed=1)
-    try:
-        model.add_adapter(METHODS["LoRA"](task_type="SEQ_CLS", target_modules=["query_proj"]))
-    except ValueError as error:
-        assert "version of PEFT" in str(error)
-        pytest.skip(f"peft {peft.__version__}: {error}")
-    with pytest.raises(ValueError, match="the weights of classifier, pooler are new") as error:
-        train(model, case.batch)
-    model = load(case, body, seed=1)
-    model.add_adapter(METHODS["LoRA"](target_modules=["query_proj"], **options_of(str(error.value))))
-    expected = logits(train(model, case.batch), case.batch)
-    model.save_pretrained(tmp_path)
-    # Not by load_adapter, which in transformers 5.4 passes over modules_to_save.
-    again = peft.PeftModel.from_pretrained(load(case, body, seed=2), tmp_path).eval()
-    assert torch.allclose(logits(again, case.batch), expected, atol=1e-6)
+    assert_survives(train(model, head), head, body, tmp_path, **fields)
 
 
 @pytest.mark.parametrize("method", ["LoRA", "IA3", "prompt"])
-def test_a_head_of_the_checkpoint_stays_as_it_is(method, body, tmp_path):
-    """Nothing is added to what peft saves, and nothing refused."""
-    case = HEADS["text"]
-    load(case, body, seed=1).save_pretrained(tmp_path / "mine")
-    model = peft.get_peft_model(load(case, tmp_path / "mine", seed=1), METHODS[method](task_type="SEQ_CLS"))
+def test_a_head_of_the_checkpoint_stays_as_it_is(method, body, tmp_path, caplog):
+    """Nothing is added to what peft saves, and nothing refused; a base without the head is warned of."""
+    load(TEXT, body).save_pretrained(tmp_path / "mine")
+    model = peft.get_peft_model(load(TEXT, tmp_path / "mine"), METHODS[method](task_type="SEQ_CLS"))
     assert {*model.peft_config["default"].modules_to_save} == {"classifier", "score"}
-    assert_survives(train(model, case.batch), case, tmp_path / "mine", tmp_path / "adapter")
+    assert_survives(train(model, TEXT), TEXT, tmp_path / "mine", tmp_path / "adapter")
+    if method == "LoRA":
+        peft.PeftModel.from_pretrained(load(TEXT, body, seed=2), tmp_path / "adapter")
+        assert "the adapter has no weights for pooler, which the base lacks too" in caplog.text
 
 
 def test_a_model_merged_with_its_adapter_has_none(body):
-    case = HEADS["text"]
-    model = peft.get_peft_model(load(case, body, seed=1), METHODS["LoRA"](task_type="SEQ_CLS"))
-    expected = logits(train(model, case.batch), case.batch)
+    model = peft.get_peft_model(load(TEXT, body), METHODS["LoRA"](task_type="SEQ_CLS"))
+    expected = logits(train(model, TEXT), TEXT)
     merged = copy.deepcopy(model).merge_and_unload()
-    assert not hasattr(merged, "peft_config") and torch.allclose(logits(merged, case.batch), expected, atol=1e-5)
+    assert not hasattr(merged, "peft_config") and torch.allclose(logits(merged, TEXT), expected, atol=1e-5)
     # Frozen on purpose, with another part trained.
     merged.requires_grad_(False).classifier.requires_grad_(True)
-    train(merged, case.batch)
+    train(merged, TEXT)
 
 
-def test_an_adapter_without_weights_that_its_base_lacks_too_is_warned_of(body, tmp_path, caplog):
-    """Made on a folder with a head, or by transformers' class."""
-    case = HEADS["text"]
-    load(case, body, seed=1).save_pretrained(tmp_path / "mine")
-    model = peft.get_peft_model(load(case, tmp_path / "mine", seed=1), METHODS["LoRA"](task_type="SEQ_CLS"))
-    model.save_pretrained(tmp_path / "a")
-    base = load(case, body, seed=2)
-    peft.PeftModel.from_pretrained(base, tmp_path / "a")
-    assert "the adapter has no weights for pooler, which the base lacks too" in caplog.text
+def with_adapters(base):
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"], r=4,
+        lora_dropout=0.0,
+    )  # fmt: skip
+    return peft.get_peft_model(base, config)
+
+
+@pytest.fixture
+def adapted(tiny_config, shake):
+    """adapted(kind, **fields): a classifier with adapters that change it, frozen but for them and the head."""
+
+    def build(kind="v3", **fields):
+        model = with_adapters(shake(CLASSES[TEXT](tiny_config(kind, num_labels=3, **fields)))).eval()
+        # Their second factor begins at zero, the first at random.
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.data.normal_(0, 0.3, generator=generator)
+        return model
+
+    return build
+
+
+def test_adapters_change_the_output_of_every_backend_alike(adapted, batch, relative_error):
+    """A backend that reads weights instead of calling modules would pass the adapters by."""
+    model = adapted()
+    ids, mask = batch(2, 40, [40, 23])
+    states = {}
+    for name in BACKENDS:
+        model.base_model.model.set_attn_implementation(name)
+        with torch.no_grad():
+            states[name] = model.base_model.model.deberta(ids, attention_mask=mask).last_hidden_state
+            with model.disable_adapter():
+                plain = model.base_model.model.deberta(ids, attention_mask=mask).last_hidden_state
+        assert {served for served, _ in model.base_model.model.attention_backends().values()} == {name}
+        assert (states[name] - plain).norm() > 0.05 * plain.norm()
+        assert relative_error("adapters, backends", states[name], states["eager"], mask.bool()) < 1e-5
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backend(kind, name, adapted, batch):
+    """transformers' DeBERTa failed here with in-place changes of a leaf; the embeddings must ask for gradients."""
+    ids, mask = batch(2, 20, [20, 11])
+    grads = []
+    for checkpointing in (False, True):
+        model = adapted(kind, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).train()
+        model.base_model.model.set_attn_implementation(name)
+        if checkpointing:
+            checkpoint = getattr(model.base_model.model, "activation_checkpointing_enable", None)
+            (checkpoint or model.gradient_checkpointing_enable)()
+            model.enable_input_require_grads()
+        torch.manual_seed(0)
+        model(input_ids=ids, attention_mask=mask, labels=torch.tensor([2, 1])).loss.backward()
+        grads.append({key: p.grad for key, p in model.named_parameters() if p.requires_grad})
+    assert len(grads[0]) == 2 * 2 * 3 + 4 and grads[0].keys() == grads[1].keys()
+    for key, grad in grads[0].items():
+        assert grad.any(), key
+        assert torch.allclose(grad, grads[1][key], rtol=1e-4, atol=1e-7), key
+
+
+def test_the_modules_of_the_head_are_named_in_the_documentation(adapted):
+    """Without them a saved adapter is loaded beside a head of random weights."""
+    (named,) = re.findall(r"`modules_to_save=(\[.*?\])`", GUIDE.read_text(encoding="utf-8"))
+    named = set(re.findall(r'"(\w+)"', named))
+    model = adapted().base_model.model
+    body = {name for name, _ in model.named_children()} - {"deberta"}
+    assert named == {name for name in body if list(getattr(model, name).parameters())}

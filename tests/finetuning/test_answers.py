@@ -78,21 +78,6 @@ def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best()
     assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
 
 
-def test_a_span_of_two_windows_counts_once_with_its_higher_score():
-    two = make_windows((0, [OUT, *WORDS[:3]]), (0, [OUT, *WORDS[2:5]]))
-    found = answer(two, [logits(4, t3=1), logits(4, t1=2)], [logits(4), logits(4)], max_answer_length=1)
-    assert [(entry["text"], entry["start_logit"]) for entry in found.nbest["q0"]] == [
-        ("the", 2.0), ("Ada", 0.0), ("wrote", 0.0), ("first", 0.0), ("program", 0.0),
-    ]  # fmt: skip
-
-
-def test_tokens_of_one_character_do_not_crowd_the_best():
-    """Bytes of a character have its offsets, each of them."""
-    bytes_of = make_windows((0, [OUT, (0, 1), (0, 1), (0, 1), (4, 9)]))
-    found = answer(bytes_of, [logits(5, t1=3, t2=3, t3=3)], [logits(5, t1=3, t2=3, t3=3)], n_best=4)
-    assert [entry["text"] for entry in found.nbest["q0"]] == ["A", "Ada wrote", "wrote"]
-
-
 def null_answer(threshold=0.0, with_null=True, **options):
     """Two windows; "Ada" scores 3 + 1, [CLS] 4 + 2 in the one and 4 + 1.5 in the other."""
     two = make_windows((0, [OUT, *WORDS[:2]]), (0, [OUT, *WORDS[2:4]]))

@@ -41,16 +41,7 @@ def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
     assert data_args.task_name == "mnli" and ToyArguments().task_name is None
     assert model_args.model_name_or_path == "some-model" and model_args.lora and model_args.dtype == "float32"
     assert args.seeds == [1, 2] and args.do_train and not args.do_eval
-    assert {*given} == {
-        "model_name_or_path",
-        "output_dir",
-        "do_train",
-        "train_file",
-        "toy_column",
-        "seeds",
-        "lora",
-        "task_name",
-    }
+    assert {*given} == {*"model_name_or_path output_dir do_train train_file toy_column seeds lora task_name".split()}
     assert not args.logging_nan_inf_filter
 
 
@@ -111,45 +102,25 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
         (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
         (["--seeds", 1, 1], "--seeds names one twice: 1 1"),
         (["--seeds", 1, 2, "--seed", 3], "--seed 3 has no effect with --seeds"),
-        (["--seeds", 1, 2, "--seed", 3], "--seed 3 has no effect with --seeds"),
         (["--seeds", 1, "--push_to_hub"], "--push_to_hub is for one model"),
         (["--lora", "--from_scratch"], "random weights that --from_scratch makes would be lost"),
         (["--lora", "--lora_r", 0], "--lora_r must be at least 1, got 0"),
         (["--lora", "--lora_dropout", 1], r"--lora_dropout must be in \[0, 1\), got 1.0"),
-        (["--recipe", "v3-huge", "--task_name", "sst2"], "--recipe 'v3-huge' is unknown; there are base"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
         (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be 0 or a positive number, got -1"),
-        (["--weight_decay", "nan"], "--weight_decay must be 0 or a positive number, got nan"),
         (["--gradient_accumulation_steps", 0], "--gradient_accumulation_steps must be at least 1, got 0"),
-        (["--per_device_eval_batch_size", 0], "--per_device_eval_batch_size must be at least 1, got 0"),
         (["--max_steps", 0], "--max_steps must be at least 1, or -1 for --num_train_epochs, got 0"),
         (["--num_train_epochs", -1], "--num_train_epochs must be above 0, got -1"),
-        (["--eval_steps", -5], "--eval_steps must be 0 or a positive number, got -5"),
         (["--label_smoothing_factor", 3], r"--label_smoothing_factor must be in \[0, 1\), got 3"),
         (["--report_to", "clearml"], "--report_to clearml: no such tracker is installed"),
-        (["--qqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqq"),
-        (["--evaluation_strategy", "epoch"], r"unknown flag --evaluation_strategy: is it --eval_strategy\?"),
     ],
 )
 def test_wrong_values_and_flags_are_refused_by_name(more, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         parsed(flags(tmp_path, *more))
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--output_dir", "x"], "give --do_train, --do_eval or --do_predict"),
-        (["--do_eval"], "--output_dir is missing"),
-        (["--output_dir", "x", "--do_eval", "--seeds", "1"], "--seeds are for training"),
-    ],
-)
-def test_something_must_be_done_somewhere(argv, message):
-    with pytest.raises(ValueError, match=message):
-        parsed(["--model", "x", *argv])
 
 
 def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
@@ -159,16 +130,18 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.json", "{", "is no json"),
-        ("a.yaml", "a: [", "is no yaml"),
-        ("a.json", "[1]", "must hold flags by name, got list"),
-        ("a.json", '{"no_cuda": true}', "unknown flag --no_cuda"),
-    ],
+    ("text", "message"), [("{", "is no json"), ("[1]", "must hold flags by name"), ('{"no_cuda": true}', "unknown flag")]
 )
-def test_damaged_files_of_flags_are_refused(name, text, message, tmp_path):
-    file = tmp_path / name
-    file.write_text(text, encoding="utf-8")
+def test_damaged_files_of_flags_are_refused(text, message, tmp_path):
+    (tmp_path / "a.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        parsed([str(file)])
+        parsed([str(tmp_path / "a.json")])
+
+
+def test_something_must_be_done_somewhere():
+    for argv, message in (
+        ([], "give --do_train, --do_eval or --do_predict"),
+        (["--do_eval", "--seeds", "1"], "are for training"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parsed(["--model", "x", "--output_dir", "x", *argv])

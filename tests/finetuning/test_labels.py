@@ -27,18 +27,13 @@ def found(*cells, **more):
         ([10, 9, 2], SINGLE, ("2", "9", "10")),
         ([-1, 0, 1], SINGLE, ("-1", "0", "1")),
         ([True, False], SINGLE, ("False", "True")),
-        ([0.5, 1.0], REGRESSION, ()),
-        (["0.5", "1"], REGRESSION, ()),
         ([0.5, 1, 2], REGRESSION, ()),
         # Texts are numbers only where a number is written so: what else looks like one is a name.
         (["01", "02", "10"], SINGLE, ("01", "02", "10")),
-        ([" 1", "2"], SINGLE, (" 1", "2")),
         (["1_0", "2"], SINGLE, ("1_0", "2")),
-        (["nan", "1"], SINGLE, ("1", "nan")),
         (["inf", "nan"], SINGLE, ("inf", "nan")),
-        ([" 0.5", "1.", "-2.5e-3", "+.5", "3"], REGRESSION, ()),
+        ([" 0.5", "1.", "-2.5e-3", "+.5", "3", "nan"], REGRESSION, ()),
         ([["b"], [], ["a", "b"]], MULTI, ("a", "b")),
-        ([[0], [1], [0]], MULTI, ("0", "1")),
         ([[0, 1], [1], []], MULTI, ("0", "1")),
         ([[3], [10, 2]], MULTI, ("2", "3", "10")),
     ],
@@ -53,10 +48,8 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
     [
         (found("b", "a", "B"), ["b", "a", "B"], [2, 1, 0]),
         (found("10", "9"), ["10", "9", 9], [1, 0, 0]),
-        (found(10, 9), [10, "9"], [1, 0]),
         (found(-1, 0, 1), [-1, "1", 0], [0, 2, 1]),
-        (found(False, True), [True, "False", 1], [1, 0, 1]),
-        (found("02", "1"), ["02", "1"], [1, 0]),
+        (found(False, True), [True, "False"], [1, 0]),
         (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
         (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
         (Labels(SINGLE, ("no", "yes")), ["yes", 0, "1", "NO", 1.0], [1, 0, 1, 0, 1]),
@@ -75,14 +68,12 @@ def test_what_logits_say():
     assert labels.predicted(logits).tolist() == [1, 2, 0]
     assert labels.shown(labels.predicted(logits)) == ["b", "c", "a"]
     assert labels.for_model([1, 2, 0]) == [0, 1, 2]
-    assert labels.from_model(labels.for_model([1, 2, 0])).tolist() == [1, 2, 0]
     assert labels.config_fields()["id2label"] == {0: "b", 1: "c", 2: "a"}
 
     multi = Labels(MULTI, ("a", "b", "c"), order=(2, 0, 1))
     assert multi.predicted(np.array([[0.1, -0.1, -1], [-3, 0.0, -1]])).tolist() == [[0, 1, 0], [0, 0, 0]]
     assert multi.shown(np.array([[0, 1, 0], [0, 0, 0], [1, 1, 0]])) == [["b"], [], ["a", "b"]]
     assert multi.for_model([[1.0, 0.0, 0.0]]) == [[0.0, 0.0, 1.0]]
-    assert multi.from_model(multi.for_model([[1.0, 0.0, 0.0]])).tolist() == [[1.0, 0.0, 0.0]]
 
     for scores in ([1.5, -2.0], [[1.5], [-2.0]]):
         assert Labels(REGRESSION).predicted(np.array(scores)).tolist() == [1.5, -2.0]
@@ -105,11 +96,8 @@ def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
     ("label2id", "warning"),
     [
         (None, None),
-        ({}, None),
         ({"LABEL_0": 0, "LABEL_1": 1}, None),
         ({"a": 0, "b": 7}, None),
-        ({"a": 0}, None),
-        ({"A": 0, "a": 1, "b": 2}, None),
         ({"NEG": 0, "POS": 1}, "the labels NEG, POS of the checkpoint become a, b, in this order"),
     ],
 )
@@ -186,17 +174,12 @@ def test_classes_that_are_written_as_fractions_get_a_hint(caplog):
         ),
         (Labels(SINGLE, ("no", "yes"), source="boolq"), [0, 2], r"row 2 .* the label 2, .* of boolq, which are 2: no, yes$"),
         (found("a", "b"), ["a", "B"], "row 2 of x has the label 'B'"),
-        (found("A", "b"), ["b", "a"], "row 2 of x has the label 'a'"),
         (found("a", "b"), ["a", None], r"row 2 of x has the label None"),
-        (found("a", "b"), ["", "a"], r"row 1 of x has the label ''"),
         (found("a", "b"), [["a"], "b"], r"row 1 of x has the label \['a'\]"),
         (found("a", "b"), [-1, "a"], r"row 1 of x has the label -1"),
-        (found("a", "b"), [float("nan"), "a"], "row 1 of x has the label nan"),
         (found(0.5), [0.5, float("nan")], "row 2 of x has the label nan, expected a finite number"),
-        (found(0.5), ["inf"], "row 1 of x has the label 'inf'"),
         (found("0.5", "nan"), ["0.5", "nan"], "row 2 of x has the label 'nan', expected a finite number"),
         (found(0.5), [True], "the label True, expected a finite number"),
-        (found(["a"]), ["a"], "the label 'a', expected a list of labels, each once, of --train_file"),
         (found(["a"], ["b"]), [["c"]], r"the label \['c'\], expected a list of labels.* a, b$"),
         (found([0], [1]), [[0, 1, 1]], r"the label \[0, 1, 1\], expected a list of labels, each once"),
     ],
@@ -222,29 +205,9 @@ def test_labels_of_the_wrong_kind_are_refused(cells, message):
 
 @pytest.mark.parametrize("names", [None, ["sport", "news"]])
 @pytest.mark.parametrize(
-    "cells",
-    [
-        ([1.0, 0.0], [0.0, 1.0]),
-        ([1, 0], [0, 1]),
-        ([True, False], [True, True]),
-        (["1", "0"], ["0", "0"]),
-        ([0, 1, 1], [0, 0, 0]),
-        ([1.0], [0.0]),
-    ],
-    ids=["floats", "two", "booleans", "texts", "three", "one"],
+    "cells", [([1.0, 0.0], [0.0, 1.0]), ([True, False], [True, True]), (["1", "0"], ["0", "0"]), ([1.0], [0.0])]
 )
 def test_a_0_or_1_for_each_label_is_refused(cells, names):
     """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
     with pytest.raises(ValueError, match=r"a 0 or 1 for each label.* write the labels that apply, .*\[\] where none does"):
         found(*cells, names=names)
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("kind", [SINGLE, MULTI, REGRESSION])
-def test_logits_that_are_not_finite_are_no_answer(kind, wrong):
-    """NaN was class 0, and no label of a list."""
-    labels = Labels(kind, () if kind == REGRESSION else ("a", "b"))
-    logits = np.zeros((3, 1 if kind == REGRESSION else 2))
-    logits[1, 0] = wrong
-    with pytest.raises(ValueError, match=r"row 2 has logits that are NaN or infinite.*did training diverge"):
-        labels.predicted(logits)

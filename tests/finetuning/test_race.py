@@ -10,9 +10,14 @@ pytest.importorskip("datasets")
 from datasets import Dataset
 from task_files import write_lines
 
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
-from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import RACE, choice_rows, fill_blank
-from hf_deberta_ext.finetuning.tasks.race import race_level, read_raw_race
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
+    RACE,
+    choice_rows,
+    fill_blank,
+    race_level,
+    read_raw_race,
+)
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
 ROW = {
@@ -41,32 +46,20 @@ def write_raw(folder, name, **fields):
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "question, expected",
-    [
-        ("Who is it?", "Who is it? a\\1b"),
-        ("It is _ .", "It is a\\1b ."),
-        ("_ is more than _ .", "a\\1b is more than a\\1b ."),
-        # A blank drawn long is one blank.
-        ("It is ____.", "It is a\\1b."),
-    ],
-    ids=["no_blank", "blank", "two_blanks", "long_blank"],
-)
-def test_fill_blank_puts_the_option_into_every_blank_or_behind(question, expected):
-    assert fill_blank(question, "a\\1b") == expected
+def test_fill_blank_puts_the_option_into_every_blank_or_behind():
+    assert fill_blank("Who is it?", "a\\1b") == "Who is it? a\\1b"
+    # A blank drawn long is one blank.
+    assert fill_blank("_ is more than ____.", "a\\1b") == "a\\1b is more than a\\1b."
 
 
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("high63.txt", "high"),
         ("middle13.txt-0", "middle"),
-        ("data/RACE/dev/middle", "middle"),
         ("high/middle1.txt", "middle"),
         ("race_high.jsonl", "high"),
         ("middle_and_high.jsonl", None),
         ("highway.jsonl", None),
-        ("all", None),
         (None, None),
     ],
 )
@@ -113,7 +106,7 @@ def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
 def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apart(tmp_path):
     write_raw(tmp_path / "middle", "1.txt", id="1")
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
-    data = read_multiple_choice(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
+    data = MultipleChoiceData(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
     questions = data.questions["validation"]
     assert [(row["id"], row["group"], row["label"]) for row in questions] == [
         ("middle1-0", "middle", 0),
@@ -123,21 +116,13 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     assert data.dataset == "middle, high.jsonl"
 
 
-def test_csv_files_hold_their_options_as_json(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text('article,question,options,answer\nA text.,Why?,"[""so"", ""NA""]",B\n', encoding="utf-8")
-    data = read_multiple_choice(MultipleChoiceArguments(train_file=[str(file)]))
-    assert data.questions["train"][0]["choices"] == ["Why? so", "Why? NA"]
-    assert data.questions["train"][0]["label"] == 1
-
-
 def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     """A folder that `load_dataset` reads stands for the Hub."""
     write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
     card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
     (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
     arguments = MultipleChoiceArguments(task_name="race", dataset_name=str(tmp_path / "hub"), dataset_config_name="high")
-    data = read_multiple_choice(arguments, HubArguments(cache_dir=str(tmp_path / "cache")))
+    data = MultipleChoiceData(arguments, HubArguments(cache_dir=str(tmp_path / "cache")))
     assert [row["group"] for row in data.questions["validation"]] == ["high"]
     assert (data.name, data.num_train, data.num_evaluation) == ("race", 0, 1)
 
@@ -147,21 +132,13 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
     [
         ({"options": [["a", "b"]]}, "as many of each: ValueError"),
         ({"options": None}, "as many of each: KeyError.'options'"),
-        ({"questions": "Who?"}, "as many of each"),
         ({"article": 3}, "3.txt.* None in|column 'article'"),
         ({"options": [["a", "b"], ["a", 7]]}, "no text: "),
-        (None, "3.txt is not JSON"),
     ],
-    ids=["too_few", "absent", "one_question", "number", "number_option", "no_json"],
 )
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
-    write_raw(tmp_path, "3.txt", **fields or {})
-    if fields is None:
-        (tmp_path / "3.txt").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
-
-
-def test_a_folder_without_articles_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
-        read_multiple_choice(MultipleChoiceArguments(train_file=[str(tmp_path)]))
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[str(tmp_path)]))
+    write_raw(tmp_path, "3.txt", **fields)
+    with pytest.raises(ValueError, match=message):
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[str(tmp_path)]))

@@ -18,7 +18,7 @@ pytest.importorskip("datasets")
 from task_files import DATA, TINY_BERT, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
-from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, SuperGlueData, mark_spans, read_superglue
+from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, mark_spans, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
@@ -111,20 +111,15 @@ def test_texts_of_a_task(data, tokenizer, task, row, texts):
 @pytest.mark.parametrize(
     ("text", "spans", "marked"),
     [
-        ("a b c", [(0, "a", "#"), (2, "c", "*")], "# a # b * c *"),
         ("the old man saw him", [(0, "the old man", "#"), (4, "him", "*")], "# the old man # saw * him *"),
         # The number is off: the nearest place counts.
         ("it is what it is now", [(4, "it", "*")], "it is what * it * is now"),
         ("It is, it was.", [(0, "it", "*"), (3, "was", "#")], "* It * is, it # was. #"),
         # One in the other, and both at one place.
         ("Ann 's dog", [(0, "Ann 's dog", "#"), (0, "Ann", "*")], "# * Ann * 's dog #"),
-        ("a  b\nc", [(2, "c", "#")], "a b # c #"),
-        ("a - b", [(1, "-", "#")], "a # - # b"),
         # Spans are written without the 's of the text.
-        ("We saw Cooper's grave", [(2, "Cooper", "#")], "We saw # Cooper's # grave"),
         ("We saw Cooper\u2019s, and it", [(2, "cooper", "#"), (4, "it", "*")], "We saw # Cooper\u2019s, # and * it *"),
         ("It's the boys' turn", [(0, "It", "*"), (1, "the boys", "#")], "* It's * # the boys' # turn"),
-        ("Ann's hat is Ann's", [(3, "Ann's", "#")], "Ann's hat is # Ann's #"),
     ],
 )
 def test_marks_stand_around_words(text, spans, marked):
@@ -222,11 +217,6 @@ def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, t
     assert [line["idx"] for line in written] == [0, 1]
 
 
-def test_copa_takes_its_labels_from_the_column_that_is_named(data):
-    ours = data("copa", train=[{**COPA, "gold": 1, "label": 0}], label_column="gold")
-    assert [row["label"] for row in ours.questions["train"]] == [1]
-
-
 def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
     """The server would have had "5"."""
     text = "idx,text,span1_text,span1_index,span2_text,span2_index\n5,Ann saw it,Ann,0,it,2\n6,Ann saw it,saw,1,it,2\n"
@@ -237,41 +227,21 @@ def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
     assert written == [{"idx": 5, "label": "True"}, {"idx": 6, "label": "False"}]
 
 
-@pytest.mark.parametrize(("task", "rows", "scores"), [("record", RECORD, 5), ("copa", [{**COPA, "label": 0}] * 2, 2)])
-def test_nan_has_no_best_answer(data, tokenizer, tmp_path, task, rows, scores):
-    measured = encoded(data(task, validation=rows), tokenizer).evaluation[""]
-    outputs = np.full((scores, 2), np.nan)
-    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        measured.metrics(outputs, np.zeros(scores, int))
-    with pytest.raises(ValueError, match="row 1 has logits that are NaN"):
-        measured.write(outputs, tmp_path, "eval")
-
-
 @pytest.mark.parametrize(
     ("task", "rows", "message"),
     [
-        ("sst2", [{"text": "x", "label": 0}], "--task_name must be one of axb, axg, boolq, cb, copa"),
-        (None, [{"text": "x", "label": 0}], "--task_name must be one of"),
         ("boolq", [{"question": "x", "label": 0}], "--validation_file has no column 'passage'"),
-        ("boolq", [{"question": "x", "passage": None, "label": 0}], "row 1 of --validation_file has None in .*'passage'"),
-        (
-            "boolq",
-            [{"question": "x", "passage": "y", "label": 2}],
-            "the label 2, expected one of the labels of boolq, which are 2: False, True",
-        ),
+        ("boolq", [{"question": "x", "passage": "y", "label": 2}], "the label 2, .* of boolq, which are 2: False, True"),
         ("boolq", [{"question": "x", "passage": "y", "label": -1}], "it is a test file"),
         ("multirc", [{"paragraph": "x", "question": "y", "label": 0}], "has no column 'answer'"),
-        ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .* expected the numbers of paragraph"),
-        ("multirc", [{**MULTIRC[0], "idx": 3}], "row 1 .* has 3 in the column 'idx', expected an object"),
+        ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .* must have the numbers of paragraph"),
         ("wic", [{"word": "x", "sentence1": "x", "sentence2": None, "label": 0}], "has None in the column 'sentence2'"),
         ("wsc", [WSC | {"span1_text": "c"}], "row 1 of --validation_file does not have the words 'c': 'a b'"),
-        ("wsc", [{"text": "a b", "span1_text": "a", "span2_text": "b", "label": 0}], "has no column 'span1_index'"),
-        ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file has no @placeholder in its query"),
-        ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file has no entities"),
-        ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
-        ("record", [{**RECORD[0], "answers": []}], "--validation_file has no labels"),
-        ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
         ("wsc", [WSC | {"span1_index": "first"}], "row 1 of --validation_file has 'first' in the column 'span1_index'"),
+        ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file must have @placeholder in its query"),
+        ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file must have .* entities"),
+        ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
+        ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
     ],
 )
 def test_what_is_wrong_with_data_is_said(data, task, rows, message):
@@ -281,37 +251,22 @@ def test_what_is_wrong_with_data_is_said(data, task, rows, message):
 
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "rows", "names"),
-    [
-        ("boolq", 3270, ("False", "True")),
-        ("cb", 56, ("entailment", "contradiction", "neutral")),
-        ("multirc", 4848, ("False", "True")),
-        ("wic", 638, ("False", "True")),
-        ("wsc", 104, ("False", "True")),
-        ("copa", 100, None),
-    ],
+    ("name", "rows", "written"),
+    [("boolq", 3270, 50), ("cb", 56, 50), ("multirc", 4848, 2), ("wic", 638, 50), ("wsc", 104, 50), ("copa", 100, 50)],
 )
-def test_real_files_are_read_by_the_name_of_their_task(name, rows, names, tokenizer, tmp_path):
+def test_real_files_are_read_by_the_name_of_their_task(name, rows, written, data, tokenizer, tmp_path):
     files = [*map(str, Path(DATA, "superglue", name).glob("validation*"))]
-    flags = dict(task_name=name, validation_file=files, test_file=files, max_predict_samples=50)
-    assert read_superglue(TextClassificationArguments(**flags)).num_evaluation == rows
-    ours = read_superglue(TextClassificationArguments(**flags, max_eval_samples=200))
-    assert names is None or ours.labels.names == names
-    assert isinstance(ours, SuperGlueData) == (name != "copa")
+    flags = dict(validation_file=files, test_file=files, max_predict_samples=50)
+    assert data(name, **flags).num_evaluation == rows
+    ours = data(name, **flags, max_eval_samples=200)
     task = encoded(ours, tokenizer)
     measured = task.evaluation[""]
     labels = np.array(measured.rows["labels"])
-    right = np.eye(len(names))[labels] if names else labels.astype(float)
-    if names:
-        assert {*labels.tolist()} == {*range(len(names))}
+    right = np.eye(max(labels) + 1)[labels]
+    if name != "copa":
+        assert {*labels.tolist()} == {*range(len(ours.labels.names))}
         assert measured.metrics(right, labels) == pytest.approx(dict.fromkeys(TASK_METRICS[name], 1.0))
-    outputs = right[:50] if names else np.eye(2)[[0] * 50]
-    file, written = lines(task.test[""].write(outputs, tmp_path, "predict"))
-    assert file == ("COPA.jsonl" if name == "copa" else SUPERGLUE[name].files[""])
-    answers = (
-        [a for row in written for q in row["passage"]["questions"] for a in q["answers"]] if name == "multirc" else written
-    )
-    assert len(answers) == 50
+    assert len(lines(task.test[""].write(right[:50], tmp_path, "predict"))[1]) == written
 
 
 @pytest.mark.parametrize("flag", ["--help", "--help_all"])

@@ -8,24 +8,10 @@ import torch
 from microsoft_checkpoints import microsoft, trainer_folder
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from toy_task import (
-    CONFIGS,
-    ToyArguments,
-    ToyData,
-    equal,
-    flags,
-    read,
-    run,
-    sentences,
-    toy_tokenizer,
-    weights,
-)
+from toy_task import CONFIGS, equal, read, run, sentences, toy_tokenizer, weights
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.finetuning import loop as fine_tuning
-from hf_deberta_ext.finetuning.arguments import DataArguments, parse
-from hf_deberta_ext.finetuning.tasks.multiple_choice import read_multiple_choice
 from hf_deberta_ext.tokenization import finish
 
 
@@ -42,19 +28,13 @@ def test_models_of_every_family_are_trained(family, folder_of, tmp_path):
     assert type(model.config) is expected and model.config.id2label == {0: "bad", 1: "good"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_checkpoints_are_trained_in_float32(dtype, folder_of, tmp_path):
+def test_half_precision_checkpoints_are_trained_in_float32_unless_a_flag_says_otherwise(folder_of, tmp_path, caplog):
     folder = tmp_path / "half"
-    AutoModelForMaskedLM.from_pretrained(folder_of("v2"), dtype=dtype).save_pretrained(folder)
+    AutoModelForMaskedLM.from_pretrained(folder_of("v2"), dtype=torch.float16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder_of("v2")).save_pretrained(folder)
-    assert {value.dtype for value in weights(folder).values()} == {dtype}
-    run(folder, tmp_path / "run", "--do_train", max_steps=1)
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
-
-
-def test_parameters_may_be_bfloat16(folder_of, tmp_path, caplog):
-    run(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=1, dtype="bfloat16")
-    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.bfloat16}
+    for flags, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        run(folder, tmp_path / str(dtype), "--do_train", max_steps=1, **flags)
+        assert {value.dtype for value in weights(tmp_path / str(dtype)).values()} == {dtype}
     assert "updates below 1/256 of a parameter are lost" in caplog.text
 
 
@@ -150,7 +130,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     labels = ("--labels", "bad", "good", "other")
     # Without the flag afterwards: an adapter is read with the class that it was trained with.
     stock = {"model_type": "stock"} if adapted == "in_proj" else {}
-    metrics = run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
+    run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
     assert not (folder / "model.safetensors").exists()
     config = read(folder, "adapter_config.json")
     assert adapted in config["target_modules"] and {*config["modules_to_save"]} >= head
@@ -161,7 +141,6 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     # As the card says.
     labelled = AutoConfig.from_pretrained(folder)
     assert labelled.id2label == {0: "bad", 1: "good", 2: "other"}
-    assert labelled.architectures[0].endswith("ForSequenceClassification")
     model = AutoModelForSequenceClassification.from_pretrained(folder_of(family), config=labelled)
     model = peft.PeftModel.from_pretrained(model, folder).eval()
     rows = sentences(10, 1)
@@ -170,22 +149,10 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
         guessed = model(**inputs).logits.argmax(-1).tolist()
     assert guessed == read(folder, "eval_answers.json")
     # And by the script itself, which trains it further.
-    again = run(folder, tmp_path / "again", "--do_eval", *labels)
-    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
     run(folder, tmp_path / "further", "--do_train", *labels, max_steps=1)
     further = load_file(tmp_path / "further" / "adapter_model.safetensors")
     assert further.keys() == saved.keys() and not equal(further, saved)
     assert f'base = "{folder_of(family).name}"' in (tmp_path / "further" / "README.md").read_text(encoding="utf-8")
-
-
-def test_adapters_train_nothing_but_themselves_and_the_head(folder_of, tmp_path):
-    pytest.importorskip("peft")
-    run(folder_of("v2"), tmp_path / "run", "--do_train", "--lora", "--lora_target_modules", "key_proj", lora_r=2)
-    saved = load_file(tmp_path / "run" / "adapter_model.safetensors")
-    adapted = [value.shape for name, value in saved.items() if "lora_A" in name]
-    assert adapted == [(2, 32)] * 2 and all("key_proj" in name for name in saved if "lora_" in name)
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert "rank 2, alpha 16" in card and "library_name: peft" in card
 
 
 def altered(source, target, change):
@@ -206,13 +173,9 @@ BODY = "bert.encoder.layer.1.output.dense.weight"
     ("change", "message"),
     [
         (lambda state: state.pop(BODY), f"lacks 1 weights of its model, {BODY} for one"),
-        (
-            lambda state: state.update({BODY[:-1]: state.pop(BODY)}),
-            f"lacks 1 weights of its model, {BODY} for one",
-        ),
         (None, "cannot be read, or do not fit"),
     ],
-    ids=["missing", "misspelt", "damaged"],
+    ids=["missing", "damaged"],
 )
 def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, tmp_path):
     broken = altered(folder_of("bert"), tmp_path / "broken", change or (lambda state: None))
@@ -229,18 +192,19 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     [
         ("bert", [], dict(dtype="float16"), "--dtype float16 would train float16 parameters"),
         ("bert", [], dict(config_overrides="hiden=1"), "'hiden' is no field of BertConfig, which has .*hidden_size"),
-        ("bert", [], dict(config_overrides="a"), "takes name=value"),
-        (
-            "bert",
-            ["--ignore_mismatched_sizes"],
-            dict(config_overrides="intermediate_size=64"),
-            r"is \[48.*\] in .*, but \[64.*\] here: its configuration and its weights",
-        ),
+        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "its configuration and its"),
         (
             "v2",
             ["--lora", "--lora_target_modules", "nothing"],
             {},
-            r"not all of nothing are there; linear layers of this model: .*query_proj",
+            r"must be of the linear layers .*query_proj.*; got .'nothing'",
+        ),
+        # The flag was passed over in silence.
+        (
+            "ours",
+            [],
+            dict(model_type="stock"),
+            r"--model_type stock: .* is a checkpoint of this package's .*--to deberta-v2",
         ),
     ],
 )
@@ -282,31 +246,6 @@ def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
         run(mnli, tmp_path / "other", "--do_train", task_name="cola", recipe="base", max_steps=1)
 
 
-def test_transformers_class_of_this_packages_own_checkpoint_is_refused(folder_of, tmp_path):
-    """The flag was passed over in silence."""
-    with pytest.raises(ValueError, match=r"--model_type stock: .* is a checkpoint of this package's .*--to deberta-v2"):
-        run(folder_of("ours"), tmp_path / "run", "--do_train", model_type="stock")
-
-
-def test_race_begins_at_an_official_mnli_model_as_its_script_says(mnli, tmp_path):
-    row = dict(article="the film was good", question="a film was _ .", options=["good", "bad"], answer="A")
-    (tmp_path / "race.jsonl").write_text(json.dumps(row), encoding="utf-8")
-
-    def race(folder, *more, **given):
-        given = dict(train_file=tmp_path / "race.jsonl", max_steps=1) | given
-        data_args, model_args, args, names = parse(
-            flags(mnli, folder, "--do_train", *more, **given), DataArguments, description="race"
-        )
-        return fine_tuning.train_and_report(fine_tuning.prepare(read_multiple_choice, data_args, model_args, args, names))
-
-    with pytest.raises(ValueError, match=r"Unrecognized configuration class .*DebertaConfig.* AutoModelForMultipleChoice"):
-        race(tmp_path / "run", task_name="race", recipe="large", model_type="stock")
-    with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 1"):
-        race(tmp_path / "run")
-    race(tmp_path / "run", task_name="race", recipe="large")
-    assert weights(tmp_path / "run")["classifier.weight"].shape == (1, 32)
-
-
 @pytest.mark.parametrize("argv", [["--do_eval"], ["--do_predict"], ["--do_eval", "--ignore_mismatched_sizes"]])
 def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, tmp_path):
     for model in (folder_of("ours"), *([mnli] if "--ignore_mismatched_sizes" in argv else [])):
@@ -318,12 +257,11 @@ def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, t
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        # transformers takes them for Hub ids, and says which letters those may have.
-        *((source, f"{source}: there is no such folder") for source in ("../nowhere", "~/nowhere", "a/b/c")),
-        ("{folder}/nowhere", "nowhere: there is no such folder"),
+        # transformers takes it for a Hub id, and says which letters those may have.
+        ("../nowhere", "../nowhere: there is no such folder"),
         ("{folder}/file.json", "file.json: there is no such folder"),
         ("{folder}/empty", "Unrecognized model in .*empty"),
-        ("someone/nowhere", "the configuration of someone/nowhere cannot be read: We couldn't connect"),
+        ("someone/nowhere", "We couldn't connect|someone/nowhere"),
     ],
 )
 def test_models_that_are_not_there_are_named(source, message, tmp_path):
@@ -341,13 +279,6 @@ def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match="kernels-community/x"):
         run(folder, tmp_path / "run", "--do_train")
-
-
-def test_a_model_must_be_named(tmp_path):
-    data_args, model_args, args, names = parse(flags("x", tmp_path, "--do_train"), ToyArguments, description="toy")
-    model_args.model_name_or_path = None
-    with pytest.raises(ValueError, match="--model_name_or_path is missing"):
-        fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
 
 
 @pytest.mark.parametrize("family", ["bert", "v2"])

@@ -86,15 +86,6 @@ def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of,
     assert '"text_pair": "Another text."' in card.text and "other languages were not tested" in card.text
 
 
-def test_a_data_set_in_a_folder_is_named_and_no_id(hub, folder_of, tmp_path, monkeypatch):
-    (tmp_path / "data" / "mine").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    run_texts(folder_of("bert"), tmp_path / "run", dataset_name="data/mine", max_steps=1)
-    card = card_of(tmp_path / "run")
-    assert card.data.datasets is None and card.data.eval_results[0].dataset_type == "text"
-    assert "| data | mine |" in card.text and "data/mine" not in card.content
-
-
 def test_results_on_the_data_of_the_training_are_named(folder_of, tmp_path):
     texts(6).to_json(tmp_path / "rows.jsonl")
     texts(3).to_json(tmp_path / "other.jsonl")

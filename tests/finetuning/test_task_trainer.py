@@ -146,13 +146,6 @@ def test_a_task_may_bring_its_loss(weight, tmp_path):
         assert logged[0] == pytest.approx(logged[2], rel=1e-4)
 
 
-def test_evaluation_uses_the_loss_of_the_task(tmp_path):
-    sets = {"": evaluation_set(rows("sequence", 5), accuracy)}
-    task = encoded(evaluation=sets, loss=lambda outputs, labels: labels.sum() / 1)
-    metrics = trainer(tmp_path, get_model("sequence", bert()), task).evaluate()
-    assert metrics["eval_loss"] == sum(rows("sequence", 5)["labels"])
-
-
 @pytest.fixture
 def sets():
     sizes = {"": (6, 1), "mm": (9, 2)}
@@ -225,44 +218,24 @@ def test_only_logits_are_kept_of_what_a_model_returns(kind, tmp_path):
         assert kept.shape == (5, 3)
 
 
-def test_weight_zero_of_the_adversarial_loss_is_plain_training(tmp_path):
-    """To the last bit, without dropout, which our trainers seed."""
-    states = []
-    for kind in (TaskTrainer, transformers.Trainer):
-        model = get_model("sequence", bert())
-        task = encoded()
-        ours = trainer(tmp_path, model, task, max_steps=3, learning_rate=1e-2)
-        if kind is transformers.Trainer:
-            ours = kind(model, ours.args, data_collator=task.collator, train_dataset=task.train)
-        ours.train()
-        states.append(model.state_dict())
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-
-
 NO_CLASSES = "--label_smoothing_factor 0.1 needs one label of several classes"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fields", "loss", "message"),
+    ("name", "value", "problem_type", "loss", "message"),
     [
-        ("batch_eval_metrics", True, {}, None, "--batch_eval_metrics must be False, got True: metrics"),
-        ("eval_do_concat_batches", False, {}, None, "--eval_do_concat_batches must be True, got False: metrics"),
-        ("prediction_loss_only", True, {}, None, "--prediction_loss_only must be False, got True: metrics"),
-        ("label_smoothing_factor", 0.1, {}, lambda outputs, labels: outputs["logits"].mean(), NO_CLASSES),
-        ("label_smoothing_factor", 0.1, dict(problem_type="regression"), None, NO_CLASSES),
-        ("label_smoothing_factor", 0.1, dict(problem_type="multi_label_classification"), None, NO_CLASSES),
-        ("sift_loss", "mse", dict(problem_type="regression"), None, "--sift_loss mse has no effect on a regression"),
-        ("include_for_metrics", ["loss"], {}, None, r"--include_for_metrics must be \[\], got \['loss'\]: metrics"),
-        ("average_tokens_across_devices", False, {}, None, "--average_tokens_across_devices must be True, got False: the"),
-        ("length_column_name", "x", {}, None, "--length_column_name must be length, got x: the length of a row"),
+        ("prediction_loss_only", True, None, None, "--prediction_loss_only must be False, got True: metrics"),
+        ("include_for_metrics", ["loss"], None, None, r"--include_for_metrics must be \[\], got \['loss'\]: metrics"),
+        ("label_smoothing_factor", 0.1, None, lambda outputs, labels: outputs["logits"].mean(), NO_CLASSES),
+        ("label_smoothing_factor", 0.1, "regression", None, NO_CLASSES),
+        ("sift_loss", "mse", "regression", None, "--sift_loss mse has no effect on a regression"),
     ],
 )
-def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, value, fields, loss, message, tmp_path):
+def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, value, problem_type, loss, message, tmp_path):
     args = SiftArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, **{name: value})
     with pytest.raises(ValueError, match=message):
         check_arguments(args)
-        check_losses(args, encoded(loss=loss), fields.get("problem_type"))
+        check_losses(args, encoded(loss=loss), problem_type)
 
 
 def test_the_card_of_the_run_is_not_replaced(tmp_path):

@@ -2,21 +2,25 @@
 """What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from fine_tuning_scripts import read_json, run, save_model
 from scripts import module_of
 from task_files import DATA, needs_data, write_lines
-from transformers import BertConfig
+from transformers import AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
-from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, read_multiple_choice
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
+from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
 from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
@@ -101,14 +105,16 @@ CASES = {
             ({"label": ["good"]}, r"a list|not of one type|cannot be made a table"),
         ],
         [
-            ({}, "there is nothing to read: give --task_name"),
+            ({}, "there is no data: give --task_name"),
             ({"task_name": "sst3"}, "there is no task 'sst3' here, but cola, .* and xnli"),
             ({"language": "de"}, "are those of --task_name xnli"),
+            ({"task_name": "xnli"}, "which language of XNLI"),
+            ({"task_name": "xnli", "language": "xx"}, "not in the language 'xx', but in ar, bg"),
+            ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "named by NAME=FILE"),
             ({"text_columns": ["a", "b", "c"]}, "--text_columns takes one column, or two"),
             ({"text_columns": ["label"]}, "the label 'label' is one of --text_columns"),
             ({"label_names": ["a", "A"]}, "--label_names takes two or more names, each once"),
             ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names are of classes"),
-            ({"eval_languages": ["de", "de"]}, "--eval_languages takes each language once"),
             ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
             ({"max_seq_length": 0}, "--max_seq_length must be at least 1"),
         ],
@@ -137,7 +143,7 @@ CASES = {
             ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
             ({"tokens": [], "ner_tags": []}, r"row 2 of .* has \[\] in the column 'tokens', expected words"),
             ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "row 2 of .* None. in the column 'tokens', expected words"),
-            ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the label None, expected text or a number"),
+            ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the labels .*None., expected texts"),
             ({"ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
         ],
         [
@@ -152,9 +158,9 @@ CASES = {
         [
             ({"context": None}, "row 2 of --train_file .* None in the column 'context', expected text"),
             ({"id": "id0"}, "has the id 'id0' more than once"),
-            ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*'id1'.: the context does not have the answer 'z'"),
+            ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*id1.*: the context does not have the answer 'z'"),
             ({"answers": {"text": ["The"], "answer_start": [1]}}, "does not have the answer 'The' at character 1"),
-            ({"answers": {"text": ["a"], "answer_start": []}}, "two lists of one length"),
+            ({"answers": {"text": ["a"], "answer_start": []}}, "expected {.text.: .*shorter"),
             ({"answers": {"text": [], "answer_start": []}}, "questions without an answer, such as 'id1': give --version"),
         ],
         [
@@ -168,10 +174,10 @@ CASES = {
         lambda n, tokens: (np.zeros((n, tokens)), np.zeros((n, tokens))), flags={"doc_stride": 8}, steps=120, best=80.0,
     ),
     "race": TaskCase(
-        "run_race", read_multiple_choice, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
+        "run_race", MultipleChoiceData, MultipleChoiceArguments, [*colours()], "answer", "accuracy",
         {"answer": "label_column"},
         [
-            ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected one of the letters A, B"),
+            ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected the number"),
             ({"question": ""}, "row 2 of .* has nothing in the column 'article' or 'question'"),
             ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) has 1 choices, it must have two or more"),
             ({"options": ["red", ""]}, "row 2 of .* has '' as choice 2 in 'options'"),
@@ -180,12 +186,12 @@ CASES = {
         ("race/high/validation.jsonl.gz", {"max_eval_samples": 50}, 50), lambda n, tokens: np.zeros((n, 4)), steps=100,
     ),
     "choices": TaskCase(
-        "run_race", read_multiple_choice, MultipleChoiceArguments, [*endings()], "label", "accuracy",
+        "run_race", MultipleChoiceData, MultipleChoiceArguments, [*endings()], "label", "accuracy",
         {"label": "label_column"},
         [
-            ({"label": 2}, r"row 2 of the data of --train_file \(1\) has the label 2, its choices are 0 to 1"),
+            ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; it has 2 choices"),
             ({"label": None}, "row 2 .* has no label; rows without are for --test_file"),
-            ({"ending1": None}, "row 2 of --train_file train.jsonl has None in the column 'ending1'"),
+            ({"ending1": None}, "row 2 of --train_file .* has None as choice 2 in 'ending0', 'ending1'"),
         ],
         [
             ({}, "there is no data: give --task_name"),
@@ -302,6 +308,35 @@ def test_logits_that_are_not_finite_are_no_answer(case, tmp_path, tokenizer):
         measured.write(logits, tmp_path, "eval")
 
 
+@pytest.mark.parametrize(
+    ("name", "task", "dataset", "config", "revision"),
+    [
+        ("words", "conll2003", "eriktks/conll2003", None, "refs/convert/parquet"),
+        ("questions", "squad", "rajpurkar/squad", None, None),
+        ("race", "race", "ehovy/race", "all", None),
+        ("choices", "swag", "allenai/swag", "regular", None),
+    ],
+)
+def test_a_task_without_files_is_read_from_the_hub(name, task, dataset, config, revision, monkeypatch):
+    case, asked = CASES[name], []
+
+    def read_hub(name, config, splits, **download):
+        asked.append((name, config, download.get("revision")))
+        return dict.fromkeys(("train", "validation"), datasets.Dataset.from_list([*case.rows]))
+
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.splits.read_hub", read_hub)
+    data = case.read(case.arguments(task_name=task, max_train_samples=3))
+    assert (data.name, data.dataset, data.num_train, data.num_evaluation) == (task, dataset, 3, len(case.rows))
+    case.read(case.arguments(dataset_name="a/b", dataset_config_name="c", data_revision="d"))
+    assert asked == [(dataset, config, revision), ("a/b", "c", "d")]
+
+
+@pytest.mark.parametrize("name", ["words", "questions"])
+def test_slow_tokenizers_which_know_no_words_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=r"does not tell which .* fast tokenizer"):
+        read(CASES[name], tmp_path, train=CASES[name].rows).encode(SimpleNamespace(is_fast=False), None)
+
+
 @needs_data
 @every_case
 def test_real_files_are_encoded(case, tmp_path, tokenizer):
@@ -316,7 +351,7 @@ def test_real_files_are_encoded(case, tmp_path, tokenizer):
 def encode_real(data, tokenizer):
     """As for a checkpoint that knows the labels."""
     if isinstance(data, TokenClassificationData):
-        names = sorted({tag for tags in data.sets["validation"].tags for tag in tags})
+        names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
         data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
     return data.encode(tokenizer, BertConfig())
 
@@ -344,3 +379,32 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     again = run(script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags)
     assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-4)
     assert again[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
+
+
+SMALL = dict(vocab_size=400, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32)
+FAMILIES = {
+    "bert": BertConfig(**SMALL, max_position_embeddings=64),
+    "distilbert": DistilBertConfig(vocab_size=400, dim=16, hidden_dim=32, n_layers=1, n_heads=2),
+    "xlnet": XLNetConfig(vocab_size=400, pad_token_id=0, d_model=16, n_layer=1, n_head=2, d_inner=32),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_models_of_other_families_answer_questions(kind, tokenizer, tmp_path):
+    """XLNet answers with more than logits, and its padding is on the left."""
+    case, side = CASES["questions"], "left" if kind == "xlnet" else "right"
+    FAMILIES[kind].save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(read_json(settings) | {"padding_side": side}), encoding="utf-8")
+    file = write_lines(tmp_path / "train.jsonl", *case.rows)
+    flags = ("--from_scratch", "--do_train", "--do_eval", "--version_2_with_negative")
+    measured = run(
+        module_of(case.script), tmp_path / "model", tmp_path / "out", *flags, train_file=file, validation_file=file,
+        max_seq_length=40, doc_stride=8,
+    )  # fmt: skip
+    predictions = read_json(tmp_path / "out" / "eval_predictions.json")
+    references = {row["id"]: row["answers"]["text"] for row in case.rows}
+    assert squad_v2(predictions, references)["f1"] == pytest.approx(measured["eval_f1"])
+    assert {"eval_nbest_predictions.json", "eval_null_odds.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == side

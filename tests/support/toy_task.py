@@ -18,6 +18,7 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
+from hf_deberta_ext.finetuning.tasks import Task
 from hf_deberta_ext.tokenization import finish
 
 datasets = pytest.importorskip("datasets")
@@ -139,7 +140,7 @@ def run(*argv, **given):
 
 
 def main(*argv, read=ToyData, **given):
-    return fine_tuning.main(read, ToyArguments, flags(*argv, **given), description="toy")
+    return fine_tuning.main(Task(read, ToyArguments), flags(*argv, **given), description="toy")
 
 
 def weights(folder):

@@ -70,9 +70,7 @@ def answers_from_logits(
 
     Candidates of a window are its n_best likeliest starts times its n_best likeliest ends, as in the published scripts,
     which let tokens of the question take places among them; here only tokens of the context do. A span of characters that
-    two windows hold counts once, with its higher score. Of equal scores the one that begins, then ends, earlier is better:
-    nothing depends on batches and padding.
-
+    two windows hold counts once, with its higher score. Of equal scores the one that begins, then ends, earlier is better.
     Without a possible span (no window, or no start before an end) the answer is "", with a span's logits taken as 0.
 
     Args:
@@ -128,12 +126,7 @@ def answers_from_logits(
 def window_spans(
     start: np.ndarray, end: np.ndarray, first: np.ndarray, last: np.ndarray, n_best: int, max_answer_length: int
 ) -> dict[tuple[int, int], tuple[float, float, float]]:
-    """Return (score, start logit, end logit) of the spans of a window, by their first character and the end of their last.
-
-    Args:
-        start, end (`np.ndarray`): logits of its tokens, float64 [N].
-        first, last (`np.ndarray`): as of `Windows`, [N].
-    """
+    """Return (score, start logit, end logit) of the spans of a window, by their characters [from, to)."""
     possible = np.flatnonzero(first < last)
     starts = possible[np.argsort(-start[possible], kind="stable")][:n_best, None]
     ends = possible[np.argsort(-end[possible], kind="stable")][None, :n_best]

@@ -15,8 +15,6 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     An entity goes on where I or E of its type follows B or I, and ends anywhere else. Any other tag but O begins one,
     whatever its prefix: I-PER does so after O, after I-LOC and after E-PER.
 
-    Args:
-        tags (`list[str]`): one a word: "O", or "B-", "I-", "E-", "S-" and a type, in which more dashes may be.
     Returns:
         (type, first word, last word) of each, in their order, counted from 0: [("PER", 0, 1)] for B-PER I-PER O.
     """
@@ -47,9 +45,8 @@ def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[st
     Args:
         predicted, true (`list[list[str]]`): tags of each word of each sentence.
     Returns:
-        "overall_precision", "overall_recall", "overall_f1" (over all entities), "overall_accuracy" (over all tags), and for
-        each type that occurs on either side, sorted, {"precision", "recall", "f1", "number"}, number = how many are true.
-        Fractions; 0.0 where there is nothing to divide by.
+        "overall_precision", "overall_recall", "overall_f1", "overall_accuracy", and for each type that occurs on either
+        side, sorted, {"precision", "recall", "f1", "number"}, number = how many are true. Fractions; 0.0 for 0 / 0.
     """
     guesses, answers = (
         {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}

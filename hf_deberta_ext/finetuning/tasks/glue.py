@@ -89,13 +89,8 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 
 
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
-    """Return the task of XNLI: trained on one language, evaluated on others.
-
-    Args:
-        by_language (`bool`): the sets are called by their languages; else there must be one, the main set.
-    Raises:
-        ValueError: XNLI is not in one of the languages.
-    """
+    """Return the task of XNLI: trained on one language, evaluated on others, whose names are those of the sets where they
+    are `by_language`; else there must be one, the main set."""
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:
             raise ValueError(f"XNLI is not in the language {language!r}, but in {', '.join(XNLI_LANGUAGES)}")

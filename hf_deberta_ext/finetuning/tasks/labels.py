@@ -6,17 +6,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
+from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from ...data.columns import cells, label_order
+from ...data.columns import cells, check_columns, label_order
 from ..task import label_fields
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig
 
 __all__ = ["PROBLEM_TYPES", "Labels", "check_logits", "find_labels", "label_cells"]
 
@@ -28,9 +27,8 @@ NEEDED = {
     SINGLE: "one of the labels",
     MULTI: "a list of labels, each once,",
 }
-# Texts that are numbers: as a number is written, so that "01" and "1_0" are names.
-WHOLE = re.compile(r"0|-?[1-9][0-9]*")
-DECIMAL = re.compile(r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf)\s*", re.IGNORECASE)
+# As a number is written: "01" and "1_0" are names.
+DECIMAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|nan|inf", re.IGNORECASE)
 
 
 @dataclass
@@ -43,29 +41,26 @@ class Labels:
     Args:
         problem_type (`str`): one of PROBLEM_TYPES.
         names (`tuple[str]`): in the data's order; none in regression.
-        values (`tuple`): what stands for each name in the data, besides the name itself; default: 0, 1, ..., and names in
-            whatever case.
+        is_numbered (`bool`): the data may have the numbers 0, 1, ... of the names, and names in whatever case.
         order (`tuple[int]`): the model's number of each label; default: the same.
         source (`str`): who says so, for messages: "--train_file", "sst2", ...
     """
 
     problem_type: str
     names: tuple[str, ...] = ()
-    values: tuple[Any, ...] = ()
+    is_numbered: bool = True
     order: tuple[int, ...] = ()
     source: str = ""
 
     def __post_init__(self):
         numbers = range(len(self.names))
-        self.any_case = not self.values
-        self.values = self.values or tuple(numbers)
         self.order = self.order or tuple(numbers)
-        # Numbers are text in .csv and .tsv; a name that is a number counts before it.
-        self.numbers = {}
-        if self.any_case:
-            self.numbers |= zip(map(str.lower, self.names), numbers, strict=True)
-        for spellings in (map(str, self.values), self.names, self.values):
-            self.numbers |= zip(spellings, numbers, strict=True)
+        self.numbers = names = dict(zip(self.names, numbers, strict=True))
+        if self.is_numbered:
+            # A text that is a name and a number is the name.
+            self.numbers = dict(zip(map(str, numbers), numbers, strict=True))
+            self.numbers |= zip(map(str.lower, names), names.values(), strict=True)
+            self.numbers |= names
 
     def encode(self, cells: Sequence[Any], *, source: str, test: bool = False) -> list | None:
         """Return the cells of a label column in the data's order: numbers of labels, scores, or lists of 0.0 and 1.0.
@@ -73,17 +68,15 @@ class Labels:
         Args:
             source (`str`): where they are from ("--validation_file").
             test (`bool`): there may be none: then the result is None.
-        Raises:
-            ValueError: a cell is no label (of this data); all of them are empty or -1. Names the row and the cell.
         """
         nothing = [None, ""]
-        if -1 not in self.values:
+        if "-1" not in self.names:
             nothing += [-1, "-1", "-1.0"]
         if all(cell in nothing for cell in cells):
             if test:
                 return None
             raise ValueError(f"{source} has no labels (all are {cells[0]!r}): it is a test file, give it as --test_file")
-        encode = {REGRESSION: self.score_of, SINGLE: self.number_of, MULTI: self.indicators_of}[self.problem_type]
+        encode = {REGRESSION: finite_number, SINGLE: self.number_of, MULTI: self.indicators_of}[self.problem_type]
         encoded = [encode(cell) for cell in cells]
         if None in encoded:
             row = encoded.index(None)
@@ -93,23 +86,16 @@ class Labels:
             raise ValueError(f"row {row + 1} of {source} has the label {cells[row]!r}, expected {expected}")
         return encoded
 
-    def score_of(self, cell: Any) -> float | None:
-        """Return a finite number; None of another cell."""
-        try:
-            score = float(cell)
-        except (TypeError, ValueError):
-            return None
-        if isinstance(cell, bool) or not math.isfinite(score):
-            return None
-        return score
-
     def number_of(self, cell: Any) -> int | None:
         """Return the number of a class; None where there is no such class."""
-        if isinstance(cell, (list, dict)):
+        if self.is_numbered and cell in range(len(self.names)):
+            return int(cell)
+        if cell is None or (self.is_numbered and not isinstance(cell, str)):
             return None
-        if isinstance(cell, str) and self.any_case:
-            return self.numbers.get(cell, self.numbers.get(cell.lower()))
-        return self.numbers.get(cell)
+        name = str(cell)
+        if self.is_numbered and name not in self.numbers:
+            name = name.lower()
+        return self.numbers.get(name)
 
     def indicators_of(self, cell: Any) -> list[float] | None:
         """Return a 1.0 for each label of a list, and 0.0 for the others; None of another cell."""
@@ -128,29 +114,19 @@ class Labels:
             return [self.order[number] for number in encoded]
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
-    def from_model(self, labels: Any) -> np.ndarray:
-        """Invert `for_model`: [n], or [n, labels] of 0 and 1 for multi-label."""
-        labels = np.asarray(labels)
-        if self.problem_type == REGRESSION:
-            return labels.reshape(len(labels))
-        if self.problem_type == SINGLE:
-            return np.argsort(self.order)[labels]
-        return labels[:, list(self.order)].astype(np.int64)
-
     def predicted(self, logits: Any) -> np.ndarray:
         """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1 (probability > 0.5).
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
-        Raises:
-            ValueError: some are NaN or infinite.
         """
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
-            return self.from_model(logits)
+            return logits.reshape(len(logits))
+        logits = logits[:, list(self.order)]
         if self.problem_type == SINGLE:
-            return self.from_model(logits.argmax(-1))
-        return self.from_model(logits > 0)
+            return logits.argmax(-1)
+        return (logits > 0).astype(np.int64)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
         """Return `predicted` as names, scores or lists of names."""
@@ -181,25 +157,17 @@ class Labels:
         return self
 
     @staticmethod
-    def of_config(config: "PretrainedConfig") -> "Labels":
+    def of_config(config: PretrainedConfig) -> "Labels":
         """Return the labels of a model's configuration, for data that is not to be trained on."""
         if config.problem_type == REGRESSION or (config.problem_type is None and config.num_labels == 1):
             return Labels(REGRESSION, source="the checkpoint")
         names = tuple(config.id2label[number] for number in range(config.num_labels))
-        values = ()
-        if all(WHOLE.fullmatch(name) for name in names):
-            values = tuple(map(int, names))
-        return Labels(config.problem_type or SINGLE, names, values, source="the checkpoint")
+        is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
+        return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint")
 
 
 def check_logits(logits: Any) -> np.ndarray:
-    """Return logits as an array.
-
-    Args:
-        logits: of n rows, [n, ...].
-    Raises:
-        ValueError: some are NaN or infinite; the first such row is named.
-    """
+    """Return logits of n rows, [n, ...], as an array; a ValueError names the first row that is not finite."""
     logits = np.asarray(logits)
     finite = np.isfinite(logits)
     if not finite.all():
@@ -208,8 +176,12 @@ def check_logits(logits: Any) -> np.ndarray:
     return logits
 
 
-def label_cells(rows: "Dataset", column: str) -> tuple[list[Any], list[str] | None]:
-    """Return the cells of a label column without space around texts, and the names of the labels that the data set has."""
+def label_cells(
+    rows: Dataset, column: str, *, source: str = "the data", flag: str | None = None
+) -> tuple[list[Any], list[str] | None]:
+    """Return the cells of a label column without space around texts, and the names of the labels that the data set has;
+    `source` and `flag` as in `check_columns`."""
+    check_columns(rows, [column], source=source, flag=flag)
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
     return [*map(stripped, cells(rows, column))], getattr(feature, "names", None)
@@ -224,12 +196,19 @@ def stripped(cell: Any) -> Any:
     return cell
 
 
+def finite_number(cell: Any) -> float | None:
+    """Return a score; None of a cell that is no finite number."""
+    try:
+        score = float(cell)
+    except (TypeError, ValueError):
+        return None
+    if isinstance(cell, bool) or not math.isfinite(score):
+        return None
+    return score
+
+
 def find_labels(
-    column: Sequence[Any],
-    *,
-    source: str,
-    names: Sequence[str] | None = None,
-    problem_type: str | None = None,
+    column: Sequence[Any], *, source: str, names: Sequence[str] | None = None, problem_type: str | None = None
 ) -> Labels:
     """Find the kind and the names of the labels of a user's own data.
 
@@ -243,63 +222,48 @@ def find_labels(
     Raises:
         ValueError: a cell is neither text nor a number nor a list of them; lists of a 0 or 1 for each label.
     """
-    check_indicators(column, source)
-    filled = [cell for cell in column if cell not in (None, "")]
-    number = number_type(filled, regression=problem_type == REGRESSION)
-    filled = [number(cell) if isinstance(cell, str) else cell for cell in filled]
-    types = {*map(type, filled)}
+    items = [cell for cell in column if cell not in (None, "")]
+    lists = [cell for cell in items if isinstance(cell, list)]
+    check_indicators(lists, source)
     kind = problem_type or SINGLE
-    if problem_type is None and list in types:
+    if problem_type is None and lists:
         kind = MULTI
-    elif problem_type is None and float in types and names is None:
+    elif problem_type is None and names is None and are_fractions(items):
         kind = REGRESSION
-        if len({*filled}) <= 20 and all(cell == cell // 1 for cell in filled):
+        if len({*items}) <= 20 and all(float(cell).is_integer() for cell in items):
             logger.warning(
-                f"the labels of {source} are written as fractions ({filled[0]!r}), so this is regression; for classes write "
+                f"the labels of {source} are written as fractions ({items[0]!r}), so this is regression; for classes write "
                 f"them without .0, or give --problem_type {SINGLE}"
             )
     if kind == REGRESSION:
         return Labels(REGRESSION, source=source)
     if names is not None:
         return Labels(kind, tuple(names), source=source)
-    items = filled
     if kind == MULTI:
-        items = [item for cell in filled if isinstance(cell, list) for item in cell]
-    if wrong := [item for item in items if item is None or isinstance(item, (list, dict))]:
-        raise ValueError(
-            f"{source} has the label {wrong[0]!r}, expected text, a number, or a list of them for several labels"
-        )
-    values = label_order(items, source=source)
-    return Labels(kind, tuple(map(str, values)), tuple(values), source=source)
+        items = [*chain.from_iterable(lists)]
+    for item in items:
+        if not isinstance(item, (str, int, float)):
+            raise ValueError(
+                f"{source} has the label {item!r}, expected text, a number, or a list of them for several labels"
+            )
+    return Labels(kind, tuple(map(str, label_order(items, source=source))), is_numbered=False, source=source)
 
 
-def check_indicators(column: Sequence[Any], origin: str):
-    """Check that lists of labels are not a 0 or 1 for each label, which would be taken for the labels 0 and 1.
-
-    Raises:
-        ValueError: they are.
-    """
-    lists = [cell for cell in column if isinstance(cell, list)]
-    widths = {*map(len, lists)}
-    items = {item for cell in lists for item in map(str, cell)}
-    if any(isinstance(item, float) for cell in lists for item in cell) or (
-        items <= {"0", "1", "True", "False"} and len(widths) == 1 and max(widths) > 1
+def check_indicators(lists: Sequence[list], source: str):
+    """Check that lists of labels are not a 0 or 1 for each label, which would be taken for the labels 0 and 1."""
+    items = [*chain.from_iterable(lists)]
+    has_one_width = len({*map(len, lists)}) == 1 < max(map(len, lists), default=0)
+    if any(isinstance(item, float) for item in items) or (
+        has_one_width and {*map(str, items)} <= {"0", "1", "True", "False"}
     ):
         raise ValueError(
-            f"{origin} has the label {lists[0]!r}, a 0 or 1 for each label: write the labels that apply, such as "
+            f"{source} has the label {lists[0]!r}, a 0 or 1 for each label: write the labels that apply, such as "
             '["news", "sport"], and [] where none does'
         )
 
 
-def number_type(cells: Sequence[Any], *, regression: bool) -> type:
-    """Return int or float where all texts among `cells` are numbers, else str.
-
-    Args:
-        regression (`bool`): they are meant as numbers. Otherwise one of them has to be a fraction.
-    """
+def are_fractions(cells: Sequence[Any]) -> bool:
+    """Tell numbers, or texts that are written as numbers, of which one at least is a fraction."""
     texts = [cell for cell in cells if isinstance(cell, str)]
-    if all(map(WHOLE.fullmatch, texts)):
-        return int
-    if all(map(DECIMAL.fullmatch, texts)) and (regression or "." in "".join(texts)):
-        return float
-    return str
+    has_point = "." in "".join(texts) or any(isinstance(cell, float) for cell in cells)
+    return has_point and all(map(DECIMAL.fullmatch, texts))

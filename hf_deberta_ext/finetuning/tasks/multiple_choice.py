@@ -11,15 +11,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch.nn import functional
-from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding
+from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
 from ...data.columns import first
 from ...data.files import FLAGS, read_files
@@ -31,15 +32,10 @@ from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
-from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns
-from .race import race_level, read_raw_race
+from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
 from .splits import HubData, read_splits
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers", "read_multiple_choice"]
+__all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers"]
 
 HUB = {
     "race": HubData("ehovy/race", "all"),
@@ -79,19 +75,18 @@ class MultipleChoiceCollator:
     their place, `labels` [B, C] are these, and -100 for choices that are not there: see `choice_loss`.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", **padding: Any):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, **padding: Any):
         """Take arguments of transformers' `DataCollatorWithPadding`."""
         self.pad = DataCollatorWithPadding(tokenizer, **padding)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        names = [name for name in rows[0] if name in self.pad.tokenizer.model_input_names]
-        counts = [len(row[names[0]]) for row in rows]
-        C = max(counts)
-        pairs = [
-            {name: row[name][choice if choice < count else 0] for name in names}
-            for row, count in zip(rows, counts, strict=True)
-            for choice in range(C)
-        ]
+        names = rows[0].keys() & self.pad.tokenizer.model_input_names
+        C = max(len(row["input_ids"]) for row in rows)
+        pairs = []
+        for row in rows:
+            count = len(row["input_ids"])
+            for choice in [*range(count), *[0] * (C - count)]:
+                pairs.append({name: row[name][choice] for name in names})
         # [B * C, N] -> [B, C, N]
         batch = {name: values.unflatten(0, (len(rows), C)) for name, values in self.pad(pairs).items()}
         if "labels" in rows[0]:
@@ -127,31 +122,37 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class MultipleChoiceData(TaskData):
-    """Questions with their choices; a `TaskData` for AutoModelForMultipleChoice.
+    """Questions with their choices; see `TaskData`.
+
+    Read from the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name) or from files in the form of one of
+    them, whose columns tell; others are named by --choice_columns and its like. Folders of RACE's raw release are read, too.
+    Whether an article of RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's,
+    or the configuration.
 
     Args:
-        arguments (`DataArguments`): max_seq_length (default 512), padding, processes.
-        questions (`dict[str, list]`): by "train", "validation", "test": the rows that `choice_rows` returns.
-        name, dataset (`str`): as in `TaskData`.
-        answer_names (`str`, *optional*): the choices in the files of answers, "ABCD"; None = their numbers, from 0.
+        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
+        hub (`HubArguments`, *optional*): those of downloads.
     Raises:
-        ValueError: fewer than two choices, a label that is none of them, or a row to train or evaluate on without one.
+        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
     """
 
     pipeline = "multiple-choice"
     auto_class = AutoModelForMultipleChoice
     metric = "accuracy"
 
-    def __init__(
-        self,
-        arguments: DataArguments,
-        questions: Mapping[str, Sequence[Mapping[str, Any]]],
-        *,
-        name: str,
-        dataset: str,
-        answer_names: str | None = None,
-    ):
-        self.arguments, self.name, self.dataset, self.answer_names = arguments, name, dataset, answer_names
+    def __init__(self, arguments: DataArguments, hub: HubArguments | None = None):
+        if not isinstance(arguments, MultipleChoiceArguments):
+            names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
+            arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
+        self.arguments, self.name = arguments, arguments.task_name or self.pipeline
+        # The choices in the files of answers; None = their numbers, from 0.
+        self.answer_names = LETTERS if arguments.task_name == "race" else None
+        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
+        limits = arguments.limits
+        self.set_questions({split: [*chain.from_iterable(rows)][: limits[split]] for split, rows in sets.items()})
+
+    def set_questions(self, questions: Mapping[str, Sequence[Mapping[str, Any]]]):
+        """Set the questions of "train", "validation" and "test", as `choice_rows` returns them."""
         self.questions = {split: checked_questions(rows, split) for split, rows in questions.items()}
         self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
@@ -159,6 +160,32 @@ class MultipleChoiceData(TaskData):
         if len(counts) > 1:
             # With one number of choices the model's own loss is the loss.
             self.loss = choice_loss
+
+    def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
+        """Return the questions of a file, or of a folder of RACE."""
+        read = read_raw_race if file.is_dir() else read_files
+        rows = read(file, source=FLAGS[split])
+        return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
+
+    def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:
+        """Return the questions of a split."""
+        rows = first(rows, self.arguments.limits[split])
+        return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
+
+    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
+        """Return the questions of rows, whose columns are named by flags or known."""
+        arguments = self.arguments
+        if arguments.choice_columns:
+            columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
+        else:
+            columns = known_columns(rows, source=place)
+        if columns.by_article:
+            self.answer_names = LETTERS
+        if arguments.label_column is not None:
+            columns = dataclasses.replace(columns, label=arguments.label_column, by_text=False)
+        has_flags = arguments.choice_columns or arguments.label_column
+        columns = dataclasses.replace(columns, needs_label=bool(has_flags) and split != "test")
+        return choice_rows(rows, columns, source=place, level=level)
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -184,38 +211,24 @@ class MultipleChoiceData(TaskData):
         # The head scores one choice at a time and has no labels.
         return two_outputs() | dict(problem_type=None)
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Return the features of all sets.
-
-        Raises:
-            ValueError: question and choice leave no room for the context; the row, the tokens that they need and
-                --max_seq_length are named.
-        """
-        from datasets import Dataset
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
+        """Return the features of all sets."""
 
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
         sets = {}
         for split, questions in self.questions.items():
-            columns = {name: [row[name] for row in questions] for name in ("id", "context", "choices")}
-            if all(row["label"] is not None for row in questions):
-                columns["labels"] = [
-                    row["label"] if self.loss is None else [int(n == row["label"]) for n in range(len(row["choices"]))]
-                    for row in questions
-                ]
-            sets[split] = Dataset.from_dict(columns).map(
-                partial(encode_pairs, tokenizer=tokenizer, max_length=max_length),
-                batched=True,
-                remove_columns=["id", "context", "choices"],
-                num_proc=arguments.preprocessing_num_workers,
-                desc=f"tokenising {split}",
-            )
+            rows = Dataset.from_list(questions)
+            if any(row["label"] is None for row in questions):
+                rows = rows.remove_columns("label")
+            options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
+            sets[split] = arguments.tokenise(rows, encode_pairs, split, **options)
             if split != "train":
                 sets[split] = self.evaluation_set(sets[split], questions)
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
-    def evaluation_set(self, rows: "Dataset", questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
+    def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
         """Return the set of `questions`, whose features are `rows`."""
         counts = [len(row["choices"]) for row in questions]
 
@@ -243,11 +256,7 @@ class MultipleChoiceData(TaskData):
 
 
 def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the questions of a set, equal ids of which are numbered.
-
-    Raises:
-        ValueError: fewer than two choices, a label that is none of them, or none in a set that needs labels.
-    """
+    """Return the questions of a set, equal ids of which are numbered."""
     totals, counts = Counter(row["id"] for row in questions), Counter()
     checked = []
     for number, row in enumerate(questions, start=1):
@@ -257,102 +266,45 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
         counts[name] += 1
         if len(choices) < 2:
             raise ValueError(f"{place} has {len(choices)} choices, it must have two or more")
-        if label is not None and not 0 <= label < len(choices):
-            raise ValueError(f"{place} has the label {label}, its choices are 0 to {len(choices) - 1}")
         if label is None and split != "test":
             raise ValueError(f"{place} has no label; rows without are for --test_file")
     return checked
 
 
-def encode_pairs(batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> dict[str, list]:
-    """Return the features of questions: for each a list of pairs, of context and choice.
+def encode_pairs(
+    batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, has_one_count: bool
+) -> dict[str, list]:
+    """Return the features of questions: for each a list of pairs, of context and choice."""
+    choices = [*chain.from_iterable(batch["choices"])]
+    ends = [*accumulate(map(len, batch["choices"]), initial=0)]
 
-    Raises:
-        ValueError: a question and choice without room for the context, which alone may be cut.
-    """
-    counts = [len(choices) for choices in batch["choices"]]
-    contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
-    choices = [choice for row in batch["choices"] for choice in row]
+    def by_row(values: Sequence[Any]) -> list[Sequence[Any]]:
+        return [values[start:end] for start, end in pairwise(ends)]
+
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    # One token of the context at the least.
-    lengths = [
-        len(ids) + special + bool(context)
-        for ids, context in zip(tokenizer(choices, add_special_tokens=False)["input_ids"], contexts, strict=True)
-    ]
-    longest = int(np.argmax(lengths))
-    if lengths[longest] > max_length:
-        row = int(np.searchsorted(np.cumsum(counts), longest, side="right"))
-        raise ValueError(
-            f"{batch['id'][row]}: its question with choice {longest - sum(counts[:row]) + 1} needs {lengths[longest]} "
-            "tokens, special ones and one of the context with it. Questions and choices are never cut: give "
-            f"--max_seq_length {lengths[longest]} or more (it is {max_length}), and a model that takes as many"
-        )
+    tokens = by_row(tokenizer(choices, add_special_tokens=False)["input_ids"])
+    contexts: list[str] = []
+    for name, context, row in zip(batch["id"], batch["context"], tokens, strict=True):
+        lengths = [*map(len, row)]
+        # One token of the context at the least.
+        needed = max(lengths) + special + bool(context)
+        if needed > max_length:
+            raise ValueError(
+                f"{name}: its question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens, special ones "
+                "and one of the context with it. Questions and choices are never cut: give --max_seq_length "
+                f"{needed} or more (it is {max_length}), and a model that takes as many"
+            )
+        contexts += [context] * len(row)
     encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)
-    ends = np.cumsum(counts).tolist()
-    features = {
-        name: [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        for name, values in encoding.items()
-    }
+    features = {name: by_row(values) for name, values in encoding.items()}
     features["length"] = [max(map(len, row)) for row in features["input_ids"]]
+    if "label" in batch:
+        features["labels"] = batch["label"]
+        if not has_one_count:
+            features["labels"] = []
+            for label, row in zip(batch["label"], tokens, strict=True):
+                features["labels"].append([int(number == label) for number in range(len(row))])
     return features
 
 
-def read_multiple_choice(
-    arguments: DataArguments,
-    hub: HubArguments | None = None,
-    data_class: type["MultipleChoiceData"] = MultipleChoiceData,
-) -> "MultipleChoiceData":
-    """Read the data of --task_name race, swag, codah, c3 or copa from the Hub, or local files in the form of one of them.
-
-    Local files need no --task_name: their columns tell. Folders of RACE's raw release are read, too. Whether an article of
-    RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's, or the configuration.
-    Data with other columns is read by --choice_columns and its like.
-
-    Args:
-        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
-        hub (`HubArguments`, *optional*): those of downloads.
-        data_class: a subclass of `MultipleChoiceData` with other files of answers.
-    Raises:
-        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
-    """
-    if not isinstance(arguments, MultipleChoiceArguments):
-        names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
-        arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
-    by_flags = None
-    letters = arguments.task_name == "race"
-    if arguments.choice_columns:
-        by_flags = ChoiceColumns(
-            arguments.choice_columns,
-            arguments.context_column,
-            arguments.question_column,
-            answers="number or letter",
-            by_flags=True,
-        )
-
-    def from_rows(rows, place, split, level):
-        nonlocal letters
-        columns = by_flags or known_columns(rows, source=place)
-        letters = letters or columns.by_article
-        if arguments.label_column is not None:
-            answers = columns.answers.replace("text", "number")
-            columns = dataclasses.replace(columns, label=arguments.label_column, answers=answers, by_flags=True)
-        return choice_rows(rows, columns, source=place, labelled=split != "test", level=level)
-
-    def from_file(file, split):
-        flag = FLAGS[split]
-        read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=flag)
-        return from_rows(rows, f"{flag} {file.name}", split, race_level(str(file)))
-
-    def from_hub(rows, place, split):
-        return from_rows(first(rows, arguments.limits[split]), place, split, race_level(arguments.dataset_config_name))
-
-    sets, source = read_splits(arguments, hub, HUB, from_file, from_hub)
-    questions = {split: [*chain.from_iterable(rows)][: arguments.limits[split]] for split, rows in sets.items()}
-    return data_class(
-        arguments,
-        questions,
-        name=arguments.task_name or "multiple-choice",
-        dataset=source,
-        answer_names=LETTERS if letters else None,
-    )
+TASK = (MultipleChoiceData, MultipleChoiceArguments)

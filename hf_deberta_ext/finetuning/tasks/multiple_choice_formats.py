@@ -4,31 +4,20 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ...data.columns import as_numbers, check_cells, check_columns
-from ...data.files import parse_json
-from .race import race_level
+from datasets import Dataset
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+from ...data.columns import check_cells, check_columns
+from ...data.files import open_text, parse_json
 
-__all__ = ["LETTERS", "ChoiceColumns", "choice_rows", "fill_blank", "known_columns"]
+__all__ = ["LETTERS", "ChoiceColumns", "choice_rows", "fill_blank", "known_columns", "race_level", "read_raw_race"]
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
-FORMS = (
-    "article, question, options, answer (RACE); sent1, sent2, ending0, ending1, ..., label (SWAG); context, question, "
-    "choices, label (C3); question_propmt, candidate_answers, correct_answer_idx (CODAH); premise, choice1, choice2, "
-    "question, label (COPA)"
-)
-ANSWERS = {
-    "number": "the number of a choice, from 0",
-    "letter": "one of the letters A, B, ...",
-    "number or letter": "the number of a choice, from 0, or its letter",
-    "text": "the text of one of the choices",
-}
+FLAGS = "--context_column, --question_column, --choice_columns, --label_column"
 
 
 @dataclass(frozen=True)
@@ -39,66 +28,58 @@ class ChoiceColumns:
         choices: the column with a list of choices (in .csv a JSON list), or one column for each choice.
         context (`str`, *optional*): the first segment: text, or a list of lines or turns.
         question (`str`, *optional*): stands before each choice in the second segment.
-        label (`str`): the right choice, where the column is there.
-        answers (`str`): "number" (from 0, -1 = none), "letter", "number or letter", or "text" of the right choice.
+        label (`str`): the right choice, where the column is there: its number from 0 (-1 = none) or its letter.
+        by_text (`bool`): the label is the text of the right choice.
         questions (`dict[str, str]`, *optional*): the text of each question, of which the column holds the key.
         by_article (`bool`): rows are of articles with an example_id, and blanks of a question are filled with the choice.
-        by_flags (`bool`): flags name the columns.
+        needs_label (`bool`): the column of the label must be there.
     """
 
     choices: Sequence[str]
     context: str | None = None
     question: str | None = None
     label: str = "label"
-    answers: str = "number"
+    by_text: bool = False
     questions: Mapping[str, str] | None = None
     by_article: bool = False
-    by_flags: bool = False
+    needs_label: bool = False
+
+    def texts(self) -> list[str]:
+        """Return the names of the columns of texts."""
+        return [*filter(None, (self.context, self.question)), *self.choices]
 
 
-RACE = ChoiceColumns(("options",), "article", "question", "answer", answers="letter", by_article=True)
-CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_answer_idx")
+RACE = ChoiceColumns(("options",), "article", "question", "answer", by_article=True)
+SWAG = ChoiceColumns(("ending0", "ending1"), "sent1", "sent2")
 COPA = ChoiceColumns(("choice1", "choice2"), "premise", "question", questions=COPA_QUESTIONS)
+CODAH = ChoiceColumns(("candidate_answers",), "question_propmt", label="correct_answer_idx")
+C3 = ChoiceColumns(("choices",), "context", "question")
+# C3 as CLUE publishes it.
+CLUE = ChoiceColumns(("choice",), "context", "question", "answer", by_text=True)
 
 
-def known_columns(rows: "Dataset", *, source: str) -> ChoiceColumns:
-    """Return the columns of a published data set, found by their names.
-
-    CODAH is also published with the columns of SWAG, and C3 by CLUE with "choice" and the text of the right one, "answer".
-
-    Raises:
-        ValueError: they are those of none.
-    """
+def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
+    """Return the columns of the published data set of which the most are there (CODAH also comes with those of SWAG)."""
     names = {*rows.column_names}
-    if {"article", "options"} & names:
-        return RACE
-    if {"sent1", "sent2"} & names:
-        endings = [name for name in rows.column_names if re.fullmatch("ending[0-9]+", name)]
-        if len(endings) < 2:
-            endings = ["ending0", "ending1"]
-        return ChoiceColumns(sorted(endings, key=lambda name: int(name[6:])), "sent1", "sent2")
-    if "candidate_answers" in names:
-        return CODAH
-    if {"premise", "choice1"} <= names:
-        return COPA
-    if "context" in names and "choice" in names:
-        return ChoiceColumns(["choice"], "context", "question", "answer", answers="text")
-    if "context" in names:
-        return ChoiceColumns(["choices"], "context", "question")
-    raise ValueError(
-        f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {FORMS}; others are named with "
-        "--choice_columns, --context_column and --question_column"
-    )
+    forms = (RACE, SWAG, COPA, CODAH, C3, CLUE)
+    known = max(forms, key=lambda form: len(names.intersection(form.texts())))
+    if not names.intersection(known.texts()):
+        listed = "; ".join(", ".join(form.texts()) for form in forms)
+        raise ValueError(
+            f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {listed}; others are named with "
+            f"{FLAGS}"
+        )
+    if known == SWAG:
+        endings = {*SWAG.choices, *filter(re.compile("ending[0-9]+").fullmatch, names)}
+        return replace(SWAG, choices=sorted(endings, key=lambda name: int(name[6:])))
+    return known
 
 
-def choice_rows(
-    rows: "Dataset", columns: ChoiceColumns, *, source: str, labelled: bool = False, level: str | None = None
-) -> list[dict[str, Any]]:
+def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
     """Return rows in one form, whatever their columns.
 
     Args:
         source (`str`): where the rows are from ("--train_file"), for messages.
-        labelled (`bool`): the column of the labels must be there if flags name it.
         level (`str`, *optional*): school of rows of RACE whose example_id says neither "middle" nor "high".
     Returns:
         For each row id, context (the first segment), choices (the second segment of each choice), label (number of the right
@@ -107,25 +88,28 @@ def choice_rows(
     Raises:
         ValueError: a column is missing; a cell is None, of another type, or empty; an answer is none of the choices.
     """
-    check_text_columns(rows, columns, source=source, labelled=labelled)
-    if columns.label in rows.column_names and columns.answers.startswith("number"):
-        rows = as_numbers(rows, columns.label)
+    needed = columns.texts()
+    if columns.needs_label:
+        needed.append(columns.label)
+    check_columns(rows, needed, source=source, flag=FLAGS)
+    if columns.question is not None:
+        check_cells(rows, columns.question, str, source=source)
+    if columns.context is not None:
+        check_cells(rows, columns.context, (str, list), source=source)
     counts: Counter[str] = Counter()
     questions = []
     for number, row in enumerate(rows.with_format(None), start=1):
         place = f"row {number} of {source}"
         context, question = row.get(columns.context, ""), row.get(columns.question, "")
         if isinstance(context, list):
-            if not all(isinstance(line, str) for line in context):
-                raise ValueError(f"{place} has {context!r} in the column {columns.context!r}, expected texts")
-            context = "\n".join(context)
-        choices = choice_list(row, columns.choices, place)
+            context = "\n".join(map(str, context))
         if columns.questions is not None:
             if question not in columns.questions:
                 raise ValueError(f"{place} has the question {question!r}, expected {' or '.join(columns.questions)}")
             question = columns.questions[question]
-        one = {"id": str(number - 1), "context": context, "group": None}
-        one["label"] = right_choice(row.get(columns.label), choices, columns, place)
+        choices = choice_list(row, columns.choices, place)
+        label = right_choice(row.get(columns.label), choices, columns, place)
+        one = {"id": str(number - 1), "context": context, "group": None, "label": label}
         if columns.by_article:
             if not context.strip() or not question.strip():
                 raise ValueError(f"{place} has nothing in the column 'article' or 'question', expected text")
@@ -143,32 +127,8 @@ def choice_rows(
     return questions
 
 
-def check_text_columns(rows: "Dataset", columns: ChoiceColumns, *, source: str, labelled: bool):
-    """Check that the columns of texts are there, and hold text or lists.
-
-    Raises:
-        ValueError: as `choice_rows`.
-    """
-    named = [("--context_column", columns.context), ("--question_column", columns.question)]
-    named += [("--choice_columns", name) for name in columns.choices]
-    if labelled and columns.by_flags:
-        named.append(("--label_column", columns.label))
-    for flag, name in named:
-        if name is None:
-            continue
-        check_columns(rows, [name], source=source, flag=flag if columns.by_flags else None)
-        if name == columns.question or (name in columns.choices and len(columns.choices) > 1):
-            check_cells(rows, name, str, source=source)
-        elif name == columns.context:
-            check_cells(rows, name, (str, list), source=source)
-
-
 def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> list[str]:
-    """Return the choices of a row: one in each of several columns, or a list in one; in .csv and .tsv that is JSON.
-
-    Raises:
-        ValueError: it is something else, or a choice is None or empty; `place` and column are named.
-    """
+    """Return the choices of a row: one in each of several columns, or a list in one; in .csv and .tsv that is JSON."""
     choices = [row[column] for column in columns]
     if len(columns) == 1:
         (choices,) = choices
@@ -183,28 +143,23 @@ def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> l
 
 
 def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, place: str) -> int | None:
-    """Return the number of the choice that a label says, from 0; None where it says none.
-
-    Raises:
-        ValueError: it is not of the form `columns.answers`, or the text of no choice.
-    """
-    kind = columns.answers
-    if isinstance(cell, str):
-        cell = cell.strip()
-    if cell is None or cell == "" or (kind.startswith("number") and type(cell) is int and cell == -1):
+    """Return the number of the choice that a label says, from 0; None where it says none."""
+    text = str(cell).strip()
+    if cell is None or text == "" or (text == "-1" and not columns.by_text):
         return None
-    labels = []
-    if kind == "text":
-        labels = [number for number, choice in enumerate(choices) if choice.strip() == cell]
-    elif type(cell) is int and "number" in kind:
-        labels = [cell]
-    elif "letter" in kind and cell in [*LETTERS[: len(choices)]]:
-        labels = [LETTERS.index(cell)]
-    if len(labels) != 1:
+    labels = [*map(str.strip, choices)]
+    if not columns.by_text:
+        labels = [*map(str, range(len(choices)))]
+        if text in [*LETTERS[: len(choices)]]:
+            labels = [*LETTERS]
+    if labels.count(text) != 1:
+        expected = "the number of a choice, from 0, or its letter"
+        if columns.by_text:
+            expected = "the text of one of the choices"
         raise ValueError(
-            f"{place} has {cell!r} in the column {columns.label!r}, expected {ANSWERS[kind]}; it has {len(choices)} choices"
+            f"{place} has {cell!r} in the column {columns.label!r}, expected {expected}; it has {len(choices)} choices"
         )
-    return labels[0]
+    return labels.index(text)
 
 
 def fill_blank(question: str, option: str) -> str:
@@ -215,3 +170,46 @@ def fill_blank(question: str, option: str) -> str:
     if "_" in question:
         return re.sub("_+", lambda _: option, question)
     return f"{question} {option}"
+
+
+def race_level(name: str | None) -> str | None:
+    """Return the school, "middle" or "high", that the last part of a path which names one names alone; None without any."""
+    for part in reversed(Path(name or "").parts):
+        levels = {*re.findall("(?<![a-z])(middle|high)(?![a-z])", part.lower())}
+        if levels:
+            return levels.pop() if len(levels) == 1 else None
+    return None
+
+
+def read_raw_race(folder: Path, *, source: str) -> Dataset:
+    """Read the questions in a folder of RACE's raw release: .txt files, each one JSON object, an article with its questions.
+
+    Returns:
+        Rows of the Hub's columns, in the order of the files' numbers; answer is None where a file has no "answers".
+    Raises:
+        ValueError: there is no .txt file, or one is not such an object; it is named.
+    """
+
+    rows = []
+    for file in sorted(folder.rglob("*.txt"), key=lambda file: (file.parent, len(file.name), file.name)):
+        with open_text(file) as opened:
+            article = parse_json(opened.read(), str(file))
+        try:
+            name = str(article.get("id", file.name))
+            if race_level(name) is None:
+                name = f"{race_level(str(file.parent)) or ''}{name}"
+            answers = article.get("answers") or [None] * len(article["questions"])
+            for question, options, answer in zip(article["questions"], article["options"], answers, strict=True):
+                row = {"example_id": name, "article": article["article"], "question": question}
+                rows.append(row | {"options": options, "answer": answer})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{source}: {file} must be an object with an article, questions, options and answers, as many of each: "
+                f"{error!r}"
+            ) from error
+    if not rows:
+        raise ValueError(f"{source}: there are no .txt files in {folder}, the folder of a raw release of RACE")
+    try:
+        return Dataset.from_list(rows)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: an article, question or option in {folder} is no text: {error}") from error

@@ -7,16 +7,21 @@ answer are token positions in the windows that hold all of it, and those of [CLS
 
 import copy
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
+from datasets import Dataset
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...data.files import FLAGS
+from ...data.columns import cells, check_cells, check_columns
+from ...data.files import FLAGS, file_kind, parse_json, read_files, read_rows
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
@@ -25,11 +30,6 @@ from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
 from .splits import HubData, read_splits
-from .squad_format import Questions, Table, checked_questions, read_question_file
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
 
@@ -38,6 +38,86 @@ logger = logging.get_logger(__name__)
 HUB = {"squad": HubData("rajpurkar/squad"), "squad_v2": HubData("rajpurkar/squad_v2")}
 # Tokens of a window.
 LENGTH = 384
+
+
+class Question(NamedTuple):
+    """A question about a text.
+
+    Args:
+        texts: all reference answers, none where it has no answer.
+        span: where an answer stands in the context, [from, to) in characters without white space around it; (-1, -1) where
+            there is none.
+    """
+
+    id: str
+    question: str
+    context: str
+    texts: list[str]
+    span: tuple[int, int]
+
+
+def nested_rows(articles: Sequence[dict]) -> Dataset:
+    """Return the rows of the nested JSON of SQuAD's authors: articles of paragraphs, each a context with its questions."""
+    rows = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                row = {"id": str(question["id"]), "question": question["question"], "context": paragraph["context"]}
+                rows.append(row | {"answers": question.get("answers") or []})
+    return Dataset.from_list(rows)
+
+
+def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optional: bool) -> list[Question]:
+    """Return the questions of rows; with `optional` there may be no answers.
+
+    Args:
+        columns: names of question, context and answers.
+        source (`str`): where the rows are from, for messages.
+    Raises:
+        ValueError: a missing column, a cell that is None or of another type, an answer that its context does not have.
+    """
+    question_column, context_column, answer_column = columns
+    needed, answers = ["id", question_column, context_column], [[]] * len(rows)
+    has_answers = answer_column in rows.column_names or not optional
+    if has_answers:
+        needed.append(answer_column)
+    check_columns(rows, needed, source=source, flag="--question_column, --context_column, --answer_column")
+    for column, kinds in (("id", (str, int)), (question_column, str), (context_column, str)):
+        check_cells(rows, column, kinds, source=source)
+    if has_answers:
+        answers = cells(rows, answer_column)
+    questions = []
+    texts = zip(map(str, cells(rows, "id")), cells(rows, question_column), cells(rows, context_column), strict=True)
+    for number, ((name, question, context), cell) in enumerate(zip(texts, answers, strict=True), start=1):
+        if cell is None and optional:
+            cell = []
+        try:
+            questions.append(Question(name, question, context, *read_answers(cell, context)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"row {number} of {source} (id {name!r}) has {str(cell)[:100]!r} in the column {answer_column!r}, expected "
+                f'{{"text": [...], "answer_start": [...]}}, texts of the context and where they begin: {error}'
+            ) from error
+    return questions
+
+
+def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
+    """Return the texts of {"text": [...], "answer_start": [...]}, or of a list of such pairs (also as JSON), and the
+    characters of the first one that stands at its start, without white space around it; (-1, -1) of none."""
+    if isinstance(cell, str):
+        cell = parse_json(cell, "the cell")
+    if isinstance(cell, list):
+        cell = {name: [answer[name] for answer in cell] for name in ("text", "answer_start")}
+    texts, starts = list(cell["text"]), list(cell["answer_start"])
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("an answer is no text")
+    for text, start in zip(texts, starts, strict=True):
+        if text.strip() and start >= 0 and context.startswith(text, start):
+            begin = start + len(text) - len(text.lstrip())
+            return texts, (begin, begin + len(text.strip()))
+    if texts:
+        raise ValueError(f"the context does not have the answer {texts[0]!r} at character {starts[0]}")
+    return [], (-1, -1)
 
 
 @dataclass
@@ -89,25 +169,50 @@ class QuestionAnsweringData(TaskData):
             self.name = source
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
-        tables, self.dataset = read_splits(
-            data_args,
-            hub,
-            HUB,
-            read_file=lambda file, split: read_question_file(file, columns, flag=FLAGS[split]),
-            read_rows=lambda rows, place, split: Table(rows, columns, place),
-        )
-        self.sets = {
-            split: checked_questions(sources, data_args.limits[split], kind=split, with_null=self.with_null)
-            for split, sources in tables.items()
-        }
+
+        def from_rows(rows, place, split, columns=columns):
+            return question_rows(rows, columns, source=place, optional=split == "test")
+
+        def from_file(file, split):
+            source, articles = f"{FLAGS[split]} {file.name}", []
+            if file_kind(file) == "json" and file.is_file():
+                articles = [row for _, row in read_rows(file)]
+            if not articles or "paragraphs" not in articles[0]:
+                return from_rows(read_files([file], source=FLAGS[split]), source, split)
+            try:
+                rows = nested_rows(articles)
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{source} is not as SQuAD's authors write theirs: {error!r}") from error
+            return from_rows(rows, source, split, ("question", "context", "answers"))
+
+        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
+        self.sets: dict[str, list[Question]] = {}
+        for split, questions in files.items():
+            self.sets[split] = [*chain.from_iterable(questions)][: data_args.limits[split]]
+            self.check_questions(split)
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
+
+    def check_questions(self, split: str):
+        """Check that each id is for one question, and that all have an answer where they must."""
+        [(name, times)] = Counter(question.id for question in self.sets[split]).most_common(1)
+        if times > 1:
+            raise ValueError(f"the {split} set has the id {name!r} more than once: an id is for one question")
+        unanswered = [question.id for question in self.sets[split] if not question.texts]
+        if unanswered and not self.with_null and self.has_answers(split):
+            raise ValueError(
+                f"the {split} set has questions without an answer, such as {unanswered[0]!r}: give --version_2_with_negative"
+            )
+
+    def has_answers(self, split: str) -> bool:
+        """Tell if a set has answers, which a test set may lack."""
+        return split != "test" or any(question.texts for question in self.sets[split])
 
     @property
     def label_counts(self) -> dict[str, int]:
         """Return the number of training questions with an answer and without; empty where all have one."""
         if not self.with_null or "train" not in self.sets:
             return {}
-        answered = [bool(texts) for texts in self.sets["train"].texts]
+        answered = [bool(question.texts) for question in self.sets["train"]]
         return {"with an answer": sum(answered), "without": len(answered) - sum(answered)}
 
     @cached_property
@@ -115,8 +220,7 @@ class QuestionAnsweringData(TaskData):
         """Return the metrics of no answer to any question; nothing where all questions have an answer."""
         if not self.label_counts or "validation" not in self.sets:
             return {}
-        evaluated = self.sets["validation"]
-        references = dict(zip(evaluated.ids, evaluated.texts, strict=True))
+        references = {question.id: question.texts for question in self.sets["validation"]}
         scores = squad_v2(dict.fromkeys(references, ""), references)
         return {"no answer": {name: value for name, value in scores.items() if not name.endswith("total")}}
 
@@ -124,14 +228,11 @@ class QuestionAnsweringData(TaskData):
         # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
         return two_outputs()
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets.
 
         A question that leaves no room for windows is left out of the training and answered with "" in the other sets, with a
-        warning.
-
-        Raises:
-            ValueError: the tokenizer is not fast, or --doc_stride leaves no room in --max_seq_length.
+        warning. The tokenizer must be a fast one, and --doc_stride leave room in --max_seq_length.
         """
         if not tokenizer.is_fast:
             raise ValueError(
@@ -139,33 +240,29 @@ class QuestionAnsweringData(TaskData):
                 "one that is saved with a tokenizer.json"
             )
         arguments = self.data_args
-        options = dict(
-            tokenizer=tokenizer,
-            max_length=longest_input(tokenizer, config, arguments.max_seq_length, LENGTH),
-            doc_stride=arguments.doc_stride,
-            num_proc=arguments.preprocessing_num_workers,
-        )
+        max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
+        options = dict(tokenizer=tokenizer, max_length=max_length)
         sets = {}
         for split, questions in self.sets.items():
-            rows, windows = encode_windows(questions, source=f"the {split} set", offsets=split != "train", **options)
-            sets[split] = rows
+            more = dict(source=f"the {split} set", offsets=split != "train", positions=self.has_answers(split))
+            sets[split], windows = encode_windows(questions, arguments, **options, **more)
             if split != "train":
-                sets[split] = self.evaluation_set(questions, rows, windows)
+                sets[split] = self.evaluation_set(split, sets[split], windows)
         # On the right, so that places of tokens, which labels and windows are, stay what they are.
         padding = copy.copy(tokenizer)
         padding.padding_side = "right"
-        collator = DataCollatorWithPadding(padding, **arguments.padding(options["max_length"]))
+        collator = DataCollatorWithPadding(padding, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, "f1")
 
-    def evaluation_set(self, questions: Questions, rows: "Dataset", windows: Windows) -> EvaluationSet:
-        """Return the set of `questions`, with `windows` whose features are `rows`."""
-        threshold = self.data_args.null_score_diff_threshold
-        references = dict(zip(questions.ids, questions.texts or (), strict=bool(questions.texts)))
+    def evaluation_set(self, split: str, rows: Dataset, windows: Windows) -> EvaluationSet:
+        """Return a set, with `windows` whose features are `rows`."""
+        threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
+        references = {question.id: question.texts for question in questions}
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
-                questions.ids,
-                questions.contexts,
+                [question.id for question in questions],
+                [question.context for question in questions],
                 windows,
                 *predictions[:2],
                 n_best=self.data_args.n_best_size,
@@ -187,90 +284,76 @@ class QuestionAnsweringData(TaskData):
             texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
             if self.with_null:
                 texts["null_odds"] = best.null_odds
-            files = [folder / f"{stem}_{name}.json" for name in texts]
-            for file, value in zip(files, texts.values(), strict=True):
-                file.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            files = []
+            for name, value in texts.items():
+                files.append(folder / f"{stem}_{name}.json")
+                text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+                files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
-        return EvaluationSet(rows, metrics if references else None, write, len(questions))
+        return EvaluationSet(rows, metrics if self.has_answers(split) else None, write, len(questions))
 
 
 def encode_windows(
-    questions: Questions,
+    questions: Sequence[Question],
+    arguments: QuestionAnsweringArguments,
     *,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    doc_stride: int,
-    num_proc: int | None = None,
     offsets: bool = True,
+    positions: bool = True,
     source: str = "the set",
-) -> tuple["Dataset", Windows | None]:
+) -> tuple[Dataset, Windows | None]:
     """Return the windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
 
-    The columns start_positions and end_positions are added where the set has answers: tokens of the first answer in the
-    windows that hold all of it, the place of [CLS] in the others.
+    With `positions` there are the columns start_positions and end_positions: tokens of the first answer in the windows that
+    hold all of it, the place of [CLS] in the others.
 
     Raises:
-        ValueError: no question leaves more than `doc_stride` tokens of a window for its context.
+        ValueError: no question leaves more than --doc_stride tokens of a window for its context.
     """
-    from datasets import Dataset
 
-    texts = [question.strip() for question in questions.questions]
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True)
+    texts = [question.question.strip() for question in questions]
+    doc_stride, room = arguments.doc_stride, max_length - tokenizer.num_special_tokens_to_add(pair=True)
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    numbers = [number for number, ids in enumerate(tokens) if room - len(ids) > doc_stride]
-    if not numbers:
+    columns: dict[str, list] = {name: [] for name in ("example", "question", "context", "span")}
+    too_long = []
+    for number, ids in enumerate(tokens):
+        if room - len(ids) > doc_stride:
+            row = (number, texts[number], questions[number].context, questions[number].span)
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+        else:
+            too_long.append(number)
+    if len(too_long) == len(texts):
         raise ValueError(
             f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
             f"{source} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
             "--doc_stride"
         )
-    if len(numbers) < len(texts):
-        first_out = min({*range(len(texts))} - {*numbers})
+    if too_long:
         logger.warning(
-            f"{source}: {len(texts) - len(numbers)} questions are too long to leave more than --doc_stride {doc_stride} of "
+            f"{source}: {len(too_long)} questions are too long to leave more than --doc_stride {doc_stride} of "
             f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
-            f"{questions.ids[first_out]!r}, {len(tokens[first_out])} tokens)"
+            f"{questions[too_long[0]].id!r}, {len(tokens[too_long[0]])} tokens)"
         )
-    rows = Dataset.from_dict(
-        {
-            "example": numbers,
-            "question": [texts[number] for number in numbers],
-            "context": [questions.contexts[number] for number in numbers],
-            "span": [questions.spans[number] for number in numbers],
-        }
-    )
-    encoded = rows.map(
-        partial(
-            encode_batch,
-            tokenizer=tokenizer,
-            max_length=max_length,
-            doc_stride=doc_stride,
-            offsets=offsets,
-            positions=questions.texts is not None,
-        ),
-        batched=True,
-        remove_columns=rows.column_names,
-        num_proc=num_proc,
-        desc=f"windows of {source}",
-    )
+    options = dict(max_length=max_length, doc_stride=doc_stride, offsets=offsets, positions=positions)
+    encoded = arguments.tokenise(Dataset.from_dict(columns), encode_batch, source, tokenizer=tokenizer, **options)
     table = encoded.with_format("numpy")
     examples, null = table["example"][:], table["null"][:]
-    if questions.texts is not None:
+    if positions:
         held = {*examples[table["start_positions"][:] != null].tolist()}
-        cut = [number for number in numbers if questions.texts[number] and number not in held]
+        cut = [number for number in columns["example"] if questions[number].texts and number not in held]
         if cut:
             logger.warning(
                 f"{source}: the answers of {len(cut)} questions are whole in no window, which all say that there is none "
-                f"(the first is {questions.ids[cut[0]]!r}); a larger --doc_stride may help"
+                f"(the first is {questions[cut[0]].id!r}); a larger --doc_stride may help"
             )
-    columns = ["example", "null"]
-    windows = None
-    if offsets:
-        columns += ["first", "last"]
-        first, last = table["first"][:], table["last"][:]
-        windows = Windows(examples, null, np.cumsum([0, *map(len, first)]), np.concatenate(first), np.concatenate(last))
-    return encoded.remove_columns(columns), windows
+    if not offsets:
+        return encoded.remove_columns(["example", "null"]), None
+    first, last = table["first"][:], table["last"][:]
+    windows = Windows(examples, null, np.cumsum([0, *map(len, first)]), np.concatenate(first), np.concatenate(last))
+    return encoded.remove_columns(["example", "null", "first", "last"]), windows
 
 
 def encode_batch(
@@ -291,12 +374,7 @@ def encode_batch(
     )
     # Several questions are about one context.
     edges = {context: word_edges(context) for context in {*batch["context"]}}
-    columns = ["example", "null"]
-    if offsets:
-        columns += ["first", "last"]
-    if positions:
-        columns += ["start_positions", "end_positions"]
-    features = {name: [] for name in columns}
+    windows = []
     for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
         is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
         ahead, back = edges[batch["context"][row]]
@@ -304,16 +382,15 @@ def encode_batch(
         # White space that belongs to a token, as in SentencePiece vocabularies, is no part of an answer.
         first, last = np.where(is_context, ahead[characters[:, 0]], 0), np.where(is_context, back[characters[:, 1]], 0)
         null = cls_position(window, tokenizer.cls_token_id)
-        features["example"].append(batch["example"][row])
-        features["null"].append(null)
+        features = {"example": batch["example"][row], "null": null}
         if offsets:
-            features["first"].append(first)
-            features["last"].append(last)
+            features |= {"first": first, "last": last}
         if positions:
             start, end = answer_tokens(first, last, *batch["span"][row]) or (null, null)
-            features["start_positions"].append(start)
-            features["end_positions"].append(end)
-    return {name: values for name, values in encoding.items() if name in tokenizer.model_input_names} | features
+            features |= {"start_positions": start, "end_positions": end}
+        windows.append(features)
+    inputs = {name: values for name, values in encoding.items() if name in tokenizer.model_input_names}
+    return inputs | {name: [window[name] for window in windows] for name in windows[0]}
 
 
 def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -343,3 +420,6 @@ def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> 
     if start > stop:
         return None
     return int(start), int(stop)
+
+
+TASK = (QuestionAnsweringData, QuestionAnsweringArguments)

@@ -44,24 +44,12 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 
 
 def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """Compute SQuAD 1.1: for each question the best over its references, and the mean over all questions.
-
-    Args:
-        predictions (`dict[str, str]`): text by id, of every question.
-        references (`dict[str, list[str]]`): one text or more by id.
-    Returns:
-        "exact_match" and "f1", in percent (0 to 100).
-    """
+    """Compute SQuAD 1.1: "exact_match" and "f1" in percent (0 to 100), for each question the best over its references."""
     return {name: 100 * score for name, score in record(predictions, references).items()}
 
 
 def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """Compute ReCoRD: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE.
-
-    Args:
-        predictions (`dict`): the entity by query.
-        references (`dict`): the entities that are right, by query.
-    """
+    """Compute ReCoRD of entities by query: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE."""
     scores = {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}
     return {
         name: math.fsum(_best(score, predictions[key], texts) for key, texts in references.items()) / len(references)
@@ -87,15 +75,14 @@ def squad_v2(
     Args:
         predictions (`dict[str, str]`): text by id, of every question, "" for no answer.
         references (`dict[str, list[str]]`): texts by id; an empty list: no answer.
-        no_answer_probabilities (`dict[str, float]`): by id, one for each prediction. Any finite number will do that is
-            higher where no answer is more likely: a difference of scores, for one.
+        no_answer_probabilities (`dict[str, float]`): by id, or any finite number that is higher where no answer is more
+            likely, such as a difference of scores.
         threshold (`float`): an answer is kept where its probability is at most this.
     Returns:
-        "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer, as far as there
-        are any: "HasAns_exact", ..., "NoAns_total"; and with probabilities "best_exact", "best_f1", the highest that any
-        threshold reaches, and "best_exact_thresh", "best_f1_thresh", the lowest threshold that does.
-        The published script steps through equal probabilities one by one and so can report a score that no threshold has;
-        here they move together.
+        "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer ("HasAns_exact",
+        ..., "NoAns_total"), as far as there are any; and with probabilities "best_exact", "best_f1", the highest that any
+        threshold reaches, and "best_exact_thresh", "best_f1_thresh", the lowest threshold that does. Equal probabilities
+        move together; the published script can report a score that no threshold has.
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
     # What a question scores if its prediction is kept, and what it scores as "no answer". The latter asks whether there are
@@ -125,11 +112,7 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n).
-
-    Args:
-        kept_scores, dropped: [n], the score of each question if its probability is at most the threshold, or above.
-    """
+    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n)."""
     order = np.argsort(probabilities, kind="stable")
     steps = probabilities[order]
     # totals[i]: the i questions of lowest probability are kept. Only where the next probability differs is there a

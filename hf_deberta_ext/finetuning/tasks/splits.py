@@ -2,20 +2,19 @@
 """The training, validation and test set of a task, read from the files that its flags name or from a data set of the Hub."""
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from datasets import Dataset
 
 from ...data.files import FLAGS, shown_files
 from ...data.hub import read_hub
 from ...training.hub_arguments import HubArguments
+from ..arguments import DataArguments
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from ..arguments import DataArguments
-
-__all__ = ["SPLITS", "HubData", "hold_out", "read_splits"]
+__all__ = ["SPLITS", "HubData", "hold_out", "hub_source", "read_splits"]
 
 T = TypeVar("T")
 
@@ -31,18 +30,38 @@ class HubData(NamedTuple):
     revision: str | None = None
 
 
+def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
+    """Return the data set of the Hub that is to be read, None where the flags name files.
+
+    Args:
+        arguments (`DataArguments`): the flags.
+        dataset (`str`, *optional*): that of the --task_name.
+        tasks: their names, for the message.
+    Raises:
+        ValueError: there are no data, or files and --dataset_name.
+    """
+    name = arguments.dataset_name or dataset
+    if arguments.train_file or arguments.validation_file or arguments.test_file:
+        if arguments.dataset_name:
+            raise ValueError(f"give --dataset_name {name} or files, not both")
+        return None
+    if name is None:
+        raise ValueError(
+            f"there is no data: give --task_name ({', '.join(tasks)}), --dataset_name, or {', '.join(FLAGS.values())}"
+        )
+    return name
+
+
 def read_splits(
-    arguments: "DataArguments",
+    arguments: DataArguments,
     hub: HubArguments | None,
     tasks: Mapping[str, HubData],
     read_file: Callable[[Path, str], T],
-    read_rows: Callable[["Dataset", str, str], T],
+    read_rows: Callable[[Dataset, str, str], T],
 ) -> tuple[dict[str, list[T]], str]:
     """Read the sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
 
     Args:
-        arguments (`DataArguments`): the flags.
-        hub (`HubArguments`, *optional*): those of downloads.
         tasks (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
         read_file (`Callable`): (file, split) -> what the file holds.
         read_rows (`Callable`): (rows of the Hub, their place for messages, split) -> what the rows hold.
@@ -51,24 +70,21 @@ def read_splits(
     Raises:
         ValueError: --task_name is unknown; there are no data, or files and --dataset_name; as the two readers.
     """
-    if arguments.task_name is not None and arguments.task_name not in tasks:
+    if arguments.task_name not in (None, *tasks):
         raise ValueError(f"--task_name {arguments.task_name} is not known; there are {', '.join(tasks)}")
-    files = {split: getattr(arguments, f"{split}_file") for split in SPLITS if getattr(arguments, f"{split}_file")}
-    if files:
-        if arguments.dataset_name:
-            raise ValueError(f"give --dataset_name {arguments.dataset_name} or files, not both")
-        sets = {split: [read_file(Path(path).expanduser(), split) for path in paths] for split, paths in files.items()}
-        return sets, shown_files(dict.fromkeys(path for paths in files.values() for path in paths))
-    name = arguments.dataset_name or arguments.task_name
+    name = hub_source(arguments, arguments.task_name, tasks)
     if name is None:
-        raise ValueError(
-            f"there is no data: give --task_name ({', '.join(tasks)}), --dataset_name, or {', '.join(FLAGS.values())}"
-        )
-    name = tasks[name].name if name in tasks else name
-    task = tasks.get(arguments.task_name, HubData(name))
-    revision = arguments.data_revision
-    if arguments.dataset_name is None and revision is None:
-        revision = task.revision
+        files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
+        sets = {}
+        for split, paths in files.items():
+            if paths:
+                sets[split] = [read_file(Path(path).expanduser(), split) for path in paths]
+        return sets, shown_files(dict.fromkeys(chain.from_iterable(files.values())))
+    if name in tasks:
+        name = tasks[name].name
+    task, revision = tasks.get(arguments.task_name, HubData(name)), arguments.data_revision
+    if arguments.dataset_name is None:
+        revision = revision or task.revision
     download = (hub or HubArguments()).download(revision)
     loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, **download)
     return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
@@ -90,7 +106,10 @@ def hold_out(texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], sh
     random.Random(0).shuffle(shuffled)
     to_train, held_out = [], []
     for number, group in enumerate(shuffled):
-        new = {label for row in group for label in labels[row]} - seen
+        new = set().union(*(labels[row] for row in group)) - seen
         seen |= new
-        (held_out if not new and int((number + 1) * share) > int(number * share) else to_train).extend(group)
+        if not new and int((number + 1) * share) > int(number * share):
+            held_out += group
+        else:
+            to_train += group
     return to_train, held_out

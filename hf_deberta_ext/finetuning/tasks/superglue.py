@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from ...data.columns import as_numbers, cells, check_cells, check_columns
 from ...training.hub_arguments import HubArguments
@@ -24,12 +25,9 @@ from ..metrics import TASK_METRICS, compute
 from ..task import TaskData
 from .glue import KnownTask, glue_task
 from .labels import check_logits
-from .multiple_choice import MultipleChoiceData, read_multiple_choice
+from .multiple_choice import MultipleChoiceData
 from .question_answering_metrics import record
 from .text_classification import Part, TextClassificationArguments, TextClassificationData
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 __all__ = ["SUPERGLUE", "SuperGlueArguments", "SuperGlueData", "mark_spans", "read_superglue"]
 
@@ -62,31 +60,23 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 class SuperGlueArguments(TextClassificationArguments):
     """Flags of SuperGLUE, without those of data of your own and of XNLI."""
 
-    refused = (
-        "validation_share",
-        "text_columns",
-        "label_names",
-        "problem_type",
-        "language",
-        "train_language",
-        "eval_languages",
-    )
+    refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
     """Read the data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
 
     Raises:
-        ValueError: a flag is refused; what `SuperGlueData` and `read_multiple_choice` find wrong.
+        ValueError: a flag is refused; what `SuperGlueData` and `MultipleChoiceData` find wrong.
     """
     name = data_args.task_name
     if name not in (*SUPERGLUE, "copa"):
         raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
         raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
-    if name != "copa":
-        return SuperGlueData(data_args, hub)
-    return read_multiple_choice(data_args, hub, CopaData)
+    if name == "copa":
+        return CopaData(data_args, hub)
+    return SuperGlueData(data_args, hub)
 
 
 class SuperGlueData(TextClassificationData):
@@ -99,25 +89,28 @@ class SuperGlueData(TextClassificationData):
     def known_task(self) -> KnownTask:
         return SUPERGLUE[self.data_args.task_name]
 
-    def examples(self, rows: "Dataset", source: str) -> "Dataset":
-        make = {"multirc": _multirc, "record": _record, "wic": _wic, "wsc": _wsc}.get(self.name)
+    def examples(self, rows: Dataset, source: str) -> Dataset:
+        texts, make = MADE.get(self.name, ((), None))
         if make is not None:
+            check_columns(rows, texts, source=source)
+            for column in texts:
+                check_cells(rows, column, str, source=source)
             rows = make(rows, source)
         return super().examples(rows, source)
 
-    def count(self, rows: "Dataset") -> int:
+    def count(self, rows: Dataset) -> int:
         if self.name == "record":
-            return len({*_numbers(rows, "query")})
+            return len({*cells(rows, "query")})
         return len(rows)
 
-    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
         if self.name == "record":
-            answers = dict(zip(_numbers(part.rows, "query"), cells(part.rows, "answers"), strict=True))
+            answers = dict(zip(cells(part.rows, "query"), cells(part.rows, "answers"), strict=True))
             return record(self._best_entities(part, logits), answers)
         groups = None
         if self.name == "multirc":
-            groups = [*zip(_numbers(part.rows, "paragraph_number"), _numbers(part.rows, "question_number"), strict=True)]
-        return compute(TASK_METRICS[self.name], self.labels.predicted(logits), references, groups)
+            groups = [(paragraph, question) for paragraph, question, _ in cells(part.rows, "numbers")]
+        return compute(TASK_METRICS[self.name], self.labels.predicted(logits), part.labels, groups)
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
         """Write {stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
@@ -143,7 +136,7 @@ class SuperGlueData(TextClassificationData):
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
         margins = (logits[:, true] - logits[:, false]).tolist()
-        for query, entity, margin in zip(_numbers(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
+        for query, entity, margin in zip(cells(part.rows, "query"), cells(part.rows, "entity"), margins, strict=True):
             if query not in best or margin > best[query][0]:
                 best[query] = (margin, entity)
         return {query: entity for query, (_, entity) in best.items()}
@@ -159,87 +152,64 @@ class CopaData(MultipleChoiceData):
         return [_write_jsonl(folder / "COPA.jsonl", lines)]
 
 
-def _with_labels(rows: "Dataset", columns: Mapping[str, Sequence[Any]]) -> "Dataset":
-    """Return `columns`, and what `rows` have of label and idx."""
-    from datasets import Dataset
+def _with_texts(rows: Dataset, **columns: list) -> Dataset:
+    """Return columns, and label and idx of `rows`, as far as they have them."""
 
-    labels = {name: cells(rows, name) for name in ("label", "idx") if name in rows.column_names}
-    return Dataset.from_dict({**labels, **columns})
-
-
-def _check_texts(rows: "Dataset", columns: Sequence[str], source: str):
-    check_columns(rows, columns, source=source)
-    for column in columns:
-        check_cells(rows, column, str, source=source)
+    kept = rows.select_columns([name for name in ("label", "idx") if name in rows.column_names])
+    return Dataset.from_dict(kept.to_dict() | columns)
 
 
-def _multirc(rows: "Dataset", source: str) -> "Dataset":
-    _check_texts(rows, ["paragraph", "question", "answer"], source)
+def _multirc(rows: Dataset, source: str) -> Dataset:
     paragraphs, questions, answers = (cells(rows, column) for column in ("paragraph", "question", "answer"))
-    columns: dict[str, list] = {"paragraph": paragraphs}
-    columns["question_and_answer"] = [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
-    columns |= {"paragraph_number": [], "question_number": [], "answer_number": []}
+    numbers: list[Any] = []
     if "idx" in rows.column_names:
         check_cells(rows, "idx", dict, source=source)
-        for row, idx in enumerate(cells(rows, "idx"), start=1):
-            for name in ("paragraph", "question", "answer"):
-                if not isinstance(idx.get(name), int):
-                    raise ValueError(
-                        f"row {row} of {source} has the idx {idx!r}, expected the numbers of paragraph, question and answer"
-                    )
-                columns[f"{name}_number"].append(idx[name])
+        numbers = [[idx.get(name) for name in ("paragraph", "question", "answer")] for idx in cells(rows, "idx")]
+        for number, three in enumerate(numbers, start=1):
+            if None in three:
+                raise ValueError(f"row {number} of {source}: idx must have the numbers of paragraph, question and answer")
     else:
         # Answers of one question have the same texts before them.
-        numbers: dict[Any, int] = {}
-        for row, (paragraph, question) in enumerate(zip(paragraphs, questions, strict=True)):
-            columns["paragraph_number"].append(numbers.setdefault(paragraph, len(numbers)))
-            columns["question_number"].append(numbers.setdefault((paragraph, question), len(numbers)))
-            columns["answer_number"].append(row)
-    return _with_labels(rows, columns)
+        known: dict[Any, int] = {}
+        for answer, texts in enumerate(zip(paragraphs, questions, strict=True)):
+            numbers.append([known.setdefault(text, len(known)) for text in (texts[0], texts)] + [answer])
+    texts = [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
+    return _with_texts(rows, paragraph=paragraphs, question_and_answer=texts, numbers=numbers)
 
 
-def _record(rows: "Dataset", source: str) -> "Dataset":
-    from datasets import Dataset
+def _record(rows: Dataset, source: str) -> Dataset:
 
-    _check_texts(rows, ["passage", "query"], source)
     check_columns(rows, ["entities"], source=source)
     check_cells(rows, "entities", list, source=source)
-    answers_of = [()] * len(rows)
+    all_answers = [()] * len(rows)
     if "answers" in rows.column_names:
-        answers_of = cells(rows, "answers")
-    without = [number for number, answers in enumerate(answers_of, start=1) if not answers]
-    if 0 < len(without) < len(rows):
-        raise ValueError(f"row {without[0]} of {source} has no answers; queries without any are for --test_file")
+        all_answers = cells(rows, "answers")
     # Columns, not rows: ReCoRD has a million entities.
     columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
-    for number, row in enumerate(rows):
-        if BLANK not in row["query"]:
-            raise ValueError(f"row {number + 1} of {source} has no {BLANK} in its query: {row['query']!r}")
-        if not row["entities"]:
-            raise ValueError(f"row {number + 1} of {source} has no entities to choose from")
+    for number, (row, answers) in enumerate(zip(rows, all_answers, strict=True)):
+        if BLANK not in row["query"] or not row["entities"]:
+            raise ValueError(f"row {number + 1} of {source} must have {BLANK} in its query, and entities to choose from")
+        if not answers and any(all_answers):
+            raise ValueError(f"row {number + 1} of {source} has no answers; queries without any are for --test_file")
         # Sentences added to the passage, as bullet points.
         passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
-        query, answers = number, answers_of[number] or []
+        query = number
         if isinstance(row.get("idx"), Mapping):
             query = row["idx"]["query"]
         for entity in dict.fromkeys(row["entities"]):
-            label = None
-            if answers:
-                label = entity in answers
-            values = (passage, row["query"].replace(BLANK, entity), label, query, entity, answers)
+            label = entity in answers if answers else None
+            values = (passage, row["query"].replace(BLANK, entity), label, query, entity, answers or [])
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
     return Dataset.from_dict(columns)
 
 
-def _wic(rows: "Dataset", source: str) -> "Dataset":
-    _check_texts(rows, ["word", "sentence1", "sentence2"], source)
+def _wic(rows: Dataset, source: str) -> Dataset:
     texts = [f"{word}: {sentence}" for word, sentence in zip(cells(rows, "word"), cells(rows, "sentence1"), strict=True)]
-    return _with_labels(rows, {"word_and_sentence1": texts, "sentence2": cells(rows, "sentence2")})
+    return _with_texts(rows, word_and_sentence1=texts, sentence2=cells(rows, "sentence2"))
 
 
-def _wsc(rows: "Dataset", source: str) -> "Dataset":
-    _check_texts(rows, ["text", "span1_text", "span2_text"], source)
+def _wsc(rows: Dataset, source: str) -> Dataset:
     check_columns(rows, ["span1_index", "span2_index"], source=source)
     for column in ("span1_index", "span2_index"):
         rows = as_numbers(rows, column)
@@ -248,7 +218,16 @@ def _wsc(rows: "Dataset", source: str) -> "Dataset":
     for number, row in enumerate(rows, start=1):
         spans = [(row[f"span{n}_index"], row[f"span{n}_text"], mark) for n, mark in ((1, "#"), (2, "*"))]
         marked.append(mark_spans(row["text"], spans, place=f"row {number} of {source}"))
-    return _with_labels(rows, {"marked_text": marked})
+    return _with_texts(rows, marked_text=marked)
+
+
+# Tasks whose texts are made of others: the columns of these, and by which function.
+MADE = {
+    "multirc": (("paragraph", "question", "answer"), _multirc),
+    "record": (("passage", "query"), _record),
+    "wic": (("word", "sentence1", "sentence2"), _wic),
+    "wsc": (("text", "span1_text", "span2_text"), _wsc),
+}
 
 
 def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str = "the text") -> str:
@@ -279,25 +258,28 @@ def plain_word(word: str) -> str:
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
-def _numbers(rows: "Dataset", column: str) -> list[int]:
+def _numbers(rows: Dataset, column: str) -> list[int]:
     """Return a column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
     if column not in rows.column_names:
         return [*range(len(rows))]
     return cells(as_numbers(rows, column), column)
 
 
-def nested_answers(rows: "Dataset", predicted: np.ndarray) -> list[dict[str, Any]]:
+def nested_answers(rows: Dataset, predicted: np.ndarray) -> list[dict[str, Any]]:
     """Return answers of MultiRC: paragraphs of questions of answers."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
-    numbers = (_numbers(rows, f"{name}_number") for name in ("paragraph", "question", "answer"))
-    for paragraph, question, answer, label in zip(*numbers, predicted.tolist(), strict=True):
+    for (paragraph, question, answer), label in zip(cells(rows, "numbers"), predicted.tolist(), strict=True):
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))
-    return [
-        dict(idx=paragraph, passage=dict(questions=[dict(idx=idx, answers=answers) for idx, answers in questions.items()]))
-        for paragraph, questions in paragraphs.items()
-    ]
+    lines = []
+    for paragraph, by_question in paragraphs.items():
+        questions = [dict(idx=question, answers=answers) for question, answers in by_question.items()]
+        lines.append(dict(idx=paragraph, passage=dict(questions=questions)))
+    return lines
 
 
 def _write_jsonl(file: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return file
+
+
+TASK = (read_superglue, SuperGlueArguments)

@@ -2,14 +2,21 @@
 """Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+from datasets import Dataset
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from ...data.columns import cells, check_cells, check_columns, first
@@ -24,11 +31,7 @@ from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
-from .splits import SPLITS, hold_out
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from .splits import SPLITS, hold_out, hub_source
 
 __all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
 
@@ -90,28 +93,22 @@ class TextClassificationArguments(DataArguments):
             raise ValueError(f"--label_names takes two or more names, each once, got {', '.join(self.label_names)}")
         if self.label_names and self.problem_type == REGRESSION:
             raise ValueError("--label_names are of classes: leave them out with --problem_type regression")
-        if len({*self.eval_languages}) < len(self.eval_languages):
-            raise ValueError(f"--eval_languages takes each language once, got {', '.join(self.eval_languages)}")
 
 
 @dataclass
 class Part:
-    """A training, evaluation or test set, read and checked.
+    """A training, evaluation or test set.
 
     Args:
         rows (`Dataset`): the text columns among others.
-        cells (`list`, *optional*): labels as they stand in the data; None for a test set without any.
         source (`str`): where it is from, for messages.
-        examples (`int`): how many examples the rows are.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
     """
 
-    rows: "Dataset"
-    cells: list | None
+    rows: Dataset
     source: str
-    examples: int
-    test: bool = False
+    test: bool
     labels: list | None = None
 
 
@@ -135,138 +132,113 @@ class TextClassificationData(TaskData):
     def __init__(self, data_args: TextClassificationArguments, hub: HubArguments | None = None):
         self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
-        self.name = (data_args.task_name or self.pipeline).lower()
-        self.dataset, tables = self.read_tables()
-        self.text_columns = self.text_columns_of(*next(iter(tables.values())))
-        self.labels = self.labels_of(tables)
+        self.name = data_args.task_name or self.pipeline
+        # By kind ("train", "validation", "test") and name of the set.
+        self.parts: dict[str, dict[str, Part]] = {kind: {} for kind in SPLITS}
+        self.dataset = self.read_parts()
+        self.text_columns = self.text_columns_of(next(self.all_parts()))
+        self.labels = self.labels_of()
         if data_args.validation_share is not None:
-            tables = self.with_validation_share(tables)
-        self.parts: dict[str, dict[str, Part]] = {"train": {}, "validation": {}, "test": {}}
-        for (kind, name), (rows, source) in tables.items():
-            rows = first(rows, data_args.limits[kind])
-            if data_args.validation_share is None or kind == "test":
-                rows = self.examples(rows, source)
-            values, _ = self.label_cells(rows, source, optional=kind == "test")
-            self.parts[kind][name] = Part(rows, values, source, self.count(rows), kind == "test")
+            self.hold_validation_out(data_args.validation_share)
+        for kind, parts in self.parts.items():
+            for part in parts.values():
+                part.rows = self.examples(first(part.rows, data_args.limits[kind]), part.source)
         self.encode_labels()
         self.check_training()
-        self.num_train = sum(part.examples for part in self.parts["train"].values())
-        self.num_evaluation = sum(part.examples for part in self.parts["validation"].values())
+        self.num_train, self.num_evaluation = (
+            sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
+        )
 
-    def label_cells(self, rows: "Dataset", source: str, *, optional: bool) -> tuple[list | None, tuple[str, ...] | None]:
-        """Return the cells of the label column, and the names of the labels if the data set has them.
-
-        Raises:
-            ValueError: there is no such column, although it is not `optional`.
-        """
-        column = self.data_args.label_column
-        if optional and column not in rows.column_names:
-            return None, None
-        check_columns(rows, [column], source=source, flag="--label_column")
-        return label_cells(rows, column)
+    def all_parts(self) -> Iterator[Part]:
+        """Iterate over all sets."""
+        return chain.from_iterable(parts.values() for parts in self.parts.values())
 
     def encode_labels(self):
-        """Set the labels of all sets, as far as it is known which labels there are.
-
-        Raises:
-            ValueError: there are none, or one is wrong.
-        """
-        if self.labels is None:
-            return
-        for parts in self.parts.values():
-            for part in parts.values():
-                if part.cells is not None:
-                    part.labels = self.labels.encode(part.cells, source=part.source, test=part.test)
+        """Set the labels of all sets, as far as it is known which labels there are."""
+        column = self.data_args.label_column
+        for part in self.all_parts():
+            if self.labels is not None and not (part.test and column not in part.rows.column_names):
+                values, _ = label_cells(part.rows, column, source=part.source, flag="--label_column")
+                part.labels = self.labels.encode(values, source=part.source, test=part.test)
 
     def check_training(self):
-        """Check that there is something to learn.
+        """Check that there is something to learn."""
+        train = self.parts["train"].get("")
+        if train is None:
+            return
+        if not any(map(str.strip, chain.from_iterable(self.texts(train.rows)))):
+            raise ValueError(
+                f"{' '.join((train.source, *self.data_args.train_file))} has only blank texts in "
+                f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
+            )
+        if self.labels.problem_type != MULTI and len({*train.labels}) < 2:
+            label = train.rows[0][self.data_args.label_column]
+            raise ValueError(f"{train.source} has the one label {label!r}: there is nothing to learn")
 
-        Raises:
-            ValueError: all texts are blank, or all labels the same.
-        """
-        for part in self.parts["train"].values():
-            texts = (text for column in self.text_columns for text in cells(part.rows, column))
-            if not any(map(str.strip, texts)):
-                raise ValueError(
-                    f"{' '.join((part.source, *self.data_args.train_file))} has only blank texts in "
-                    f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
-                )
-            if self.labels.problem_type != MULTI and len({*part.labels}) < 2:
-                raise ValueError(f"{part.source} has the one label {part.cells[0]!r}: there is nothing to learn")
+    def texts(self, rows: Dataset) -> list[list[str]]:
+        """Return the columns of texts."""
+        return [cells(rows, column) for column in self.text_columns]
 
     def known_task(self) -> KnownTask | None:
         """Return the task that --task_name names, or None for a user's own data."""
         data_args, name = self.data_args, self.data_args.task_name
-        languages = [data_args.language, data_args.train_language, *data_args.eval_languages]
-        if name == "xnli":
-            local = data_args.train_file or data_args.validation_file or data_args.test_file
-            if any(languages) and (local or data_args.dataset_name):
-                raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
-            if any(languages) or local or data_args.dataset_name:
-                evaluated = data_args.eval_languages or [data_args.language or data_args.train_language or "en"]
-                train = data_args.train_language or data_args.language or "en"
-                return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
+        languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
+        if name != "xnli":
+            if languages:
+                raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
+            if name not in (None, *GLUE):
+                raise ValueError(
+                    f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
+                )
+            return GLUE.get(name)
+        has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
+        if languages and has_own_data:
+            raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
+        if not languages and not has_own_data:
             raise ValueError("which language of XNLI? Give --language, or --train_language en --eval_languages de fr ...")
-        if any(languages):
-            raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
-        if name is not None and name not in GLUE:
-            raise ValueError(
-                f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
-            )
-        return GLUE.get(name)
+        train = data_args.train_language or data_args.language or "en"
+        evaluated = data_args.eval_languages or [data_args.language or train]
+        return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
-    def with_validation_share(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> dict:
-        """Return the tables, with a share of the training rows as validation set.
-
-        Raises:
-            ValueError: there is a validation set, or nothing to split.
-        """
-        share = self.data_args.validation_share
-        if self.task is not None or [kind for kind, _ in tables if kind != "test"] != ["train"]:
+    def hold_validation_out(self, share: float):
+        """Make a share of the training rows the validation set."""
+        train = self.parts["train"].get("")
+        if self.task is not None or train is None or self.parts["validation"]:
             raise ValueError(
                 f"--validation_share {share:g} splits training data of your own that has no validation set: leave it out"
             )
         # Errors name the rows of the whole file.
-        rows, source = tables["train", ""]
-        rows = self.examples(rows, source)
-        texts = zip(*(cells(rows, column) for column in self.text_columns), strict=True)
-        values = self.labels.encode(self.label_cells(rows, source, optional=False)[0], source=source)
+        rows = self.examples(train.rows, train.source)
+        self.encode_labels()
         # The labels of each row that the training rows must have, too; a score is none.
         labels = [()] * len(rows)
         if self.labels.problem_type == MULTI:
-            labels = [*map(np.flatnonzero, values)]
+            labels = [*map(np.flatnonzero, train.labels)]
         elif self.labels.problem_type == SINGLE:
-            labels = [(value,) for value in values]
-        train, held_out = hold_out([*texts], labels, share)
+            labels = [*zip(train.labels, strict=True)]
+        to_train, held_out = hold_out([*zip(*self.texts(rows), strict=True)], labels, share)
         if not held_out:
-            raise ValueError(f"--validation_share {share:g} of the {len(rows)} rows of {source} is none: give more rows")
-        return {**tables, ("train", ""): (rows.select(train), source), ("validation", ""): (rows.select(held_out), source)}
+            raise ValueError(
+                f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
+            )
+        train.rows = rows.select(to_train)
+        self.parts["validation"][""] = Part(rows.select(held_out), train.source, test=False)
 
-    def examples(self, rows: "Dataset", source: str) -> "Dataset":
-        """Return the rows with the text columns; those of a known task may have to be made of others.
-
-        Raises:
-            ValueError: a column is missing, or a cell is no text.
-        """
+    def examples(self, rows: Dataset, source: str) -> Dataset:
+        """Return the rows with the text columns; those of a known task may have to be made of others."""
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, source=source)
-            # No error: QQP has such questions.
-            empty = [number for number, text in enumerate(cells(rows, column), start=1) if not text.strip()]
-            if empty:
-                logger.warning(
-                    f"{source}: {len(empty)} cells of the column {column!r} are empty (the first in row {empty[0]})"
-                )
         return rows
 
-    def count(self, rows: "Dataset") -> int:
+    def count(self, rows: Dataset) -> int:
         """Return the number of examples in the result of `examples`."""
         return len(rows)
 
-    def scores(self, part: Part, logits: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        """Return the metrics of a set; `references` in the data's order of labels."""
+    def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
+        """Return the metrics of a set."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
-        return compute(names, self.labels.predicted(logits), references)
+        return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -276,7 +248,7 @@ class TextClassificationData(TaskData):
             return {}
         shown = self.labels.shown(np.array(train.labels, dtype=np.int64))
         if self.labels.problem_type == MULTI:
-            shown = [name for names in shown for name in names]
+            shown = chain.from_iterable(shown)
         counts = Counter(shown)
         return {name: counts[name] for name in self.labels.names}
 
@@ -287,29 +259,19 @@ class TextClassificationData(TaskData):
         evaluated = self.parts["validation"]
         if train is None or not evaluated:
             return {}
-
-        def columns(part):
-            return [cells(part.rows, column) for column in self.text_columns]
-
         labels = np.array(self.labels.for_model(train.labels))
-        answers = {}
-        name = TFIDF_SCORES
+        num_labels, sets = len(self.labels.names), [self.texts(part.rows) for part in evaluated.values()]
+        balanced = self.task is not None and self.task.metric == "matthews_correlation"
+        linear = tfidf_logits(self.texts(train.rows), labels, sets, num_labels=num_labels, balanced=balanced)
+        answers = {TFIDF_SCORES: linear}
         if self.labels.problem_type != REGRESSION:
-            name = TFIDF
-            answers[MAJORITY] = [
-                majority_logits(labels, len(self.labels.names), len(part.rows)) for part in evaluated.values()
-            ]
-        answers[name] = tfidf_logits(
-            columns(train),
-            labels,
-            [*map(columns, evaluated.values())],
-            num_labels=len(self.labels.names),
-            balanced=self.task is not None and self.task.metric == "matthews_correlation",
-        )
-        scores = {kind: {} for kind in answers}
+            majority = [majority_logits(labels, num_labels, len(part.rows)) for part in evaluated.values()]
+            answers = {MAJORITY: majority, TFIDF: linear}
+        scores: dict[str, dict[str, float]] = {}
         for kind, logits in answers.items():
+            scores[kind] = {}
             for (set_name, part), of_set in zip(evaluated.items(), logits, strict=True):
-                for metric, value in self.scores(part, of_set, np.asarray(part.labels)).items():
+                for metric, value in self.scores(part, of_set).items():
                     scores[kind][f"{set_name}_{metric}".lstrip("_")] = value
         return scores
 
@@ -325,32 +287,16 @@ class TextClassificationData(TaskData):
             shown = [f"{score:.6g}" for score in shown]
         return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
 
-    def read_tables(self) -> tuple[str, dict[tuple[str, str], tuple["Dataset", str]]]:
-        """Read the data; return its name, and (rows, source) by (train | validation | test, name of the set).
-
-        Raises:
-            ValueError: there is nothing to read, or too much; as `read_files` and `read_hub`.
-        """
-        data_args, task, tables = self.data_args, self.task, {}
-        files = {("train", ""): data_args.train_file}
-        for kind in ("validation", "test"):
-            for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=FLAGS[kind]).items():
-                files[kind, name] = paths
-        for (kind, name), paths in files.items():
-            if paths:
-                source = f"{FLAGS[kind]} {name}".strip()
-                tables[kind, name] = (read_files(paths, source=source), source)
-        if tables:
-            if data_args.dataset_name:
-                raise ValueError(f"give --dataset_name {data_args.dataset_name} or files, not both")
-            return shown_files([path for paths in files.values() for path in paths]), tables
-
-        hub = data_args.dataset_name or (task and task.dataset)
-        if not hub:
-            raise ValueError(
-                "there is nothing to read: give --task_name (sst2, mnli, ...), --dataset_name, or --train_file, "
-                "--validation_file and --test_file"
-            )
+    def read_parts(self) -> str:
+        """Read all sets into `parts`; return the name of the data."""
+        data_args, task = self.data_args, self.task
+        hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
+        if hub is None:
+            for kind, flag in FLAGS.items():
+                for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=flag).items():
+                    source = f"{flag} {name}".strip()
+                    self.parts[kind][name] = Part(read_files(paths, source=source), source, kind == "test")
+            return shown_files([*data_args.train_file, *data_args.validation_file, *data_args.test_file])
         # (kind, set) -> configuration and names of the split on the Hub.
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
         if task is not None:
@@ -360,43 +306,34 @@ class TextClassificationData(TaskData):
         if data_args.dataset_name or data_args.dataset_config_name:
             splits = {key: (data_args.dataset_config_name, names) for key, (_, names) in splits.items()}
         download = self.hub.download(data_args.data_revision)
-        for config in {config: None for config, _ in splits.values()}:
+        for config in dict.fromkeys(config for config, _ in splits.values()):
             names = {key: names for key, (of, names) in splits.items() if of == config}
             for (kind, name), rows in read_hub(hub, config, names, **download).items():
-                tables[kind, name] = (rows, " of ".join(filter(None, (kind, name, hub))))
-        return hub, {key: tables[key] for key in splits if key in tables}
+                source = " of ".join(filter(None, (kind, name, hub)))
+                self.parts[kind][name] = Part(rows, source, kind == "test")
+        return hub
 
-    def labels_of(self, tables: Mapping[tuple[str, str], tuple["Dataset", str]]) -> Labels | None:
-        """Return the labels of a known task, or those of the data; None for those of the checkpoint, without training data.
-
-        Raises:
-            ValueError: flags name labels that are known; a set has no label column; as `find_labels`.
-        """
+    def labels_of(self) -> Labels | None:
+        """Return the labels of a known task, or those of the data; None, without training data, for the checkpoint's."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
             if flags:
                 raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
-            if not self.task.labels:
-                return Labels(REGRESSION, source=data_args.task_name)
-            return Labels(SINGLE, self.task.labels, source=data_args.task_name)
-        names = data_args.label_names
-        columns = {}
-        for (kind, _), (rows, source) in tables.items():
-            if kind != "test":
-                columns[source], class_names = self.label_cells(rows, source, optional=False)
-                names = names or class_names
-        if ("train", "") not in tables and not (names and columns):
+            kind = SINGLE if self.task.labels else REGRESSION
+            return Labels(kind, self.task.labels, source=data_args.task_name)
+        names, labelled = data_args.label_names, [part for part in self.all_parts() if not part.test]
+        for part in labelled:
+            _, class_names = label_cells(part.rows, data_args.label_column, source=part.source, flag="--label_column")
+            names = names or class_names
+        if not self.parts["train"] and not (names and labelled):
             return None
-        source, column = next(iter(columns.items()))
-        return find_labels(column, source=source, names=names or None, problem_type=data_args.problem_type)
+        column, _ = label_cells(labelled[0].rows, data_args.label_column)
+        return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
-    def text_columns_of(self, rows: "Dataset", source: str) -> tuple[str, ...]:
-        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS` there, or the only one but the label.
-
-        Raises:
-            ValueError: there are none of these.
-        """
+    def text_columns_of(self, part: Part) -> tuple[str, ...]:
+        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS`, or the only one but the label."""
+        rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
         others = [column for column in rows.column_names if column != self.data_args.label_column]
@@ -411,12 +348,8 @@ class TextClassificationData(TaskData):
             f"{', '.join(map(repr, rows.column_names))}"
         )
 
-    def use_config(self, config: "PretrainedConfig"):
-        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels.
-
-        Raises:
-            ValueError: nothing is trained on, and the checkpoint does not know the labels of the data.
-        """
+    def use_config(self, config: PretrainedConfig):
+        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
             self.encode_labels()
@@ -426,7 +359,7 @@ class TextClassificationData(TaskData):
     def config_fields(self) -> dict[str, Any]:
         return self.labels.config_fields()
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets. Pairs are cut at the end of the longer text; a warning counts such rows."""
         # The first set says which checkpoint is best: "", or the language of the training.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
@@ -442,16 +375,10 @@ class TextClassificationData(TaskData):
         collator = DataCollatorWithPadding(tokenizer, **self.data_args.padding(length))
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
 
-    def encoded_rows(self, part: Part, *, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+    def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the features of a set, with a warning of rows that are longer than `length`."""
-        texts = part.rows.select_columns([*self.text_columns])
-        rows = texts.map(
-            partial(tokenise_texts, tokenizer=tokenizer, columns=self.text_columns, length=length),
-            batched=True,
-            num_proc=self.data_args.preprocessing_num_workers,
-            remove_columns=texts.column_names,
-            desc=f"Tokenizing {part.source}",
-        )
+        texts, options = part.rows.select_columns([*self.text_columns]), dict(columns=self.text_columns, length=length)
+        rows = self.data_args.tokenise(texts, tokenise_texts, part.source, tokenizer=tokenizer, **options)
         if cut := sum(cells(rows, "cut")):
             logger.warning(
                 f"{part.source}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
@@ -461,28 +388,30 @@ class TextClassificationData(TaskData):
             return rows
         return rows.add_column("labels", self.labels.for_model(part.labels))
 
-    def evaluation_set(self, part: Part, name: str, rows: "Dataset") -> EvaluationSet:
+    def evaluation_set(self, part: Part, name: str, rows: Dataset) -> EvaluationSet:
         """Return the set `part`, which is called `name` and whose features are `rows`."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
-            return self.scores(part, np.asarray(logits), self.labels.from_model(labels))
+            return self.scores(part, np.asarray(logits))
 
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, part.examples)
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, self.count(part.rows))
 
 
 def tokenise_texts(
-    batch: Mapping[str, list[str]], *, tokenizer: "PreTrainedTokenizerBase", columns: Sequence[str], length: int
+    batch: Mapping[str, list[str]], *, tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], length: int
 ) -> dict[str, list]:
     """Return the features of texts or pairs; "cut" is True for those that are longer than `length`.
 
     A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
     """
-    texts = [list(batch[column]) for column in columns]
-    encoded = tokenizer(*texts, truncation=True, max_length=length)
-    cut = [False] * len(texts[0])
+    encoded = tokenizer(*(batch[column] for column in columns), truncation=True, max_length=length)
+    cut = [False] * len(batch[columns[0]])
     if encoded.encodings:
         cut = [bool(row.overflowing) for row in encoded.encodings]
     return {**encoded, "cut": cut}
+
+
+TASK = (TextClassificationData, TextClassificationArguments)

@@ -9,17 +9,24 @@ over all words of all sentences.
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
+from datasets import Dataset
+from transformers import (
+    AutoModelForTokenClassification,
+    DataCollatorForTokenClassification,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from ...data.files import FLAGS, read_files
+from ...data.columns import cells, check_cells, check_columns
+from ...data.files import FLAGS, open_text, read_files
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
@@ -28,13 +35,8 @@ from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
-from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentences, are_entities, joined, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
 from .splits import HubData, read_splits
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 __all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
 
@@ -48,6 +50,126 @@ HUB = {
 ABSENT = -100
 
 
+CONLL_ENDINGS = (".txt", ".conll", ".txt.gz", ".conll.gz")
+OUTSIDE = "O"
+ENTITY_TAG = re.compile("([BIES])-(.+)")
+
+
+class Sentence(NamedTuple):
+    """Words, and a label for each; None for a sentence without labels."""
+
+    words: list[str]
+    tags: list[str] | None
+
+
+def read_conll(file: Path, *, source: str) -> list[Sentence]:
+    """Read a CoNLL text file: a word a line, its tag in the last column, a blank line between sentences; also .gz.
+
+    Columns are parted by tabs where a line has any, or else by spaces. Lines of -DOCSTART- are left out, and so are
+    comments of CoNLL-U, "# name = value". Lines of one column alone are words without tags.
+
+    Raises:
+        ValueError: it is not UTF-8, without a word, or some lines have a tag and others none; its first column numbers the
+            words, as that of CoNLL-U.
+    """
+    sentences: list[list[list[str]]] = [[]]
+    without = with_tags = None
+    with open_text(file) as lines:
+        for line in lines:
+            if not line.strip() or line.startswith("-DOCSTART-"):
+                sentences.append([])
+            elif not re.match(r"# \S+ = ", line):
+                separator = "\t+" if "\t" in line else " +"
+                columns = [*filter(None, re.split(separator, line.rstrip("\r\n")))]
+                sentences[-1].append(columns)
+                if len(columns) > 1:
+                    with_tags = columns
+                else:
+                    without = columns
+    longest = [columns[0] for columns in max(sentences, key=len)]
+    if not longest:
+        raise ValueError(f"{source}: {file} has no words")
+    if without and with_tags:
+        raise ValueError(f"{source}: {file} has the line {without[0]!r} without a tag: all lines must have one, or none")
+    if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
+        raise ValueError(
+            f"{source}: {file} numbers its words, as CoNLL-U does, but the first column must be the word, the last its tag"
+        )
+    read = []
+    for sentence in filter(None, sentences):
+        tags = [columns[-1].strip() for columns in sentence]
+        read.append(Sentence([columns[0] for columns in sentence], tags if with_tags else None))
+    return read
+
+
+def word_rows(
+    rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
+) -> list[Sentence]:
+    """Return the sentences of rows.
+
+    Args:
+        text_column, label_column (`str`): lists of words, and of their labels.
+        source (`str`): where the rows are from, for messages.
+        names: of labels that are numbers, where the data set has no names for them.
+        labelled (`bool`): labels must be there.
+    Raises:
+        ValueError: a column is missing; a cell is no list, or there are more or fewer labels than words; a word is no text;
+            a label is None, or a number without a name.
+    """
+    check_columns(rows, [text_column], source=source, flag="--text_column_name")
+    check_cells(rows, text_column, list, source=source)
+    all_words = cells(rows, text_column)
+    for number, words in enumerate(all_words, start=1):
+        if not words or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"row {number} of {source} has {words!r} in the column {text_column!r}, expected words")
+    if not labelled and (label_column not in rows.column_names or not any(cells(rows, label_column))):
+        return [Sentence(words, None) for words in all_words]
+    columns, class_names = label_cells(rows, label_column, source=source, flag="--label_column_name")
+    check_cells(rows, label_column, list, source=source)
+    by_number = dict(enumerate(class_names or names))
+    sentences = []
+    for number, (labels, words) in enumerate(zip(columns, all_words, strict=True), start=1):
+        place = f"row {number} of {source} has"
+        if len(labels) != len(words):
+            raise ValueError(f"{place} {len(words)} words in {text_column!r}, but {len(labels)} labels in {label_column!r}")
+        tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
+        if not all(tags):
+            raise ValueError(
+                f"{place} the labels {labels}, expected texts, or numbers whose names, in their order, are given by "
+                "--label_names O B-PER I-PER ..."
+            )
+        sentences.append(Sentence(words, tags))
+    return sentences
+
+
+def sorted_labels(labels: Iterable[str]) -> list[str]:
+    """Return each label once: "O" first, then by type, and of a type B- before I-, E-, S-."""
+
+    def key(label: str) -> tuple[bool, str, int]:
+        tag = ENTITY_TAG.fullmatch(label)
+        if tag is None:
+            return label != OUTSIDE, label, -1
+        return True, tag[2], "BIES".index(tag[1])
+
+    return sorted({*labels}, key=key)
+
+
+def are_entities(labels: Sequence[str]) -> bool:
+    """Tell if all labels but "O" are tags of entities, and there is one.
+
+    Raises:
+        ValueError: some are, and others are not.
+    """
+    others = {label for label in labels if label != OUTSIDE}
+    entities = {*filter(ENTITY_TAG.fullmatch, others)}
+    if entities and entities < others:
+        raise ValueError(
+            f"the label {min(others - entities)!r} is no tag of an entity as others are: expected O, B-, I-, E- or S- and a "
+            "type"
+        )
+    return bool(entities)
+
+
 @dataclass
 class TokenClassificationArguments(DataArguments):
     """Flags of token classification, named as in transformers' run_ner."""
@@ -59,11 +181,11 @@ class TokenClassificationArguments(DataArguments):
     return_entity_level_metrics: bool = option(False, "precision, recall and F1 of each type of entity, too")
 
 
-def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
+def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
     """Let a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
 
-    Nothing happens where the tokenizer is of another kind, or does so. The setting is saved with the tokenizer, so that the
-    model reads texts as it was trained.
+    Other tokenizers stay as they are. The setting is saved with the tokenizer, so that the model reads texts as it was
+    trained.
     """
     outer = tokenizer.backend_tokenizer.pre_tokenizer
     inners = [outer]
@@ -78,15 +200,14 @@ def take_prefix_space(tokenizer: "PreTrainedTokenizerBase"):
 
 
 def encode_words(
-    batch: Mapping[str, list], *, tokenizer: "PreTrainedTokenizerBase", max_length: int, inside: Mapping[int, int] | None
+    batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, inside: Sequence[int] | None
 ) -> dict[str, list]:
     """Return the features, and `word_tokens`: the position of each word's first token, -1 for a word without any.
 
-    Args:
-        inside (`dict[int, int]`, *optional*): label of a word's first token -> that of its other ones; None = -100.
+    `inside` has for each label of a word's first token that of its other ones; None = -100.
     """
     encoding = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=max_length)
-    features = {name: list(values) for name, values in encoding.items()} | {"word_tokens": []}
+    features = {**encoding, "word_tokens": []}
     if "label_ids" in batch:
         features["labels"] = []
     for number, words in enumerate(batch["words"]):
@@ -97,11 +218,12 @@ def encode_words(
                 positions[word] = position
         features["word_tokens"].append(positions)
         if "label_ids" in batch:
-            labels = batch["label_ids"][number]
-            row = [ABSENT if word is None or inside is None else inside[labels[word]] for word in word_ids]
-            for position, label in zip(positions, labels, strict=True):
-                if position >= 0:
-                    row[position] = label
+            labels, row = batch["label_ids"][number], [ABSENT] * len(word_ids)
+            for position, word in enumerate(word_ids):
+                if word is not None and position == positions[word]:
+                    row[position] = labels[word]
+                elif word is not None and inside is not None:
+                    row[position] = inside[labels[word]]
             features["labels"].append(row)
     return features
 
@@ -137,47 +259,42 @@ class TokenClassificationData(TaskData):
 
     pipeline = "token-classification"
     auto_class = AutoModelForTokenClassification
-    needs_prefix_space = True
 
     def __init__(self, data_args: TokenClassificationArguments, hub: HubArguments | None = None):
         self.data_args = data_args
         self.name = data_args.task_name or self.pipeline
-        columns = (data_args.text_column_name, data_args.label_column_name)
-        names = data_args.label_names
+        columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
 
-        def from_file(file, split):
-            flag, labelled = FLAGS[split], split != "test"
-            if not file.name.lower().endswith(CONLL_ENDINGS):
-                rows = read_files([file], source=flag)
-                return word_rows(rows, *columns, source=f"{flag} {file.name}", names=names, labelled=labelled)
-            sentences = read_conll(file, source=flag)
-            if labelled and sentences.tags is None:
-                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
-            return sentences
-
-        def from_hub(rows, place, split):
+        def from_rows(rows, place, split):
             nonlocal names
             if columns[1] in rows.column_names:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_hub)
-        self.sets = {split: joined(sentences, source=FLAGS[split]) for split, sentences in files.items()}
-        if "train" in self.sets and not names:
+        def from_file(file, split):
+            flag = FLAGS[split]
+            if not file.name.lower().endswith(CONLL_ENDINGS):
+                return from_rows(read_files([file], source=flag), f"{flag} {file.name}", split)
+            sentences = read_conll(file, source=flag)
+            if split != "test" and sentences[0].tags is None:
+                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+            return sentences
+
+        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
+        sets = {split: [*chain.from_iterable(sentences)] for split, sentences in files.items()}
+        for split, sentences in sets.items():
+            if len({sentence.tags is None for sentence in sentences}) > 1:
+                raise ValueError(f"{FLAGS[split]}: some files have labels and others none")
+        if "train" in sets and not names:
             # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
-            names = [*chain.from_iterable(self.sets["train"].tags)]
-        self.set_labels(sorted_labels(names))
-        for split, part in self.sets.items():
-            part.words = part.words[: data_args.limits[split]]
-            part.tags = part.tags and part.tags[: data_args.limits[split]]
+            names = chain.from_iterable(sentence.tags for sentence in sets["train"])
+        self.sets = sets
+        self.set_labels(sorted_labels(names or ()))
+        self.sets = {split: sentences[: data_args.limits[split]] for split, sentences in sets.items()}
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
 
     def set_labels(self, labels: list[str]):
-        """Set the labels in the order of their numbers; none of them: they are not known yet.
-
-        Raises:
-            ValueError: the data has another label; --return_entity_level_metrics, and they are not those of entities.
-        """
+        """Set the labels in the order of their numbers, which the data may have; none of them: they are not known yet."""
         self.labels = labels
         self.entities = are_entities(labels)
         if not labels:
@@ -185,31 +302,23 @@ class TokenClassificationData(TaskData):
         if self.data_args.return_entity_level_metrics and not self.entities:
             raise ValueError(f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(labels)}")
         for split, sentences in self.sets.items():
-            for number, tags in enumerate(sentences.tags or (), start=1):
-                if unseen := sorted({*tags} - {*labels}):
+            for number, sentence in enumerate(sentences, start=1):
+                if unseen := sorted({*(sentence.tags or ())} - {*labels}):
                     raise ValueError(
                         f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those to "
                         f"train on, or of the model: {', '.join(labels)}"
                     )
 
-    def use_config(self, config: "PretrainedConfig"):
-        """Take the order of a checkpoint that knows the same labels; without data to train on its labels.
-
-        Raises:
-            ValueError: there is nothing to train on, and a label of the data is none of the checkpoint's.
-        """
+    def use_config(self, config: PretrainedConfig):
+        """Take the order of a checkpoint that knows the same labels; without data to train on its labels."""
         if not self.num_train or {*config.label2id} == {*self.labels}:
             self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
     def config_fields(self) -> dict[str, Any]:
         return label_fields(self.labels)
 
-    def encode(self, tokenizer: "PreTrainedTokenizerBase", config: "PretrainedConfig") -> EncodedTask:
-        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says.
-
-        Raises:
-            ValueError: the tokenizer is not a fast one.
-        """
+    def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
+        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says."""
         if not tokenizer.is_fast:
             raise ValueError(
                 f"{type(tokenizer).__name__} does not tell which token is of which word: token classification needs a fast "
@@ -219,36 +328,27 @@ class TokenClassificationData(TaskData):
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
         sets = {}
         for split, sentences in self.sets.items():
-            rows = self.encoded_rows(split, tokenizer, max_length)
-            if split == "train":
-                # A batch of nothing to learn has no mean loss.
-                sets[split] = rows.filter(lambda row: {*row["labels"]} != {ABSENT})
-            else:
-                sets[split] = self.evaluation_set(rows, sentences)
-        metric = "accuracy"
-        if self.entities:
-            metric = "f1"
+            sets[split] = self.encoded_rows(split, tokenizer, max_length)
+            if split != "train":
+                sets[split] = self.evaluation_set(sets[split], sentences)
+        if "train" in sets:
+            # A batch of nothing to learn has no mean loss.
+            sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
         collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
-        return EncodedTask.of_splits(sets, collator, metric)
+        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
 
-    def encoded_rows(self, split: str, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Dataset":
+    def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Return the features of a set, with a warning of words that no token stands for."""
-        from datasets import Dataset
 
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
-        columns: dict[str, list] = {"words": sentences.words}
-        if sentences.tags is not None:
-            columns["label_ids"] = [[ids[label] for label in tags] for tags in sentences.tags]
+        columns: dict[str, list] = {"words": [sentence.words for sentence in sentences]}
+        if sentences[0].tags is not None:
+            columns["label_ids"] = [[ids[label] for label in sentence.tags] for sentence in sentences]
         inside = None
         if self.data_args.label_all_tokens:
-            inside = {index: ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()}
-        rows = Dataset.from_dict(columns).map(
-            partial(encode_words, tokenizer=tokenizer, max_length=max_length, inside=inside),
-            batched=True,
-            remove_columns=list(columns),
-            num_proc=self.data_args.preprocessing_num_workers,
-            desc=f"tokenising {split}",
-        )
+            inside = [ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()]
+        options = dict(tokenizer=tokenizer, max_length=max_length, inside=inside)
+        rows = self.data_args.tokenise(Dataset.from_dict(columns), encode_words, split, **options)
         lost = [positions.count(-1) for positions in rows["word_tokens"]]
         if any(lost):
             logger.warning(
@@ -262,12 +362,12 @@ class TokenClassificationData(TaskData):
         """Return the metrics of predicted tags, a list for each sentence."""
         if not self.entities:
             return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(tags)])}
-        scores = entity_scores(predicted, tags)
-        by_type = {kind: scores.pop(kind) for kind in [*scores] if isinstance(scores[kind], Mapping)}
-        scores = {name.removeprefix("overall_"): value for name, value in scores.items()}
-        if self.data_args.return_entity_level_metrics:
-            for kind, values in by_type.items():
-                scores |= {f"{kind}_{name}": values[name] for name in ("precision", "recall", "f1")}
+        scores = {}
+        for name, value in entity_scores(predicted, tags).items():
+            if not isinstance(value, Mapping):
+                scores[name.removeprefix("overall_")] = value
+            elif self.data_args.return_entity_level_metrics:
+                scores |= {f"{name}_{metric}": value[metric] for metric in ("precision", "recall", "f1")}
         return scores
 
     @property
@@ -275,7 +375,7 @@ class TokenClassificationData(TaskData):
         """Return the number of training words of each label."""
         if "train" not in self.sets:
             return {}
-        counts = Counter(chain.from_iterable(self.sets["train"].tags))
+        counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets["train"]))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property
@@ -285,9 +385,10 @@ class TokenClassificationData(TaskData):
         if not counts or evaluated is None:
             return {}
         label = max(counts, key=counts.__getitem__)
-        return {MAJORITY: self.scores([[label] * len(tags) for tags in evaluated.tags], evaluated.tags)}
+        tags = [sentence.tags for sentence in evaluated]
+        return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
-    def evaluation_set(self, rows: "Dataset", sentences: Sentences) -> EvaluationSet:
+    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence]) -> EvaluationSet:
         """Return the set of `sentences`, whose features are `rows`."""
         positions = rows["word_tokens"][:]
 
@@ -299,16 +400,19 @@ class TokenClassificationData(TaskData):
             ]
 
         def metrics(predictions, labels):
-            return self.scores(tags_of(predictions), sentences.tags)
+            return self.scores(tags_of(predictions), [sentence.tags for sentence in sentences])
 
         def write(predictions, folder, stem):
             file = Path(folder, f"{stem}_predictions.txt")
             with file.open("w", encoding="utf-8") as lines:
-                for words, tags in zip(sentences.words, tags_of(predictions), strict=True):
+                for (words, _), tags in zip(sentences, tags_of(predictions), strict=True):
                     # White space in a word would be read as the end of it.
                     for word, tag in zip(words, tags, strict=True):
                         lines.write(f"{'_'.join(word.split()) or '_'} {tag}\n")
                     lines.write("\n")
             return [file]
 
-        return EvaluationSet(rows, None if sentences.tags is None else metrics, write, len(sentences))
+        return EvaluationSet(rows, None if sentences[0].tags is None else metrics, write, len(sentences))
+
+
+TASK = (TokenClassificationData, TokenClassificationArguments)
