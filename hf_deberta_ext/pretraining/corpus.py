@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load corpora: text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-One generator reads all local files row by row, only the text column, whatever their kind. So files of one folder may differ
-in kind and in their other columns, streaming holds one row at a time, and errors name the file and the line.
+One generator reads all local files row by row. So files of one folder may differ in kind and in their other columns,
+streaming holds one row at a time, and errors name the file and the line.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from .prepared_corpus import MANIFEST_FILE, halved
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["DOCUMENTS", "DocumentStream", "file_bytes", "load_corpus", "texts"]
+__all__ = ["DOCUMENTS", "DocumentStream", "file_bytes", "load_corpus", "text_sizes", "texts"]
 
 logger = logging.get_logger(__name__)
 
@@ -68,9 +68,8 @@ def load_corpus(
         `datasets.Dataset`, with `streaming` `datasets.IterableDataset`.
     Raises:
         FileNotFoundError: a source is neither a file, nor a folder, nor a data set that can be reached.
-        ValueError: unknown ending or `documents`; folder without such files; no column `text_column`, or not of strings;
-            no document with a visible character; a file that `read_rows` refuses (file and row are named; beyond the first
-            document of a stream, this comes while iterating).
+        ValueError: an unknown ending, a missing column, no text, or what `read_rows` refuses; beyond the first document of
+            a stream it comes while iterating.
     """
     from datasets import concatenate_datasets
 
@@ -79,8 +78,8 @@ def load_corpus(
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
     reading = dict(documents=documents, text_column=text_column)
-    hub = dict(config=name, split=split, revision=revision, token=token)
     options = dict(streaming=streaming, cache_dir=cache_dir, num_proc=num_proc)
+    hub = dict(text_column=text_column, config=name, split=split, revision=revision, token=token) | options
     listed = [(os.fspath(source), list_files(os.fspath(source))) for source in sources]
     kinds = {file_kind(file[0]): file for _, files in listed for file in files or ()}
     # The first document of a file of each kind: a wrong column is refused before hours of reading.
@@ -90,10 +89,9 @@ def load_corpus(
     # Neighbouring files become one data set.
     for is_hub, group in itertools.groupby(listed, key=lambda item: item[1] is None):
         if is_hub:
-            loaded += [load_hub_corpus(source, text_column, **hub, **options) for source, _ in group]
+            loaded += [load_hub_corpus(source, **hub) for source, _ in group]
         else:
-            files = itertools.chain.from_iterable(files for _, files in group)
-            loaded.append(load_files(list(files), reading, **options))
+            loaded.append(load_files([file for _, files in group for file in files], reading, **options))
     return concatenate_datasets(loaded)
 
 
@@ -109,12 +107,8 @@ class DocumentStream:
 
     Args:
         corpus (`datasets.IterableDataset`): of `load_corpus`.
-        held_out (`int`): documents.
+        held_out (`int`): documents; the attribute `held_out` has them.
         sizes (`list[int]`, *optional*): bytes of text in each file; None: unknown, taken to be the same.
-
-    Attributes:
-        held_out (`list[dict]`): the documents.
-        files (`int`): number of files.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
@@ -154,13 +148,16 @@ def file_bytes(path: str, size: int) -> int:
     return size
 
 
-def list_files(source: str) -> list[File] | None:
-    """List the files of a source; None for the name of a Hub data set.
+def text_sizes(sources: Sequence[str]) -> list[int] | None:
+    """Estimate the bytes of text in each file of the sources; None if one is a Hub data set."""
+    listed = [list_files(source) for source in sources]
+    if None in listed:
+        return None
+    return [file_bytes(path, size) for files in listed for path, size, _ in files]
 
-    Raises:
-        FileNotFoundError: there is no such file or folder, and no data set can have this name.
-        ValueError: the ending is unknown, or a folder has no file of a known one.
-    """
+
+def list_files(source: str) -> list[File] | None:
+    """List the files of a source; None for the name of a Hub data set."""
     path = os.path.expanduser(source)
     if os.path.isdir(path):
         paths = folder_files(path)
@@ -256,7 +253,7 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
 def file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """Iterate over the rows of all files; `files` is the list that datasets shares out among processes and workers.
+    """Iterate over the rows of all files, a list that datasets shares out among processes and workers.
 
     Sizes, times and `version` are for the key of the cache: changed files are read again.
     """

@@ -56,7 +56,7 @@ class CorpusArguments:
 
     train_data: list[str] = option(
         list,
-        "files, folders, one Hub data set, or a folder of prepare_corpus.py",
+        "files, folders, one Hub data set, or a prepared folder",
         aliases=["--train_file", "--dataset_name"],
     )
     documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])

@@ -45,7 +45,16 @@ from datatrove.utils.word_tokenizers import WordTokenizer
 
 from ..data.files import file_kind, read_rows
 from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
-from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
+from .preparation_blocks import (
+    WORK,
+    Counted,
+    ReadDocuments,
+    ReadPart,
+    TrainTokenizer,
+    WriteManifest,
+    WriteRows,
+    save_tokenizer,
+)
 
 __all__ = [
     "document_filters",
@@ -55,6 +64,7 @@ __all__ = [
     "ngram_hashes",
     "prepare",
     "run_stages",
+    "save_tokenizer",
 ]
 
 EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}

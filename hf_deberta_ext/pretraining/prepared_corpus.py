@@ -116,7 +116,7 @@ def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     if not manifest:
         raise ValueError(f"{folder} has shards and no {MANIFEST_FILE}: copy it too, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
+        raise ValueError(f"the preparation of {folder} is unfinished: run the command that began it again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])

@@ -82,10 +82,10 @@ def test_every_document_is_counted_and_each_token_is_in_a_row(prepared, capsys):
     assert f"{len(rows)} rows" in printed and manifest["digest"] in printed and "cc0-1.0" in printed
 
 
-def test_prepared_again_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
+def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
     begun = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
     flags = dict(decontaminate=dev(begun))
-    prepare_corpus.main(preparing(text, prepared, workers=2, **flags))
+    assert deberta_ext(["prepare", *preparing(text, prepared, workers=2, **flags)]) == 0
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
     assert_refused(prepare_corpus, "was begun with other values of --packing: repeat them", argv)
@@ -240,7 +240,7 @@ def damage_manifest(folder):
         (shorten_shard, "bytes, prepared were"),
         (change_a_token, "train/00002.arrow is not the one that was prepared"),
         (other_shards, "is not the one that was prepared"),
-        (unfinish, "is unfinished: run its prepare_corpus.py command again"),
+        (unfinish, "is unfinished: run the command that began it again"),
         (remove_manifest, "has shards and no manifest.json"),
         (damage_manifest, "manifest.json is damaged"),
     ],

@@ -14,7 +14,7 @@ from hf_deberta_ext.pretraining import (
     PretrainingArguments,
 )
 from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, plot_replaced_tokens
-from hf_deberta_ext.pretraining.run_stages import run_facts
+from hf_deberta_ext.pretraining.run_masked_lm import MaskedLMRun
 
 pytest.importorskip("matplotlib")
 METRICS = dict(
@@ -49,10 +49,10 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     trainer = SimpleNamespace(args=args, data_collator=collator, state=state, divergence=lambda: None)
 
     def facts_of(model_args):
-        return run_facts(
-            trainer, data_args, model_args, MaskingArguments(), reports={}, rows={"objectives": "tiny"},
-            run_report={"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}},
-        )  # fmt: skip
+        report = {"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}}
+        return MaskedLMRun(model_args, data_args, MaskingArguments(), args).facts(
+            trainer, report, {"objectives": "tiny"}, {}
+        )
 
     facts = facts_of(ModelArguments(license="mit", model=str(tmp_path)))
     assert (facts.language, facts.license, facts.datasets) == (["de"], "mit", ["org/texts"])

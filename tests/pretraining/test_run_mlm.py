@@ -216,7 +216,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(run_mlm, text, tmp_
         (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
         (dict(packing="segment_pair"), "give --nsp_weight or --sop_weight"),
         (dict(sop_weight=1), "--sop_weight needs pairs, and --packing full_sentences makes none"),
-        (dict(masking_duplicates=0), "--masking_duplicates must be at least 1"),
+        (dict(masking_duplicates=0), "duplicates must be at least 1"),
         (dict(eval_strategy="steps", metric_for_best_model="sop_loss"),
          "--metric_for_best_model sop_loss is not among what is measured: eval_loss, eval_mlm_loss"),
         (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
