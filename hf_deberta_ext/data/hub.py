@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load_hub_dataset", "read_hub"]
 
-PROBE_SECONDS = 10
-
 
 def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
     """Read splits of a data set for fine-tuning.
@@ -23,7 +21,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
             "dev"]}. A split that it has under none of them is left out.
         download: revision, token and cache_dir, where they are given.
     Raises:
-        ValueError: it cannot be reached, or has no such configuration, or none of the splits. Says how to go on.
+        ValueError: it cannot be reached, or has no such configuration, or none of the splits.
     """
     loaded = load_hub_dataset(
         name, config, alternative="; local files are read by --train_file, --validation_file and --test_file", **download
@@ -45,42 +43,31 @@ def load_hub_dataset(
     alternative: str = "",
     **options: Any,
 ) -> Any:
-    """Call `datasets.load_dataset`, with errors of one line, and at once where the Hub does not answer.
+    """Call `datasets.load_dataset`, with errors of one line.
 
     Args:
         alternative (`str`): end of the messages, another way to give the data.
         options: other arguments of `load_dataset`: split, streaming, cache_dir, num_proc.
     Raises:
-        ValueError: it cannot be reached, or has no such configuration or split, or cannot be read. Says how to go on.
+        ValueError: it cannot be reached, or has no such configuration or split, or cannot be read.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
-    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub import is_offline_mode
 
-    shown = _shown(name, config)
-    is_folder = os.path.isdir(name)
-    if not is_folder and not is_offline_mode():
-        try:
-            # Without a network, load_dataset would try for half a minute.
-            HfApi(token=token).dataset_info(name, revision=revision, timeout=PROBE_SECONDS)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no answer')}"
-            raise ValueError(
-                f"the data set {shown} cannot be loaded from the Hub ({reason}); for one that is in the cache set "
-                f"HF_HUB_OFFLINE=1{alternative}"
-            ) from error
     try:
         return load_dataset(name, config, token=token, revision=revision, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         # Missing, not in the cache, no such configuration, damaged, or a loading script, which datasets no longer runs.
         place = "on the Hub"
-        if is_folder:
+        if os.path.isdir(name):
             place = "in the folder"
         elif is_offline_mode():
             place = "in the cache (HF_HUB_OFFLINE=1 is set)"
-        reason = f"{error} {error.__cause__ or ''}".strip()
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         if "scripts are no longer supported" in reason:
             alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
+        shown = _shown(name, config)
         raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place}){alternative}") from error
 
 

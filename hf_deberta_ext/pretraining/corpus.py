@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.utils import logging
@@ -28,6 +29,7 @@ logger = logging.get_logger(__name__)
 
 DOCUMENTS = ("blank_line", "line", "file")
 ENDINGS = ", ".join(KINDS) + " (each also with .gz)"
+NO_FILE = "no file or folder {} (working directory: {})"
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w.-]+)?")
 # Bytes of text in a byte of a compressed file, about.
 COMPRESSED = 4
@@ -105,10 +107,7 @@ def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
 class DocumentStream:
     """The documents of a stream except the first ones, which are held out: whole, or as shards of files.
 
-    Args:
-        corpus (`datasets.IterableDataset`): of `load_corpus`.
-        held_out (`int`): documents; the attribute `held_out` has them.
-        sizes (`list[int]`, *optional*): bytes of text in each file; None: unknown, taken to be the same.
+    `sizes` are the bytes of text in each file; None: unknown, taken to be the same.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
@@ -166,7 +165,7 @@ def list_files(source: str) -> list[File] | None:
             raise ValueError(f"the ending of {source} is unknown, expected one of {ENDINGS}; rename or convert the file")
         paths = [path]
     elif file_kind(path) or not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(_no_file(source))
+        raise FileNotFoundError(NO_FILE.format(source, os.getcwd()))
     else:
         return None
     files = []
@@ -179,22 +178,20 @@ def list_files(source: str) -> list[File] | None:
 def folder_files(path: str) -> list[str]:
     """List the data files below a folder, sorted; those that are left out are counted in a warning."""
     paths, left_out = [], Counter()
-    for folder, subfolders, names in os.walk(path):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            if name.startswith("."):
-                continue
-            # A manifest lists files, and holds no text.
-            if name == MANIFEST_FILE or not file_kind(name):
-                left_out[os.path.splitext(name)[1] or name] += 1
-            else:
-                paths.append(os.path.join(folder, name))
+    for file in sorted(Path(path).rglob("*")):
+        if any(part.startswith(".") for part in file.relative_to(path).parts) or not file.is_file():
+            continue
+        # A manifest lists files, and holds no text.
+        if file.name == MANIFEST_FILE or not file_kind(file):
+            left_out[file.suffix or file.name] += 1
+        else:
+            paths.append(str(file))
     if not paths:
         raise ValueError(f"the folder {path} holds no file with one of the endings {ENDINGS}")
     if left_out:
         shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
         logger.warning(f"{path}: {len(paths)} files are read; left out: {shown}")
-    return sorted(paths, key=lambda file: os.path.relpath(file, path).split(os.sep))
+    return paths
 
 
 def has_columns(sources: Sequence[str]) -> bool:
@@ -206,14 +203,10 @@ def has_columns(sources: Sequence[str]) -> bool:
     return False
 
 
-def _no_file(source: str) -> str:
-    return f"no file or folder {source} (working directory: {os.getcwd()})"
-
-
 def load_files(
     files: list[File], reading: dict[str, Any], *, streaming: bool, cache_dir: str | None, num_proc: int | None
 ) -> "Dataset | IterableDataset":
-    """Load the documents of files; `reading` are arguments of `file_documents`, others as in `load_corpus`."""
+    """Load the documents of files; `reading` are arguments of `file_documents`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -231,13 +224,13 @@ def load_files(
 
 
 def load_hub_corpus(source: str, text_column: str, *, config: str | None, streaming: bool, **options: Any) -> Any:
-    """Load the text column of a data set on the Hub; arguments and errors as in `load_corpus`."""
+    """Load the text column of a data set on the Hub."""
     from datasets import Features, Value
 
     try:
         corpus = load_hub_dataset(source, config, streaming=streaming, **options)
     except ValueError as error:
-        raise FileNotFoundError(f"{_no_file(source)}, and {error}") from error
+        raise FileNotFoundError(f"{NO_FILE.format(source, os.getcwd())}, and {error}") from error
     first = next(iter(corpus), {})
     if not isinstance(first.get(text_column), str | None) or text_column not in first:
         raise ValueError(f"the data set {source} has no column {text_column!r} of strings, but {', '.join(first)}")
@@ -272,7 +265,7 @@ def file_documents(
 
 
 def plain_documents(path: str, documents: str) -> Iterator[str]:
-    """Iterate over the documents of a text file; arguments as in `load_corpus`."""
+    """Iterate over the documents of a text file."""
     document: list[str] = []
     for _, line in read_lines(path):
         line = line.rstrip("\r\n")

@@ -12,6 +12,7 @@ Groups and parts only depend on the files. So the result depends neither on how 
 order, nor on the executor, and only the tasks that failed run again.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -45,16 +46,7 @@ from datatrove.utils.word_tokenizers import WordTokenizer
 
 from ..data.files import file_kind, read_rows
 from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
-from .preparation_blocks import (
-    WORK,
-    Counted,
-    ReadDocuments,
-    ReadPart,
-    TrainTokenizer,
-    WriteManifest,
-    WriteRows,
-    save_tokenizer,
-)
+from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
 
 __all__ = [
     "document_filters",
@@ -64,7 +56,6 @@ __all__ = [
     "ngram_hashes",
     "prepare",
     "run_stages",
-    "save_tokenizer",
 ]
 
 EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
@@ -94,14 +85,7 @@ WORDS = Words()
 
 
 class LanguageModel(FastTextLID):
-    """fastText's classifier of languages, of a local file; labels are of the form `__label__en`.
-
-    Args:
-        path (`str`): the .bin file, such as lid.176 or GlotLID.
-        languages: labels, without their prefix, to score.
-    Raises:
-        ValueError: no such file, no model of fastText, or one that does not know one of the languages.
-    """
+    """Score languages, labels of the form `__label__en` without their prefix, by a file of fastText such as lid.176."""
 
     def __init__(self, path: str, languages: Sequence[str]):
         super().__init__([*languages])
@@ -136,13 +120,11 @@ MINHASH = MinhashConfig(hash_config=HASH)
 def grouped_sources(
     sources: Sequence[str], *, part_bytes: int, text_column: str, config: str | None, split: str
 ) -> list[dict[str, Any]]:
-    """The tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
+    """Return the tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
 
     Args:
         sources: files, folders, URLs of fsspec for both, Hub data sets.
         part_bytes (`int`): of text, that become one shard; files are read together up to so many.
-    Raises:
-        FileNotFoundError, ValueError: as `load_corpus`.
     """
     groups: list[dict[str, Any]] = []
     for source in sources:
@@ -180,14 +162,11 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
 
 
 def language_filters(languages: Sequence[str], threshold: float, model: str | None) -> dict[str, PipelineStep]:
-    """The filter of languages, by its reason to drop a document; empty without languages.
+    """Return the filter of languages, by its reason to drop a document; empty without languages.
 
     Args:
         threshold (`float`): probability from which on a document is of a language.
         model (`str`, *optional*): fastText's .bin file; None: lid.176, which the first task downloads.
-    Raises:
-        ValueError: no such file, not a model of fastText, or it lacks a language.
-        ImportError: fastText is not installed.
     """
     if not languages:
         return {}
@@ -200,7 +179,7 @@ def language_filters(languages: Sequence[str], threshold: float, model: str | No
 def document_filters(
     output: str, *, quality: Sequence[str], evaluation_hashes: Collection[int], ngram: int
 ) -> dict[str, PipelineStep]:
-    """Filters by their reason to drop a document; the `ngram_hashes` of evaluation sets are written into the folder."""
+    """Return filters by their reason to drop a document; the `ngram_hashes` of evaluation sets become a file."""
     filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
     if evaluation_hashes:
         folder = get_datafolder(f"{output}/{WORK}/contamination")
@@ -212,26 +191,16 @@ def document_filters(
 
 
 def evaluation_files(sources: Sequence[str]) -> list[File]:
-    """All files of evaluation sets.
-
-    Raises:
-        FileNotFoundError: one of them is no file or folder.
-    """
-    found = []
-    for source in sources:
-        files = list_files(source)
+    """Return all files of evaluation sets."""
+    listed = {source: list_files(source) for source in sources}
+    for source, files in listed.items():
         if files is None:
             raise FileNotFoundError(f"no file or folder {source}: give --decontaminate files of the evaluation sets")
-        found += files
-    return found
+    return [*itertools.chain.from_iterable(listed.values())]
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
-    """`text_hashes` of all texts of evaluation sets, in whatever column.
-
-    Raises:
-        ValueError: no text has so many words.
-    """
+    """Return `text_hashes` of all texts of evaluation sets, in whatever column."""
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
@@ -246,13 +215,13 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
 
 
 def text_hashes(text: str, n: int) -> set[int]:
-    """Hashes of the n-grams of the words of a text; case and punctuation do not count."""
+    """Return hashes of the n-grams of the words of a text; case and punctuation do not count."""
     words = WORDS.word_tokenize(simplify_text(text, NGramsDecontConfig().norm_config))
     return {hash_words(" ".join(ngram)) for ngram in ngrams(words, n)}
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """All strings in rows of lists and objects."""
+    """Iterate over all strings in rows of lists and objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -275,7 +244,7 @@ def prepare(
     held_out: int | None,
     manifest: dict[str, Any],
 ) -> list[tuple[str, int, list[PipelineStep]]]:
-    """The stages of a preparation: name, number of tasks, blocks.
+    """Return the stages of a preparation: name, number of tasks, blocks.
 
     Args:
         groups: of `grouped_sources`.
@@ -330,9 +299,6 @@ def run_stages(
         executor (`str`): of `EXECUTORS`.
         workers (`int`): tasks that run at once.
         options (`dict`): other arguments of datatrove's executor.
-    Raises:
-        ValueError: an option that the executor does not have; an error of the user in a task.
-        OSError: tasks that are not finished.
     """
     # Processes start with these modules, and their tokenizers use no threads.
     multiprocess.set_forkserver_preload([__name__])

@@ -58,7 +58,7 @@ class ReplacedTokenArguments(TargetArguments):
             raise ValueError(f"stepping must be joint or decoupled, got {self.stepping!r}")
         for name in ("learning_rate", "warmup_steps", "max_grad_norm"):
             value = getattr(self, f"discriminator_{name}")
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"discriminator_{name} must be 0 or a positive number, got {value}")
         if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
             raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
@@ -74,19 +74,14 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
     gradient over all micro-batches and its step; then the discriminator's gradient and step, on what the generator had made
-    of them before (weighted by rtd_lambda too, as in the official code; with Adam that only matters to clipping). Each half
-    has separate moments, clipping, learning rates and schedules; one optimizer object, in one checkpoint, holds them.
+    of them before (weighted by rtd_lambda too, as in the official code). Each half has separate moments, clipping, learning
+    rates and schedules; one optimizer object, in one checkpoint, holds them.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
     also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
     similarity of the words' embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
     replaced_share: a discriminator whose loss stays there has collapsed. Its replacements are the same each time.
-
-    Raises:
-        ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
-            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller together with rates or schedules for
-            the discriminator.
     """
 
     args: ReplacedTokenArguments
@@ -97,11 +92,6 @@ class ReplacedTokenTrainer(TargetTrainer):
             raise ValueError(
                 f"{type(model).__name__} has no generator and discriminator: give a DebertaExtForPreTraining, which "
                 "DebertaExtForPreTraining.from_checkpoints makes of any of our models"
-            )
-        if model.config.special_token_ids is None:
-            raise ValueError(
-                "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
-                "tokenizer.all_special_ids and those that the tokenizer has no token for"
             )
         own = ("discriminator_learning_rate", "discriminator_warmup_steps", "discriminator_lr_scheduler_type")
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
@@ -325,11 +315,7 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
-    """Check that generator and discriminator can step as asked.
-
-    Raises:
-        ValueError: the two halves cannot step in turn, because they share weights that both train.
-    """
+    """Check that generator and discriminator can step as asked: not in turn where they share weights that both train."""
     if stepping == "decoupled" and embedding_sharing in ("es", "all"):
         raise ValueError(
             f"embedding_sharing = {embedding_sharing!r} needs joint steps: in turn, the gradient of the discriminator would "
@@ -345,12 +331,8 @@ def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
-    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens.
-
-    Args:
-        caught (`float`): number of tokens that are replaced and were taken for that.
-        flagged, replaced, counted (`float`): numbers of those taken for replaced, of replaced ones, and of all.
-    """
+    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens,
+    from the numbers of tokens that were rightly taken for replaced, taken for replaced, replaced, and of all."""
     return {
         "discriminator_precision": caught / max(1, flagged),
         "discriminator_recall": caught / max(1, replaced),

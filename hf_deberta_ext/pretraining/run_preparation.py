@@ -68,7 +68,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
     # 1. Errors of the user end the run here, before anything long begins
     check(args)
     try:
-        from . import preparation
+        from . import preparation, preparation_blocks
     except ImportError as error:
         raise ImportError(f'{error}; the preparation needs datatrove: pip install "hf_deberta_ext[prepare]"') from error
 
@@ -102,7 +102,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         with named_tokenizer(args.tokenizer, "--tokenizer"):
             tokenizer = load_tokenizer(args.tokenizer)
         check_tokenizer(tokenizer, None, needs_mask=True)
-        check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
+        check_packing(tokenizer, args.packing, args.max_length, args.sentence_pairs)
         request["tokenizer_digest"] = tokenizer_digest(tokenizer)
     licenses = args.licenses or [None]
     if len(licenses) == 1:
@@ -124,7 +124,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
 
         # 2. Tokenizer and evaluation sets
         if tokenizer is not None:
-            preparation.save_tokenizer(tokenizer, output)
+            preparation_blocks.save_tokenizer(tokenizer, output)
         filters |= preparation.document_filters(
             output, quality=args.quality, evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram
         )
@@ -169,7 +169,7 @@ def check(args: PreparationArguments):
     if args.language_model is not None and not args.languages:
         raise ValueError("--language_model has nothing to tell: give --languages")
     tokenizer_options(args)
-    check_packing(None, args.packing, args.max_length, args.sentence_pairs, args.min_tokens)
+    check_packing(None, args.packing, args.max_length, args.sentence_pairs)
 
 
 def begin(output: str, manifest: dict[str, Any]):
