@@ -9,7 +9,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
 
-TYPE_NAMES = {str: "text", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
+TYPES = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:
@@ -48,7 +55,7 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
         return
     for number, cell in enumerate(cells(rows, column), start=1):
         if not isinstance(cell, kinds) or (isinstance(cell, bool) and bool not in kinds):
-            expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
+            expected = " or ".join(TYPES.get(kind, kind.__name__) for kind in kinds)
             raise ValueError(f"row {number} of {source} has {cell!r:.80} in the column {column!r}, expected {expected}")
 
 

@@ -28,9 +28,10 @@ STEPPING = ("joint", "decoupled")
 WITHOUT_WARMUP, HAS_WARMUP = RunArguments.needs["warmup_steps"]
 
 
-def discriminator_warms_up(args: Any) -> bool:
-    """Return whether the discriminator has a schedule with a warm-up."""
-    return args.discriminator_lr_scheduler_type is not None and has_warmup(args.discriminator_lr_scheduler_type)
+def warms_up(args: Any) -> bool:
+    """Return whether generator or discriminator has a schedule with a warm-up."""
+    own = args.discriminator_lr_scheduler_type
+    return HAS_WARMUP(args) or (own is not None and has_warmup(own))
 
 
 @dataclass
@@ -48,10 +49,7 @@ class ReplacedTokenArguments(TargetArguments):
     discriminator_lr_scheduler_type: str | None = option(None, "default: --lr_scheduler_type")
     discriminator_max_grad_norm: float | None = option(None, "decoupled steps only; default: --max_grad_norm")
 
-    needs: ClassVar = {
-        "warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
-        "discriminator_warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
-    }
+    needs: ClassVar = dict.fromkeys(("warmup_steps", "discriminator_warmup_steps"), (WITHOUT_WARMUP, warms_up))
 
     def __post_init__(self):
         if self.stepping not in STEPPING:
@@ -88,11 +86,6 @@ class ReplacedTokenTrainer(TargetTrainer):
     model: DebertaExtForPreTraining
 
     def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
-        if not all(hasattr(model, half) for half in PARTS):
-            raise ValueError(
-                f"{type(model).__name__} has no generator and discriminator: give a DebertaExtForPreTraining, which "
-                "DebertaExtForPreTraining.from_checkpoints makes of any of our models"
-            )
         own = ("discriminator_learning_rate", "discriminator_warmup_steps", "discriminator_lr_scheduler_type")
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
         if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.digests import tokenizer_digest
-from ..training.flags import option, overrides, parse_flags
+from ..training.flags import option, parse_flags
 from ..training.folder_lock import locked_folder
 from ..training.model_sources import named_tokenizer
 from ..training.user_errors import ExitOnUserError
@@ -73,16 +73,10 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         raise ImportError(f'{error}; the preparation needs datatrove: pip install "hf_deberta_ext[prepare]"') from error
 
     output = args.output_dir
-    groups = preparation.grouped_sources(
-        args.train_data,
-        part_bytes=args.part_bytes,
-        text_column=args.text_column,
-        config=args.data_config,
-        split=args.train_split,
-    )
+    groups = preparation.grouped_sources(args)
     evaluation_files = preparation.evaluation_files(args.decontaminate)
     evaluation_hashes = preparation.ngram_hashes(evaluation_files, args.decontaminate_ngram)
-    filters = preparation.language_filters(args.languages, args.language_threshold, args.language_model)
+    filters = preparation.language_filters(args)
     packing = dict(
         mode=args.packing,
         max_length=args.max_length,
@@ -94,11 +88,8 @@ def run(args: PreparationArguments) -> dict[str, Any]:
     request = {name: value for name, value in dataclasses.asdict(args).items() if name not in FREE} | {"groups": groups}
     if evaluation_files:
         request["evaluation_files"] = evaluation_files
-    tokenizer = trained_tokenizer = None
-    if args.tokenizer is None:
-        trained_tokenizer = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
-        trained_tokenizer |= tokenizer_options(args)
-    else:
+    tokenizer = None
+    if args.tokenizer is not None:
         with named_tokenizer(args.tokenizer, "--tokenizer"):
             tokenizer = load_tokenizer(args.tokenizer)
         check_tokenizer(tokenizer, None, needs_mask=True)
@@ -125,25 +116,10 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         # 2. Tokenizer and evaluation sets
         if tokenizer is not None:
             preparation_blocks.save_tokenizer(tokenizer, output)
-        filters |= preparation.document_filters(
-            output, quality=args.quality, evaluation_hashes=evaluation_hashes, ngram=args.decontaminate_ngram
-        )
+        filters |= preparation.document_filters(args, evaluation_hashes)
 
         # 3. Stages
-        stages = preparation.prepare(
-            output,
-            groups,
-            reading=dict(documents=args.documents, text_column=args.text_column),
-            filters=filters,
-            deduplicate=args.deduplicate,
-            trained_tokenizer=trained_tokenizer,
-            tokenizer_sample=args.tokenizer_sample,
-            packing=packing,
-            held_out=args.validation_documents,
-            manifest=manifest,
-        )
-        options = overrides(args.executor_options, "--executor_options")
-        preparation.run_stages(stages, output, args.executor, args.workers, options)
+        preparation.run_stages(preparation.stages_of(args, groups, filters, manifest), args)
         if args.executor == "slurm":
             print(f"submitted: {output} is prepared when the job prepare_manifest has ended")
             return manifest

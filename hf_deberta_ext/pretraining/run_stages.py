@@ -4,7 +4,6 @@
 import dataclasses
 import itertools
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from ..model.pretrained_model import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer
-from ..training.batch_size import hardware_facts, versions
+from ..training.batch_size import hardware_facts
 from ..training.checkpoints import readable_weights, replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
 from ..training.distributed import leave_together
@@ -249,21 +248,20 @@ class PretrainingRun:
             objectives (`dict[str, str]`, *optional*): name in the results -> title.
         """
         folder = self.args.output_dir
+        facts = self.facts(trainer, seconds, rows, objectives or {})
         report = dict(
             seconds=round(seconds, 1),
             tokenizer=self.tokenizer_facts,
-            packing={name: dataclasses.asdict(report) for name, report in self.reports.items()},
-            versions=versions(),
-            resumed_anyway=accepted_changes(folder),
+            packing={name: vars(packed) for name, packed in self.reports.items()},
+            versions=facts.hardware["versions"],
+            resumed_anyway=facts.training.get("resumed with other"),
         )
         replace_text(Path(folder, REPORT_FILE), json.dumps(report, indent=2) + "\n")
-        write_run_card(folder, self.facts(trainer, report, rows, objectives or {}))
+        write_run_card(folder, facts)
         print(f"\n{table}\n\n{contents_line(folder)}")
 
-    def facts(
-        self, trainer: RunTrainer, report: Mapping[str, Any], rows: Mapping[str, Any], objectives: Mapping[str, str]
-    ) -> RunFacts:
-        """Return the facts of the run for its model cards; arguments as of `report`, `report` the run_report.json."""
+    def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
+        """Return the facts of the run for its model cards; arguments as of `report`."""
         model_args, data_args, args = self.model_args, self.data_args, self.args
         sources, licenses = data_args.train_data, {}
         if data_args.is_prepared:
@@ -275,7 +273,7 @@ class PretrainingRun:
         masking["copies"] = "dynamic"
         if self.masking_args.masking_duplicates is not None:
             masking["copies"] = f"{self.masking_args.masking_duplicates}, static"
-        tokenizer = dict(report["tokenizer"])
+        tokenizer = dict(self.tokenizer_facts)
         if "source" in tokenizer:
             tokenizer["source"] = shown_source(tokenizer["source"])
         training = {
@@ -292,12 +290,12 @@ class PretrainingRun:
             "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
             "optimizer": optimizer_name(args),
             "seed": args.seed,
-            "resumed with other": report.get("resumed_anyway") or None,
+            "resumed with other": accepted_changes(args.output_dir),
         }
         hardware = hardware_facts(args, results=read_json(Path(args.output_dir, "all_results.json")))
         # Nobody knows how long a resumed run took.
         if args.resume_from_checkpoint is None:
-            hardware["seconds of all stages"] = report["seconds"]
+            hardware["seconds of all stages"] = round(seconds, 1)
         base, packed = model_args.model, self.reports.get("train")
         return RunFacts(
             objectives=objectives,
@@ -425,13 +423,6 @@ def packed_stream(
         lanes = corpus.lanes(1)
     else:
         lanes = corpus.lanes(most_lanes(args))
-        readers = args.world_size * max(1, args.dataloader_num_workers)
-        if args.should_save:
-            # To read it once, a text is parted into files of about the same size, as many as readers or a multiple.
-            times = readers // math.gcd(len(lanes), readers)
-            print(
-                f"stream: {corpus.files} files for {readers} processes and workers, each file is read by {times}", flush=True
-            )
     # All lanes together hold as many documents and rows in memory as one.
     count = max(100, 1000 // len(lanes))
     buffer = max(1, data_args.shuffle_buffer // len(lanes))

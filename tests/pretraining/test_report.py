@@ -49,10 +49,9 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     trainer = SimpleNamespace(args=args, data_collator=collator, state=state, divergence=lambda: None)
 
     def facts_of(model_args):
-        report = {"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}}
-        return MaskedLMRun(model_args, data_args, MaskingArguments(), args).facts(
-            trainer, report, {"objectives": "tiny"}, {}
-        )
+        run = MaskedLMRun(model_args, data_args, MaskingArguments(), args)
+        run.tokenizer_facts = {"source": str(tmp_path)}
+        return run.facts(trainer, 99.5, {"objectives": "tiny"}, {})
 
     facts = facts_of(ModelArguments(license="mit", model=str(tmp_path)))
     assert (facts.language, facts.license, facts.datasets) == (["de"], "mit", ["org/texts"])
