@@ -36,15 +36,7 @@ __all__ = [
 ]
 
 FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
-KINDS = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
+KINDS = {".txt": "text"} | {f".{kind}": kind for kind in ("text", "jsonl", "json", "csv", "tsv", "parquet")}
 # In .tsv a quote is a character like others, as in GLUE's files.
 TABLES: dict[str, dict[str, Any]] = {"csv": {"strict": True}, "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
 

@@ -30,7 +30,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
     chosen = {split: loaded[name] for split, name in names.items() if name is not None}
     if not chosen:
         expected = ", ".join(sorted({name for candidates in splits.values() for name in candidates}))
-        raise ValueError(f"the data set {_shown(name, config)} has none of the splits {expected}, but {', '.join(loaded)}")
+        raise ValueError(f"the data set {name!r} has none of the splits {expected}, but {', '.join(loaded)}")
     return chosen
 
 
@@ -67,11 +67,5 @@ def load_hub_dataset(
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         if "scripts are no longer supported" in reason:
             alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
-        shown = _shown(name, config)
+        shown = f"{name!r} ({config})" if config else repr(name)
         raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place}){alternative}") from error
-
-
-def _shown(name: str, config: str | None) -> str:
-    if config is None:
-        return repr(name)
-    return f"{name!r} ({config})"

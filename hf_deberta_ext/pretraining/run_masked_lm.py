@@ -57,4 +57,4 @@ class MaskedLMRun(PretrainingRun):
         titles = {name: OBJECTIVES[name].title for name in names}
         weights = [f"{titles[name]} (weight {weight:g})" for name, weight in self.args.objectives.items()]
         rows, table = {"objectives": ", ".join(weights)}, evaluation_table(metrics, names)
-        super().report(trainer, metrics, seconds, table=table, rows=rows, objectives=titles)
+        self.write_report(trainer, seconds, table, rows, **titles)

@@ -132,7 +132,7 @@ class ReplacedTokenRun(PretrainingRun):
                 model.save_pretrained(whole)
                 tokenizer.save_pretrained(whole)
         plot_replaced_tokens(trainer.state.log_history, folder / CURVES_FILE)
-        super().report(trainer, metrics, seconds, table=replaced_token_table(metrics), rows=self.rows(joint.config))
+        self.write_report(trainer, seconds, replaced_token_table(metrics), self.rows(joint.config))
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
             print(

@@ -229,26 +229,20 @@ class PretrainingRun:
                 model = self.load_model(config=config, dtype=torch.float32, **model_args.model_download())
         return set_attention(model, model_args)
 
-    def report(
-        self,
-        trainer: RunTrainer,
-        metrics: Mapping[str, float],
-        seconds: float,
-        *,
-        table: str,
-        rows: Mapping[str, Any],
-        objectives: Mapping[str, str] | None = None,
-    ):
+    def report(self, trainer: RunTrainer, metrics: Mapping[str, float], seconds: float):
+        """Draw the curves, and write and print the results of all stages, which took so long."""
+        raise NotImplementedError
+
+    def write_report(self, trainer: RunTrainer, seconds: float, table: str, rows: Mapping[str, Any], **objectives: str):
         """Write run_report.json and the model cards, and print the results.
 
         Args:
-            seconds (`float`): of all stages.
             table (`str`): of the results, to print.
             rows (`dict`): of the card's table of the training, before the usual ones.
-            objectives (`dict[str, str]`, *optional*): name in the results -> title.
+            objectives: name in the results -> title.
         """
         folder = self.args.output_dir
-        facts = self.facts(trainer, seconds, rows, objectives or {})
+        facts = self.facts(trainer, seconds, rows, objectives)
         report = dict(
             seconds=round(seconds, 1),
             tokenizer=self.tokenizer_facts,
@@ -261,7 +255,7 @@ class PretrainingRun:
         print(f"\n{table}\n\n{contents_line(folder)}")
 
     def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
-        """Return the facts of the run for its model cards; arguments as of `report`."""
+        """Return the facts of the run for its model cards; arguments as of `write_report`."""
         model_args, data_args, args = self.model_args, self.data_args, self.args
         sources, licenses = data_args.train_data, {}
         if data_args.is_prepared:

@@ -185,7 +185,6 @@ def test_first_rows_of_a_batch_need_less_padding():
     "arguments, message",
     [
         (dict(mlm_weight=0.0), "add mlm"),
-        (dict(sop_weight=1.0, nsp_weight=1.0), "choose one of them"),
         (dict(sbo_weight=-1.0), "sbo_weight must be 0 or a positive number, got -1.0"),
         (dict(mlm_weight=float("nan")), "mlm_weight must be 0 or a positive number, got nan"),
         (dict(z_loss=-1.0), "z_loss must be 0 or a positive number, got -1.0"),
