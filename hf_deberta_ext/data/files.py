@@ -208,10 +208,12 @@ def read_table(path: Path) -> "Dataset":
         with open_parquet(path) as table:
             rows = Dataset(table.read())
     else:
-        read = [row for _, row in read_rows(path)]
-        columns = dict.fromkeys(name for row in read for name in row)
+        columns: dict[str, list] = {}
+        for number, (_, row) in enumerate(read_rows(path)):
+            for name in {**columns, **row}:
+                columns.setdefault(name, [None] * number).append(row.get(name))
         try:
-            rows = Dataset(pa.table({name: [row.get(name) for row in read] for name in columns}))
+            rows = Dataset(pa.table(columns))
         except (pa.ArrowException, OverflowError, ValueError) as error:
             raise ValueError(f"{path} cannot be made a table: {error}") from error
     if not len(rows):

@@ -20,12 +20,8 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         splits: our names -> its names for each, the first of which that it has is used: {"validation": ["validation",
             "dev"]}. A split that it has under none of them is left out.
         download: revision, token and cache_dir, where they are given.
-    Raises:
-        ValueError: it cannot be reached, or has no such configuration, or none of the splits.
     """
-    loaded = load_hub_dataset(
-        name, config, alternative="; local files are read by --train_file, --validation_file and --test_file", **download
-    )
+    loaded = load_hub_dataset(name, config, **download)
     names = {split: next((name for name in candidates if name in loaded), None) for split, candidates in splits.items()}
     chosen = {split: loaded[name] for split, name in names.items() if name is not None}
     if not chosen:
@@ -34,29 +30,14 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
     return chosen
 
 
-def load_hub_dataset(
-    name: str,
-    config: str | None = None,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    alternative: str = "",
-    **options: Any,
-) -> Any:
-    """Call `datasets.load_dataset`, with errors of one line.
-
-    Args:
-        alternative (`str`): end of the messages, another way to give the data.
-        options: other arguments of `load_dataset`: split, streaming, cache_dir, num_proc.
-    Raises:
-        ValueError: it cannot be reached, or has no such configuration or split, or cannot be read.
-    """
+def load_hub_dataset(name: str, config: str | None = None, **options: Any) -> Any:
+    """Call `datasets.load_dataset`, with a ValueError of one line where it cannot be reached or read, or lacks a split."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
     from huggingface_hub import is_offline_mode
 
     try:
-        return load_dataset(name, config, token=token, revision=revision, **options)
+        return load_dataset(name, config, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         # Missing, not in the cache, no such configuration, damaged, or a loading script, which datasets no longer runs.
         place = "on the Hub"
@@ -66,6 +47,6 @@ def load_hub_dataset(
             place = "in the cache (HF_HUB_OFFLINE=1 is set)"
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         if "scripts are no longer supported" in reason:
-            alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
+            place += "; the Hub may have it as tables: --data_revision refs/convert/parquet"
         shown = f"{name!r} ({config})" if config else repr(name)
-        raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place}){alternative}") from error
+        raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place})") from error

@@ -12,7 +12,6 @@ Groups and parts only depend on the files. So the result depends neither on how 
 order, nor on the executor, and only the tasks that failed run again.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -185,11 +184,13 @@ def document_filters(args: PreparationArguments, evaluation_hashes: Collection[i
 
 def evaluation_files(sources: Sequence[str]) -> list[File]:
     """Return all files of evaluation sets."""
-    listed = {source: list_files(source) for source in sources}
-    for source, files in listed.items():
+    found = []
+    for source in sources:
+        files = list_files(source)
         if files is None:
             raise FileNotFoundError(f"no file or folder {source}: give --decontaminate files of the evaluation sets")
-    return [*itertools.chain.from_iterable(listed.values())]
+        found += files
+    return found
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:

@@ -99,13 +99,18 @@ class Counted(PipelineStep):
         self.output, self.label, self.block = output, label, block
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        kept, numbers = 0, itertools.count()
-        numbered = (document for document, _ in zip(data, numbers, strict=False))
-        for document in self.block.run(numbered, rank, world_size):
-            kept += 1
+        dropped = 0
+
+        def counted() -> Iterator[Document]:
+            nonlocal dropped
+            for document in data:
+                dropped += 1
+                yield document
+
+        for document in self.block.run(counted(), rank, world_size):
+            dropped -= 1
             yield document
-        # zip has not taken the number after the last document.
-        write_counts(self.output, self.label, rank, {self.label: next(numbers) - kept})
+        write_counts(self.output, self.label, rank, {self.label: dropped})
 
 
 class ReadPart(ParquetReader):

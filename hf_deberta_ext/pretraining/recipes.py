@@ -10,7 +10,6 @@ precision of the arithmetic, and flags of the user win over both:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,7 +25,6 @@ from ..training.batch_size import (
 )
 from ..training.flags import overrides
 from ..training.published_optimizer import OWN_OPTIMIZER
-from ..training.run_folder import ARGUMENTS_FILE, read_json
 
 __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"]
 
@@ -153,7 +151,7 @@ def chosen_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the values of flags that were not given, by --recipe or for a new model, and a text that says so.
 
-    The further training of a checkpoint without a recipe keeps Trainer's own, and a resumed run what it began with.
+    The further training of a checkpoint without a recipe keeps Trainer's own.
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
@@ -166,20 +164,18 @@ def chosen_settings(
             raise ValueError(f"--recipe {name} is one of replaced token detection, run_rtd.py's; here there is {others}")
         settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
         if not rtd:
-            settings = {flag: value for flag, value in settings.items() if flag not in RTD_FLAGS}
+            for flag in RTD_FLAGS:
+                settings.pop(flag, None)
         return settings, recipe_table(name, settings, given_flags, processes)
     if given_flags.get("model") is not None:
         return {}, None
-    begun = {}
-    if given_flags.get("resume_from_checkpoint") is not None and "output_dir" in given_flags:
-        begun = read_json(Path(given_flags["output_dir"], ARGUMENTS_FILE))
     settings = dict(FROM_SCRATCH)
     sizes = HARDWARE_FLAGS[:2]
-    if not {*sizes} & {*given_flags} and begun.get("batch_size", BATCH) == BATCH:
+    if not {*sizes} & {*given_flags}:
         # As many tokens at a time as 8 examples of 512.
         size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, given_flags.get("max_length", 512))))
         settings |= zip(sizes, (size, max(1, BATCH // size // processes)), strict=True)
-    settings = {flag: begun.get(flag, value) for flag, value in settings.items() if flag not in given_flags}
+    settings = {flag: value for flag, value in settings.items() if flag not in given_flags}
     if not settings:
         return {}, None
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())

@@ -38,9 +38,8 @@ class MaskedLMRun(PretrainingRun):
         if packing in PAIR_MODES and not readers:
             raise ValueError(f"--packing {packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences")
         if readers and packing not in PAIR_MODES:
-            raise ValueError(
-                f"--{readers[0]}_weight needs pairs, --packing {packing} makes none: choose segment_pair or sentence_pair"
-            )
+            modes = " or ".join(PAIR_MODES)
+            raise ValueError(f"--{readers[0]}_weight needs pairs, and --packing {packing} makes none: choose {modes}")
 
     def new_model(self) -> MultiObjectiveMaskedLM:
         """Return the model with random weights."""

@@ -152,7 +152,7 @@ class PretrainingRun:
         model = self.build(tokenizer, vocabulary)
 
         # 3. Documents -> examples -> masked batches
-        nsp, sop = (getattr(args, f"{name}_weight", 0) > 0 for name in ("nsp", "sop"))
+        nsp, sop = getattr(args, "nsp_weight", 0) > 0, getattr(args, "sop_weight", 0) > 0
         train_set, eval_set, self.reports = numbered_examples(corpus, held_out, tokenizer, data_args, args, nsp=nsp)
         collator = MaskingCollator(
             vocabulary, options, seed=args.seed, duplicates=self.masking_args.masking_duplicates, sentence_order=sop

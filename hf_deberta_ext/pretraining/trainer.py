@@ -80,7 +80,7 @@ class PretrainingArguments(WeightArguments):
     z_loss: float = option(0.0, "weight of the mean of (log Z)^2, Z the masked tokens' sum of exp(logits) (PaLM: 1e-4)")
 
     def __post_init__(self):
-        for name in ("z_loss", *(name for name, *_ in WEIGHTS)):
+        for name, *_ in [("z_loss",), *WEIGHTS]:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or a positive number, got {getattr(self, name)}")
         check_objectives([*self.objectives])
@@ -89,8 +89,11 @@ class PretrainingArguments(WeightArguments):
     @property
     def objectives(self) -> dict[str, float]:
         """Return the objectives that are trained, with their weights."""
-        weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
-        return {name: weight for name, weight in weights.items() if weight > 0}
+        weights = {}
+        for name in OBJECTIVES:
+            if getattr(self, f"{name}_weight") > 0:
+                weights[name] = getattr(self, f"{name}_weight")
+        return weights
 
 
 class TargetTrainer(RunTrainer):
@@ -172,8 +175,9 @@ class TargetTrainer(RunTrainer):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
-        if "masked_from" in batches[0]:
-            batches = [lower_rate(batch, self.masking_rate()) for batch in batches]
+        for number, batch in enumerate(batches):
+            if "masked_from" in batch:
+                batches[number] = lower_rate(batch, self.masking_rate())
         batches = self.without_repeated_rows(batches)
         counts = torch.zeros(len(self.objectives))
         for batch in batches:

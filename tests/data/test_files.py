@@ -259,12 +259,12 @@ def test_a_cell_of_another_type_is_named(cells, kind, shown):
 
 def test_a_data_set_out_of_reach_or_of_a_script_says_how_to_go_on(monkeypatch, hub):
     """The tests run offline: it is not in the cache."""
-    with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*--train_file"):
+    with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*in the cache"):
         hub("nobody/nothing", "sst2")
 
     def load_dataset(*args, **kwargs):
         raise RuntimeError("Dataset scripts are no longer supported, but found super_glue.py")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=r"found super_glue\.py .*--data_revision refs/convert/parquet; local files"):
+    with pytest.raises(ValueError, match=r"found super_glue\.py .*--data_revision refs/convert/parquet"):
         hub("nobody/nothing")

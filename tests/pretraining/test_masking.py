@@ -20,7 +20,6 @@ BYTE_LEVEL += ["--"]
 SENTENCE_PIECE = ["▁The", "re", "▁", "国", "、", "▁(", "a", ")", "<0x41>", "▁%", "'", "t", "),", "--", "▁--"]
 WORD_PIECE = ["un", "##believ", "##able", ",", "$", "hello", "##s", "##,", "'", "t"]
 UNITS = ["token", "word", "ngram", "span"]
-OFFICIAL = [("token", "official"), ("ngram", "official")]
 # By chance a test of a right program gives less than this once in 10,000 times; the seeds are fixed.
 P_VALUE = 1e-4
 
@@ -38,11 +37,6 @@ def tokenizers():
     metaspace.pre_tokenizer, metaspace.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     word_piece = Tokenizer(models.WordPiece(vocabulary_of(WORD_PIECE), unk_token="[UNK]"))
     return {"Ġ": finish(byte_level), "▁": finish(metaspace), "##": finish(word_piece)}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizers):
-    return MaskingVocabulary.from_tokenizer(tokenizers["Ġ"])
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +87,9 @@ def with_specials(unit_ids, places):
     return torch.tensor(output)
 
 
-def coverage(unit, policy="uniform", *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
+def coverage(unit, *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
     """[N] in how many of the trials each position was masked; each trial has other words."""
-    options, g = MaskingOptions(unit=unit, policy=policy, **options), generator()
+    options, g = MaskingOptions(unit=unit, **options), generator()
     counts = torch.zeros(N, dtype=torch.long)
     for _ in range(trials):
         words = torch.arange(N) if unit == "token" else word_units(N, g, sizes=sizes)
@@ -220,9 +214,9 @@ def test_the_mean_rate_is_the_one_asked_for_also_beside_a_huge_word():
         assert max(int(m.sum()) for m in masked if not m[-1]) == 80, unit
 
 
-@pytest.mark.parametrize(("unit", "policy"), [*((unit, "uniform") for unit in UNITS), *OFFICIAL])
-def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit, policy):
-    options = MaskingOptions(unit=unit, policy=policy)
+@pytest.mark.parametrize("unit", UNITS)
+def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit):
+    options = MaskingOptions(unit=unit)
     assert choose(torch.full((5,), -1), options, generator()).tolist() == [0] * 5
     assert choose(torch.tensor([], dtype=torch.long), options, generator()).tolist() == []
     assert choose(torch.tensor([-1, 0, -1]), options, generator()).tolist() == [0, 1, 0]

@@ -336,19 +336,3 @@ def test_the_cache_holds_for_one_release_and_for_all_seeds_where_nothing_is_draw
 
     assert file_of("1", mode="best_fit") == file_of("1", mode="best_fit", seed=1) != file_of("2", mode="best_fit")
     assert file_of("1", mode="segment_pair") != file_of("1", mode="segment_pair", seed=1)
-
-
-def test_sentences_begin_with_the_first_token_that_ends_after_their_start():
-    texts = [
-        "One a\u0301.\n\n\u200b Two?  Three \u200d\u200d! Four.\t\u0301Five. \ufeff\u200b",
-        "最後。の文書。 Six... Seven.",
-    ]
-    tokenizer = train_byte_level_bpe(texts * 3, 300, show_progress=False)
-    counts = dict.fromkeys(packing.COUNTS, 0)
-    documents = [*packing.tokenize_documents(texts, tokenizer, "en", 1, counts)]
-    for text, (ids, ends) in zip(texts, documents, strict=True):
-        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        expected = set()
-        for start in packing.sentence_starts(text, "en"):
-            expected.add(next(i for i, (_, end) in enumerate([*offsets, (0, start + 1)]) if end > start))
-        assert {*ends} == (expected - {0}) | {len(ids)} and len(ends) > 2

@@ -2,7 +2,6 @@
 """Recipes: the published numbers, batches that come out exactly, and flags that win."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -126,16 +125,6 @@ def test_a_model_from_scratch_is_not_trained_with_settings_of_fine_tuning(proces
     others, text = chosen_settings(given, processes, rtd=True)
     assert {*settings} - {*others} == {*given, ACCUMULATION} and "learning_rate" not in text
     assert chosen_settings({"model": "mine"}, rtd=False) == ({}, None) == chosen_settings(settings, rtd=True)
-
-
-def test_a_resumed_run_keeps_the_settings_that_it_began_with(tmp_path):
-    begun = dict(learning_rate=5e-5, warmup_steps=0, weight_decay=0.0, batch_size=8)
-    (tmp_path / "run_arguments.json").write_text(json.dumps(begun), encoding="utf-8")
-    flags = dict(output_dir=str(tmp_path), resume_from_checkpoint="last", adam_beta2=0.9)
-    settings, _ = chosen_settings(flags, rtd=False)
-    assert settings == dict(learning_rate=5e-5, warmup_steps=0, weight_decay=0.0, adam_epsilon=1e-6)
-    (tmp_path / "run_arguments.json").write_text(json.dumps(begun | {"batch_size": 64}), encoding="utf-8")
-    assert chosen_settings(flags, rtd=False)[0] == settings | {SIZE: 8, ACCUMULATION: 8}
 
 
 def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):

@@ -12,7 +12,7 @@ from hf_deberta_ext.pretraining import (
     ModelArguments,
     PretrainingArguments,
 )
-from hf_deberta_ext.pretraining.report import plot_objectives, plot_replaced_tokens
+from hf_deberta_ext.pretraining.report import plot_replaced_tokens
 from hf_deberta_ext.pretraining.run_masked_lm import MaskedLMRun
 
 pytest.importorskip("matplotlib")
@@ -41,14 +41,6 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     # The time of a run that was stopped in between is not known.
     args.resume_from_checkpoint = "last"
     assert "seconds of all stages" not in facts_of().hardware and facts_of().from_scratch
-
-
-def test_curves_have_a_panel_for_each_loss_and_name_what_is_not_logged(tmp_path):
-    file, history = tmp_path / "curves.png", [{"step": step, "mlm_loss": 0.5, "sop_loss": 0.5} for step in (1, 2)]
-    history.append({"step": 2, "eval_mlm_loss": 0.6, "eval_sop_loss": 0.6})
-    assert plot_objectives(history, file, ["mlm", "sop"]).read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="logged any of sop_loss"):
-        plot_objectives([{"step": 1, "mlm_loss": 1.0}], file, ["mlm", "sop"])
 
 
 def test_the_discriminators_curve_has_the_loss_of_a_constant_guess(tmp_path, monkeypatch):

@@ -160,33 +160,25 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
         (dict(train_tokenizer=None, vocab_size=None), "a new model needs a tokenizer"),
         (dict(lowercase="true"), "--lowercase is of a new unigram tokenizer"),
+        (dict(model="{finished}", tokenizer="{folder}/larger"), "but the model only 300 rows"),
+        (dict(model="{finished}", train_tokenizer="unigram"), "knows only the ids of its own tokenizer"),
+        (dict(model="{finished}", config_overrides="hiden_size=3"), "--config_overrides: there is no field 'hiden_size'"),
+        (dict(model="{finished}", config_overrides="hidden_size=64"), "with --config_overrides hid"),
+        (dict(model="{folder}/damaged"), "damaged/model.safetensors is truncated or damaged"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_mlm, text, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, finished, run_mlm, text, tmp_path, monkeypatch):
     monkeypatch.setattr(TargetTrainer, "training_step", None)
-    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
-    flags = {name: value and str(value).format(folder=tmp_path, text=text) for name, value in flags.items()}
+    if "larger" in flags.get("tokenizer", ""):
+        train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350).save_pretrained(tmp_path / "larger")
+    if "damaged" in flags.get("model", ""):
+        damaged = shutil.copytree(finished, tmp_path / "damaged") / "model.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:5000])
+    places = dict(folder=tmp_path, text=text, finished=finished)
+    flags = {name: value and str(value).format(**places) for name, value in flags.items()}
     assert_refused(run_mlm, message, arguments(text, tmp_path / "run", **flags))
     assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (dict(tokenizer="larger"), "but the model only 300 rows"),
-        (dict(train_tokenizer="unigram"), "knows only the ids of its own tokenizer"),
-        (dict(config_overrides="hiden_size=3"), "--config_overrides: there is no field 'hiden_size'"),
-        (dict(config_overrides="hidden_size=64"), "with --config_overrides hid"),
-        (dict(model="damaged"), "damaged/model.safetensors is truncated or damaged"),
-    ],
-)
-def test_flags_that_do_not_fit_a_checkpoint_are_refused(flags, message, finished, run_mlm, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 350).save_pretrained("larger")
-    damaged = shutil.copytree(finished, tmp_path / "damaged") / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:5000])
-    assert_refused(run_mlm, message, arguments(text, tmp_path / "run", **(dict(model=finished) | flags)))
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,6 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         AutoTokenizer.from_pretrained(finished).save_pretrained(tmp_path / name)
-        assert {value.dtype for value in load_file(tmp_path / name / "model.safetensors").values()} == {torch.float16}
     flags = dict(model=tmp_path / start, config_overrides="hidden_dropout_prob=0.2")
     if start == "pair":
         flags = dict(model=tmp_path / "discriminator", generator_model=tmp_path / "generator")
@@ -180,31 +179,16 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
         (dict(generator_overrides="depth=3"), "--generator_overrides: there is no field 'depth'"),
         (dict(generator_overrides="hidden_size"), "--generator_overrides takes name=value"),
         (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
-        (dict(rtd_lambda=0), "rtd_lambda = 0"),
-        (
-            dict(recipe="official-base", per_device_train_batch_size=48),
-            "batch of 256 is no multiple of",
-        ),
+        (dict(rtd_lambda="0"), "rtd_lambda = 0"),
+        (dict(recipe="official-base", per_device_train_batch_size=48), "batch of 256 is no multiple of"),
         (dict(recipe="official-xsmall-continue", preset=None), "knows only the ids of its own tokenizer"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(TargetTrainer, "training_step", None)
-    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags))
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-SETTLED = "is a joint model, whose generator and embedding_sharing are settled"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (dict(model="", generator_layers=2), SETTLED),
-        (dict(model="discriminator", generator_model="generator", generator_layers=1),
+        (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing are settled"),
+        (dict(model="{}/discriminator", generator_model="{}/generator", generator_layers=1),
          "generator says what the generator is: leave --generator_layers"),
     ],
 )  # fmt: skip
-def test_checkpoints_keep_their_generator_and_sharing(flags, message, finished, run_rtd, text, tmp_path):
-    folders = {name: finished / value for name, value in flags.items() if name in ("model", "generator_model")}
-    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags | folders))
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, finished, run_rtd, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(TargetTrainer, "training_step", None)
+    flags = {name: value and str(value).format(finished) for name, value in flags.items()}
+    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags))
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -129,17 +129,6 @@ def test_the_same_texts_give_the_same_tokenizer(kind, trained):
     assert state(TRAIN[kind](iter(lines()))) == state(trained(kind))
 
 
-def test_mask_in_a_text_is_one_token_and_what_the_normaliser_makes_or_the_name_of_a_byte_is_spelled(trained):
-    assert pieces(trained("bpe"), "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
-    for kind in ("unigram", "bytes"):
-        assert pieces(trained(kind), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
-    tokenizer = trained("bytes")
-    tokens = pieces(tokenizer, "［ＭＡＳＫ］")
-    assert "[MASK]" not in tokens and "".join(tokens) == "▁[MASK]"
-    assert not {"<0x41>", "<0xFF>"} & {*pieces(tokenizer, "a<0x41> <0xFF>")}
-    assert tokenizer.decode(ids(tokenizer, "a<0x41> <0xFF>")) == "a<0x41> <0xFF>"
-
-
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_pieces_and_ids_are_those_of_sentencepiece(byte_fallback, trained, tmp_path):
     """Its own trainer with the same settings, and its own encoder."""
@@ -164,21 +153,11 @@ def test_more_lines_than_are_learned_from_are_drawn_from_all(trained):
 
 
 @pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
-def test_empty_text_and_one_string_are_refused(train):
+def test_empty_text_one_string_and_impossible_sizes_are_refused(train):
     for texts in ([], ["  ", "\n"]):
         with pytest.raises(ValueError, match="no text to train on"):
             train(texts, 300, show_progress=False)
     with pytest.raises(TypeError, match=r"iterable of strings, got one string; pass \[text\]"):
         train("some text", 300, show_progress=False)
-
-
-@pytest.mark.parametrize(
-    ("train", "size", "message"),
-    [
-        (train_byte_level_bpe, 260, r"vocab_size must be at least 261 .*got 260"),
-        (train_unigram, 11, r"cannot train 11 pieces.*Increase vocab_size or decrease character_coverage"),
-    ],
-)
-def test_impossible_sizes_are_refused(train, size, message):
-    with pytest.raises(ValueError, match=message):
-        train(["the fox"], size, show_progress=False)
+    with pytest.raises(ValueError, match=r"at least 261 .*, got 11|cannot train 11 pieces.*Increase vocab_size"):
+        train(["the fox"], 11, show_progress=False)
