@@ -74,13 +74,13 @@ def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
 class StockRun(MaskedLMRun):
     """A pre-training of a stock model."""
 
-    def check(self):
-        super().check()
+    def configuration(self) -> DebertaExtConfig:
         args = self.model_args
         if args.model is not None:
             raise ValueError(f"--model {args.model}: a comparison of architectures begins from scratch, leave it out")
         if [*self.args.objectives] != ["mlm"]:
             raise ValueError(f"{args.architecture} only has a head for masked-language modelling: leave other weights out")
+        return super().configuration()
 
     def new_model(self) -> SparseLogits:
         return stock_model(self.model_args.architecture, self.config)

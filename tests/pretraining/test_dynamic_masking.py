@@ -240,20 +240,6 @@ def test_a_lane_without_a_row_and_no_masks_at_all_are_refused(collator):
         [*zip(NumberedStream(*lanes, endless=True), range(5), strict=False)]
 
 
-def test_a_shuffled_stream_has_another_order_in_each_epoch():
-    datasets = pytest.importorskip("datasets")
-    source = datasets.Dataset.from_list([{"x": i} for i in range(50)]).to_iterable_dataset()
-    dataset = NumberedStream(source.shuffle(seed=0, buffer_size=50))
-    orders = []
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        loader = DataLoader(dataset, batch_size=None, num_workers=2)
-        seen = [(row["example"], row["x"]) for row in loader]
-        assert sorted(x for _, x in seen) == [*range(50)] == sorted(i for i, _ in seen)
-        orders.append([x for _, x in sorted(seen)])
-    assert orders[0] != orders[1]
-
-
 def test_a_batch_is_padded_with_what_each_entry_needs(collator):
     features = [
         numbered({"input_ids": [CLS, 10, 11, SEP], "document_ids": [1, 1, 1, 1], "token_type_ids": [0, 0, 1, 1]}),

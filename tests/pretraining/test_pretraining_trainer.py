@@ -86,16 +86,6 @@ def test_evaluation_weighs_every_target_alike(batch, model, tmp_path):
     assert "eval_sop_perplexity" not in metrics and "eval_sbo_perplexity" in metrics
 
 
-def test_evaluation_metrics_of_a_hand_computed_case():
-    statistics = torch.tensor([[[2.0, 1, 2], [1.0, 0, 1]], [[4.0, 0, 1], [0.5, 1, 1]]])
-    metrics = evaluation_metrics(statistics, dict(mlm=1.0, sop=3.0))
-    expected = dict(
-        loss=2.0 + 3 * 0.75, mlm_loss=2.0, mlm_accuracy=1 / 3, mlm_targets=3, mlm_perplexity=math.exp(2),
-        sop_loss=0.75, sop_accuracy=0.5, sop_targets=2,
-    )  # fmt: skip
-    assert metrics == pytest.approx(expected)
-
-
 @exact_accumulation
 def test_dropout_depends_on_the_number_of_the_micro_batch_alone(tiny_config, tmp_path):
     config = tiny_config(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
