@@ -131,7 +131,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return torch.stack([outputs.generator_loss * len(targets), correct, correct.new_tensor(len(targets))])
 
     def _discriminator_sums(self, outputs) -> tuple[torch.Tensor, torch.Tensor]:
-        replaced, flagged, counted = judged(outputs)
+        replaced, flagged, counted = detected(outputs)
         count = counted.sum()
         correct = ((flagged == replaced) & counted).sum()
         caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()])
@@ -149,7 +149,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         generator = row_statistics(
             outputs.generator_logits, labels[selected], selected.nonzero()[:, 0], len(labels), count_right=True
         )
-        replaced, flagged, counted = judged(outputs)
+        replaced, flagged, counted = detected(outputs)
         losses = torch.nn.functional.binary_cross_entropy_with_logits(
             outputs.discriminator_logits.float(), replaced.float(), reduction="none"
         )
@@ -317,7 +317,7 @@ def check_stepping(stepping: str, embedding_sharing: str):
         )
 
 
-def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return [B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted

@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
     """Parse the flags of a command line and run all stages.
 
     Args:
-        argv (`list[str]`, *optional*): flags; None = those of the command line.
-        description (`str`): of which `--help` shows the first paragraph.
+        argv (`list[str]`, *optional*): flags; None = the flags of the command line.
+        description (`str`): `--help` shows its first paragraph.
         program (`str`): its name in `--help`.
     """
     return parse_and_run(MaskedLMRun, GROUPS, argv, description, program)

@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
     """Parse the flags of a command line, run all stages, and return the manifest.
 
     Args:
-        argv (`list[str]`, *optional*): flags; None = those of the command line.
-        description (`str`): of which `--help` shows the first paragraph.
+        argv (`list[str]`, *optional*): flags; None = the flags of the command line.
+        description (`str`): `--help` shows its first paragraph.
         program (`str`): its name in `--help`.
     """
     usage = f"{program} --train_data FILES --train_tokenizer unigram --max_length 512 --output_dir FOLDER ..."

@@ -94,7 +94,7 @@ class PretrainingRun:
     """A pre-training from its flags to its report; a subclass says what is trained, by which Trainer."""
 
     trainer_class: ClassVar[type[RunTrainer]]
-    # Defaults of flags; recipes are those of replaced token detection.
+    # Defaults of flags; and whether recipes are for replaced token detection.
     defaults: ClassVar[Mapping[str, Any]] = {}
     rtd: ClassVar[bool] = False
 
@@ -117,7 +117,7 @@ class PretrainingRun:
         raise NotImplementedError
 
     def load_model(self, **options: Any) -> DebertaExtPreTrainedModel:
-        """Load the model from --model; `options` are those of `from_pretrained`."""
+        """Load the model from --model; `options` are arguments of `from_pretrained`."""
         raise NotImplementedError
 
     def run(self) -> dict[str, float]:
