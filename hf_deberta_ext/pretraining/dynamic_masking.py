@@ -239,11 +239,6 @@ class MaskingCollator:
 
     def seed_of(self, feature: Mapping[str, Any]) -> int:
         """Return the seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
-        if "example" not in feature or "epoch" not in feature:
-            raise ValueError(
-                f'each feature must have its "example" and "epoch", got {sorted(feature)}; wrap the data set in '
-                "NumberedExamples or NumberedStream, and set remove_unused_columns=False in the TrainingArguments"
-            )
         epoch, seed = feature["epoch"], self.seed
         if self.duplicates:
             epoch %= self.duplicates

@@ -33,8 +33,6 @@ LINE = re.compile(r"\S.{0,998}(?!\S)|\S{1,999}")
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **options: Any) -> PreTrainedTokenizerFast:
     """Train a tokenizer of a kind: "byte-level-bpe" (`train_byte_level_bpe`) or "unigram" (`train_unigram`)."""
     kinds = {"byte-level-bpe": train_byte_level_bpe, "unigram": train_unigram}
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
     return kinds[kind](texts, vocab_size, **options)
 
 

@@ -324,6 +324,10 @@ def test_long_documents_are_tokenised_in_parts_of_the_batch_without_a_warning(ca
 def test_wrong_arguments_are_reported(arguments, message):
     with pytest.raises(ValueError, match=message):
         pack_words(["", "A b.", None], **(dict(mode="best_fit", max_length=8) | arguments))
+    tokenizer = word_tokenizer(["A b."])
+    tokenizer.sep_token = None
+    with pytest.raises(ValueError, match=r"must have \[CLS\] and \[SEP\], got cls_token \[CLS\] and sep_token None"):
+        pack(from_documents(["A b."]), tokenizer, mode="best_fit", max_length=8)
 
 
 def test_the_cache_holds_for_one_release_and_for_all_seeds_where_nothing_is_drawn(tmp_path, monkeypatch):

@@ -172,6 +172,12 @@ def test_impossible_arguments_are_refused(arguments, message, tmp_path):
         PretrainingArguments(str(tmp_path), **arguments)
 
 
+def test_a_lower_perplexity_is_better(tmp_path):
+    """transformers takes every metric whose name does not end in "loss" for one that should be high."""
+    for metric, greater in (("mlm_perplexity", False), ("mlm_accuracy", True)):
+        assert PretrainingArguments(str(tmp_path), metric_for_best_model=metric).greater_is_better is greater
+
+
 def test_a_missing_folder_and_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="output_dir is missing"):
         PretrainingArguments()
