@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.pretraining import run_stages as stages
+from hf_deberta_ext.pretraining import ModelArguments
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveOutput, row_statistics
-from hf_deberta_ext.pretraining.run_masked_lm import GROUPS, parse_and_run, train
+from hf_deberta_ext.pretraining.run_masked_lm import GROUPS, MaskedLMRun
+from hf_deberta_ext.pretraining.run_stages import parse_and_run
 from hf_deberta_ext.training.flags import option
 
 # The logits of states [n, hidden_size].
@@ -28,7 +29,7 @@ HEADS = {
 
 
 @dataclass
-class ArchitectureArguments:
+class StockModelArguments(ModelArguments):
     architecture: str = option("bert", "whose classes to train", choices=[*HEADS])
 
 
@@ -70,22 +71,26 @@ def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
     return type(base.__name__, (SparseLogits, base), {})(stock_config)
 
 
+class StockRun(MaskedLMRun):
+    """A pre-training of a stock model."""
+
+    def configuration(self) -> DebertaExtConfig:
+        args = self.model_args
+        if args.model is not None:
+            raise ValueError(f"--model {args.model}: a comparison of architectures begins from scratch, leave it out")
+        if [*self.args.objectives] != ["mlm"]:
+            raise ValueError(f"{args.architecture} only has a head for masked-language modelling: leave other weights out")
+        return super().configuration()
+
+    def new_model(self) -> SparseLogits:
+        return stock_model(self.model_args.architecture, self.config)
+
+    def report(self, trainer, metrics, seconds):
+        """Write no card."""
+
+
 def main(argv: list[str] | None = None):
-    return parse_and_run(run, (ArchitectureArguments, *GROUPS), argv, __doc__)
-
-
-def run(chosen: ArchitectureArguments, model_args, data_args, masking_args, args) -> dict[str, float]:
-    if model_args.model is not None:
-        raise ValueError(f"--model {model_args.model}: a comparison of architectures begins from scratch, leave it out")
-    if [*args.objectives] != ["mlm"]:
-        raise ValueError(f"{chosen.architecture} only has a head for masked-language modelling: leave other weights out")
-
-    def build(model_args, args, config: DebertaExtConfig, tokenizer) -> SparseLogits:
-        stages.fit_to_tokenizer(config, tokenizer, model_args)
-        return stock_model(chosen.architecture, config)
-
-    _, metrics, *_ = train(model_args, data_args, masking_args, args, build, chosen)
-    return metrics
+    return parse_and_run(StockRun, (StockModelArguments, *GROUPS[1:]), argv, __doc__)
 
 
 if __name__ == "__main__":

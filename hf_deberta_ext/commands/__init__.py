@@ -24,10 +24,21 @@ from ..training.user_errors import ExitOnUserError
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
-COMMANDS = ("finetune", "pretrain", "convert", "info", "card", "push", "explain", "eval", "demo")
+COMMANDS = ("finetune", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command. With `takes_flags` its words are not read here: they become `flags`, of another parser."""
+
+    takes_flags = False
+
+    def parse_known_args(self, args=None, namespace=None):
+        if not self.takes_flags or {"-h", "--help"} & {*args}:
+            return super().parse_known_args(args, namespace)
+        return argparse.Namespace(flags=[*args]), []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--debug", action="store_true", help="show warnings, and the traceback of an error")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     for name in COMMANDS:
         module = importlib.import_module(f".{name}", __name__)
         command = commands.add_parser(name, help=module.HELP, **_texts(module))
@@ -63,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command, as in `deberta-ext NAME --help`."""
     module = importlib.import_module(f".{name}", __name__)
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", **_texts(module))
+    parser = CommandParser(prog=f"{PROGRAM} {name}", **_texts(module))
     module.add_arguments(parser)
     return parser
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
 
-TYPE_NAMES = {
+TYPES = {
     str: "text",
     bool: "true or false",
     int: "a whole number",
@@ -30,8 +30,6 @@ def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag:
     Args:
         source (`str`): where the rows are from ("--train_file").
         flag (`str`, *optional*): the one by which another column can be named ("--label_column").
-    Raises:
-        ValueError: one of `columns` is not there; lists those that are.
     """
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
@@ -46,10 +44,8 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
     """Check the type of the cells of a column.
 
     Args:
-        kind: what each cell must be: str, int, float, list, ... or several; True is no int.
+        kind: what each cell must be: str, int, float, list, ... or several; True is no int, and None nothing.
         source (`str`): where the rows are from ("--train_file").
-    Raises:
-        ValueError: a cell is None or of another type. Row (from 1), column and cell are named.
     """
     kinds = kind
     if not isinstance(kind, tuple):
@@ -59,11 +55,8 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
         return
     for number, cell in enumerate(cells(rows, column), start=1):
         if not isinstance(cell, kinds) or (isinstance(cell, bool) and bool not in kinds):
-            shown = repr(cell)
-            if len(shown) > 80:
-                shown = f"{shown[:77]}..."
-            expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
-            raise ValueError(f"row {number} of {source} has {shown} in the column {column!r}, expected {expected}")
+            expected = " or ".join(TYPES.get(kind, kind.__name__) for kind in kinds)
+            raise ValueError(f"row {number} of {source} has {cell!r:.80} in the column {column!r}, expected {expected}")
 
 
 def first(rows: "Dataset", count: int | None) -> "Dataset":
@@ -88,11 +81,7 @@ def as_numbers(rows: "Dataset", column: str) -> "Dataset":
 
 
 def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
-    """Return each label once: numbers in their order, texts in alphabetical order, or as numbers where all are such.
-
-    Raises:
-        ValueError: some are text and some numbers.
-    """
+    """Return each label once: numbers in their order, texts in alphabetical order, or as numbers where all are such."""
     distinct = {*labels}
     texts = [label for label in distinct if isinstance(label, str)]
     if texts and len(texts) < len(distinct):

@@ -3,7 +3,8 @@
 
 Cells of .csv and .tsv are text, whatever they hold, and values of JSON are what they are. The readers of `datasets` do not
 keep that: pandas shifts or fills rows with too many or too few cells, and pyarrow takes JSON texts such as "2020-01-01" for
-times. So text formats are read row by row here, with Python's `csv` and `json`; a file of any size can be streamed.
+times. So text formats are read row by row here, with Python's `csv` and `json`. What is wrong with a file is a ValueError of
+one line with its name, and the place of the row; it comes while iterating.
 """
 
 import contextlib
@@ -35,15 +36,7 @@ __all__ = [
 ]
 
 FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
-KINDS = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
+KINDS = {".txt": "text"} | {f".{kind}": kind for kind in ("text", "jsonl", "json", "csv", "tsv", "parquet")}
 # In .tsv a quote is a character like others, as in GLUE's files.
 TABLES: dict[str, dict[str, Any]] = {"csv": {"strict": True}, "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
 
@@ -55,11 +48,7 @@ def file_kind(path: str | os.PathLike) -> str | None:
 
 @contextlib.contextmanager
 def open_text(path: str | os.PathLike) -> Iterator[TextIO]:
-    """Open a UTF-8 file for reading, decompressed if its name ends in .gz; line ends stay as they are.
-
-    Raises:
-        ValueError: the gzip data is damaged, or the text is not UTF-8; comes while reading.
-    """
+    """Open a UTF-8 file for reading, decompressed if its name ends in .gz; line ends stay as they are."""
     opened = open
     if os.fspath(path).lower().endswith(".gz"):
         opened = gzip.open
@@ -74,7 +63,7 @@ def open_text(path: str | os.PathLike) -> Iterator[TextIO]:
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
-    """Iterate over (number from 1, line with its end) of a UTF-8 file; raises as `open_text`."""
+    """Iterate over (number from 1, line with its end) of a UTF-8 file."""
     with open_text(path) as file:
         yield from enumerate(file, start=1)
 
@@ -87,9 +76,6 @@ def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> 
 
     Args:
         columns (*optional*): the only ones that are read from .parquet, if it has them all.
-    Raises:
-        ValueError: the file is damaged or not of its kind; a row has more or fewer cells than the header; a row of JSON is
-            no object. Comes while iterating.
     """
     kind = file_kind(path)
     if kind == "parquet":
@@ -152,13 +138,7 @@ def has_object_lines(head: Sequence[str], kind: str) -> bool:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Return the value of a JSON text.
-
-    Args:
-        place (`str`): "line 3 of FILE" or the file, for the message.
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Return the value of a JSON text, which is at a place such as "line 3 of FILE"."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -178,20 +158,13 @@ def parquet_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) 
 
 @contextlib.contextmanager
 def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
-    """Open a .parquet file as `pyarrow.parquet.ParquetFile`.
-
-    Raises:
-        ValueError: it is damaged; comes while reading, too.
-    """
+    """Open a .parquet file as `pyarrow.parquet.ParquetFile`."""
     from pyarrow import ArrowException, parquet
 
+    opened = gzip.open if os.fspath(path).lower().endswith(".gz") else open
     try:
-        if os.fspath(path).lower().endswith(".gz"):
-            with gzip.open(path) as file:
-                yield parquet.ParquetFile(file)
-        else:
-            with parquet.ParquetFile(path) as table:
-                yield table
+        with opened(path, "rb") as file:
+            yield parquet.ParquetFile(file)
     except (ArrowException, OSError, ValueError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
 
@@ -202,11 +175,8 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
     Rows are as of `read_rows`. A key that a row of JSON does not have is None. Names of labels in .parquet are kept.
 
     Args:
-        files: at least one, of any kind but text.
+        files: at least one, of any kind but text, with the same columns.
         source (`str`): the flag that named them, "--train_file", for messages.
-    Raises:
-        ValueError: a file is missing, of another kind, without rows or damaged; the columns of two files differ; the cells
-            of a column are of several types. The file is named, and the row where the file's text is wrong.
     """
     from datasets import concatenate_datasets
 
@@ -216,17 +186,16 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
     try:
         tables = [read_table(path) for path in paths]
         for path, table in zip(paths, tables, strict=True):
-            if different := sorted({*table.column_names} ^ {*tables[0].column_names}):
-                raise ValueError(
-                    f"{paths[0]} and {path} have not the same columns: {', '.join(different)} in one of them only"
-                )
+            different = ", ".join(sorted({*table.column_names} ^ {*tables[0].column_names}))
+            if different:
+                raise ValueError(f"{paths[0]} and {path} have not the same columns: {different} in one of them only")
         return concatenate_datasets(tables)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from error
 
 
 def read_table(path: Path) -> "Dataset":
-    """Read a file into memory; arguments and errors as of `read_files`."""
+    """Read a file into memory."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -241,11 +210,8 @@ def read_table(path: Path) -> "Dataset":
     else:
         columns: dict[str, list] = {}
         for number, (_, row) in enumerate(read_rows(path)):
-            for name in row:
-                if name not in columns:
-                    columns[name] = [None] * number
-            for name, cells in columns.items():
-                cells.append(row.get(name))
+            for name in {**columns, **row}:
+                columns.setdefault(name, [None] * number).append(row.get(name))
         try:
             rows = Dataset(pa.table(columns))
         except (pa.ArrowException, OverflowError, ValueError) as error:
@@ -258,12 +224,8 @@ def read_table(path: Path) -> "Dataset":
 def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
     """Return files by the name of their set: "mm=dev_mm.tsv" is of the set "mm", a plain "dev.tsv" of the main one, "".
 
-    Several files of a set are joined. An entry that is the path of a file is that file, with "=" or without.
-
-    Args:
-        source (`str`): the flag, for messages.
-    Raises:
-        ValueError: a name is not of letters, digits, "-" and "_", or nothing follows it.
+    Several files of a set are joined. An entry that is the path of a file is that file, with "=" or without. `source` is
+    the flag, for messages.
     """
     sets: dict[str, list[str]] = {}
     for entry in map(os.fspath, entries):

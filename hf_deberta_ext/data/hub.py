@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load_hub_dataset", "read_hub"]
 
-PROBE_SECONDS = 10
-
 
 def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
     """Read splits of a data set for fine-tuning.
@@ -22,69 +20,33 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         splits: our names -> its names for each, the first of which that it has is used: {"validation": ["validation",
             "dev"]}. A split that it has under none of them is left out.
         download: revision, token and cache_dir, where they are given.
-    Raises:
-        ValueError: it cannot be reached, or has no such configuration, or none of the splits. Says how to go on.
     """
-    loaded = load_hub_dataset(
-        name, config, alternative="; local files are read by --train_file, --validation_file and --test_file", **download
-    )
+    loaded = load_hub_dataset(name, config, **download)
     names = {split: next((name for name in candidates if name in loaded), None) for split, candidates in splits.items()}
     chosen = {split: loaded[name] for split, name in names.items() if name is not None}
     if not chosen:
         expected = ", ".join(sorted({name for candidates in splits.values() for name in candidates}))
-        raise ValueError(f"the data set {_shown(name, config)} has none of the splits {expected}, but {', '.join(loaded)}")
+        raise ValueError(f"the data set {name!r} has none of the splits {expected}, but {', '.join(loaded)}")
     return chosen
 
 
-def load_hub_dataset(
-    name: str,
-    config: str | None = None,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    alternative: str = "",
-    **options: Any,
-) -> Any:
-    """Call `datasets.load_dataset`, with errors of one line, and at once where the Hub does not answer.
-
-    Args:
-        alternative (`str`): end of the messages, another way to give the data.
-        options: other arguments of `load_dataset`: split, streaming, cache_dir, num_proc.
-    Raises:
-        ValueError: it cannot be reached, or has no such configuration or split, or cannot be read. Says how to go on.
-    """
+def load_hub_dataset(name: str, config: str | None = None, **options: Any) -> Any:
+    """Call `datasets.load_dataset`, with a ValueError of one line where it cannot be reached or read, or lacks a split."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
-    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub import is_offline_mode
 
-    shown = _shown(name, config)
-    is_folder = os.path.isdir(name)
-    if not is_folder and not is_offline_mode():
-        try:
-            # Without a network, load_dataset would try for half a minute.
-            HfApi(token=token).dataset_info(name, revision=revision, timeout=PROBE_SECONDS)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no answer')}"
-            raise ValueError(
-                f"the data set {shown} cannot be loaded from the Hub ({reason}); for one that is in the cache set "
-                f"HF_HUB_OFFLINE=1{alternative}"
-            ) from error
     try:
-        return load_dataset(name, config, token=token, revision=revision, **options)
+        return load_dataset(name, config, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         # Missing, not in the cache, no such configuration, damaged, or a loading script, which datasets no longer runs.
         place = "on the Hub"
-        if is_folder:
+        if os.path.isdir(name):
             place = "in the folder"
         elif is_offline_mode():
             place = "in the cache (HF_HUB_OFFLINE=1 is set)"
-        reason = f"{error} {error.__cause__ or ''}".strip()
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         if "scripts are no longer supported" in reason:
-            alternative = f"; the Hub may have it as tables: --data_revision refs/convert/parquet{alternative}"
-        raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place}){alternative}") from error
-
-
-def _shown(name: str, config: str | None) -> str:
-    if config is None:
-        return repr(name)
-    return f"{name!r} ({config})"
+            place += "; the Hub may have it as tables: --data_revision refs/convert/parquet"
+        shown = f"{name!r} ({config})" if config else repr(name)
+        raise ValueError(f"the data set {shown} cannot be loaded: {reason} (searched {place})") from error

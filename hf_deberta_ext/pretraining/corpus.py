@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load corpora: text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-One generator reads all local files row by row, only the text column, whatever their kind. So files of one folder may differ
-in kind and in their other columns, streaming holds one row at a time, and errors name the file and the line.
+One generator reads all local files row by row. So files of one folder may differ in kind and in their other columns,
+streaming holds one row at a time, and errors name the file and the line.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.utils import logging
@@ -22,12 +23,13 @@ from .prepared_corpus import MANIFEST_FILE, halved
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["DOCUMENTS", "DocumentStream", "file_bytes", "load_corpus", "texts"]
+__all__ = ["DOCUMENTS", "DocumentStream", "file_bytes", "load_corpus", "text_sizes", "texts"]
 
 logger = logging.get_logger(__name__)
 
 DOCUMENTS = ("blank_line", "line", "file")
 ENDINGS = ", ".join(KINDS) + " (each also with .gz)"
+NO_FILE = "no file or folder {} (working directory: {})"
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w.-]+)?")
 # Bytes of text in a byte of a compressed file, about.
 COMPRESSED = 4
@@ -68,9 +70,8 @@ def load_corpus(
         `datasets.Dataset`, with `streaming` `datasets.IterableDataset`.
     Raises:
         FileNotFoundError: a source is neither a file, nor a folder, nor a data set that can be reached.
-        ValueError: unknown ending or `documents`; folder without such files; no column `text_column`, or not of strings;
-            no document with a visible character; a file that `read_rows` refuses (file and row are named; beyond the first
-            document of a stream, this comes while iterating).
+        ValueError: an unknown ending, a missing column, no text, or what `read_rows` refuses; beyond the first document of
+            a stream it comes while iterating.
     """
     from datasets import concatenate_datasets
 
@@ -79,8 +80,8 @@ def load_corpus(
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
     reading = dict(documents=documents, text_column=text_column)
-    hub = dict(config=name, split=split, revision=revision, token=token)
     options = dict(streaming=streaming, cache_dir=cache_dir, num_proc=num_proc)
+    hub = dict(text_column=text_column, config=name, split=split, revision=revision, token=token) | options
     listed = [(os.fspath(source), list_files(os.fspath(source))) for source in sources]
     kinds = {file_kind(file[0]): file for _, files in listed for file in files or ()}
     # The first document of a file of each kind: a wrong column is refused before hours of reading.
@@ -90,10 +91,9 @@ def load_corpus(
     # Neighbouring files become one data set.
     for is_hub, group in itertools.groupby(listed, key=lambda item: item[1] is None):
         if is_hub:
-            loaded += [load_hub_corpus(source, text_column, **hub, **options) for source, _ in group]
+            loaded += [load_hub_corpus(source, **hub) for source, _ in group]
         else:
-            files = itertools.chain.from_iterable(files for _, files in group)
-            loaded.append(load_files(list(files), reading, **options))
+            loaded.append(load_files([file for _, files in group for file in files], reading, **options))
     return concatenate_datasets(loaded)
 
 
@@ -107,14 +107,7 @@ def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
 class DocumentStream:
     """The documents of a stream except the first ones, which are held out: whole, or as shards of files.
 
-    Args:
-        corpus (`datasets.IterableDataset`): of `load_corpus`.
-        held_out (`int`): documents.
-        sizes (`list[int]`, *optional*): bytes of text in each file; None: unknown, taken to be the same.
-
-    Attributes:
-        held_out (`list[dict]`): the documents.
-        files (`int`): number of files.
+    `sizes` are the bytes of text in each file; None: unknown, taken to be the same.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
@@ -154,13 +147,16 @@ def file_bytes(path: str, size: int) -> int:
     return size
 
 
-def list_files(source: str) -> list[File] | None:
-    """List the files of a source; None for the name of a Hub data set.
+def text_sizes(sources: Sequence[str]) -> list[int] | None:
+    """Estimate the bytes of text in each file of the sources; None if one is a Hub data set."""
+    listed = [list_files(source) for source in sources]
+    if None in listed:
+        return None
+    return [file_bytes(path, size) for files in listed for path, size, _ in files]
 
-    Raises:
-        FileNotFoundError: there is no such file or folder, and no data set can have this name.
-        ValueError: the ending is unknown, or a folder has no file of a known one.
-    """
+
+def list_files(source: str) -> list[File] | None:
+    """List the files of a source; None for the name of a Hub data set."""
     path = os.path.expanduser(source)
     if os.path.isdir(path):
         paths = folder_files(path)
@@ -169,7 +165,7 @@ def list_files(source: str) -> list[File] | None:
             raise ValueError(f"the ending of {source} is unknown, expected one of {ENDINGS}; rename or convert the file")
         paths = [path]
     elif file_kind(path) or not HUB_ID.fullmatch(source):
-        raise FileNotFoundError(_no_file(source))
+        raise FileNotFoundError(NO_FILE.format(source, os.getcwd()))
     else:
         return None
     files = []
@@ -182,22 +178,20 @@ def list_files(source: str) -> list[File] | None:
 def folder_files(path: str) -> list[str]:
     """List the data files below a folder, sorted; those that are left out are counted in a warning."""
     paths, left_out = [], Counter()
-    for folder, subfolders, names in os.walk(path):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            if name.startswith("."):
-                continue
-            # A manifest lists files, and holds no text.
-            if name == MANIFEST_FILE or not file_kind(name):
-                left_out[os.path.splitext(name)[1] or name] += 1
-            else:
-                paths.append(os.path.join(folder, name))
+    for file in sorted(Path(path).rglob("*")):
+        if any(part.startswith(".") for part in file.relative_to(path).parts) or not file.is_file():
+            continue
+        # A manifest lists files, and holds no text.
+        if file.name == MANIFEST_FILE or not file_kind(file):
+            left_out[file.suffix or file.name] += 1
+        else:
+            paths.append(str(file))
     if not paths:
         raise ValueError(f"the folder {path} holds no file with one of the endings {ENDINGS}")
     if left_out:
         shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
         logger.warning(f"{path}: {len(paths)} files are read; left out: {shown}")
-    return sorted(paths, key=lambda file: os.path.relpath(file, path).split(os.sep))
+    return paths
 
 
 def has_columns(sources: Sequence[str]) -> bool:
@@ -209,14 +203,10 @@ def has_columns(sources: Sequence[str]) -> bool:
     return False
 
 
-def _no_file(source: str) -> str:
-    return f"no file or folder {source} (working directory: {os.getcwd()})"
-
-
 def load_files(
     files: list[File], reading: dict[str, Any], *, streaming: bool, cache_dir: str | None, num_proc: int | None
 ) -> "Dataset | IterableDataset":
-    """Load the documents of files; `reading` are arguments of `file_documents`, others as in `load_corpus`."""
+    """Load the documents of files; `reading` are arguments of `file_documents`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -234,13 +224,13 @@ def load_files(
 
 
 def load_hub_corpus(source: str, text_column: str, *, config: str | None, streaming: bool, **options: Any) -> Any:
-    """Load the text column of a data set on the Hub; arguments and errors as in `load_corpus`."""
+    """Load the text column of a data set on the Hub."""
     from datasets import Features, Value
 
     try:
         corpus = load_hub_dataset(source, config, streaming=streaming, **options)
     except ValueError as error:
-        raise FileNotFoundError(f"{_no_file(source)}, and {error}") from error
+        raise FileNotFoundError(f"{NO_FILE.format(source, os.getcwd())}, and {error}") from error
     first = next(iter(corpus), {})
     if not isinstance(first.get(text_column), str | None) or text_column not in first:
         raise ValueError(f"the data set {source} has no column {text_column!r} of strings, but {', '.join(first)}")
@@ -256,7 +246,7 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
 def file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """Iterate over the rows of all files; `files` is the list that datasets shares out among processes and workers.
+    """Iterate over the rows of all files, a list that datasets shares out among processes and workers.
 
     Sizes, times and `version` are for the key of the cache: changed files are read again.
     """
@@ -275,7 +265,7 @@ def file_documents(
 
 
 def plain_documents(path: str, documents: str) -> Iterator[str]:
-    """Iterate over the documents of a text file; arguments as in `load_corpus`."""
+    """Iterate over the documents of a text file."""
     document: list[str] = []
     for _, line in read_lines(path):
         line = line.rstrip("\r\n")

@@ -4,7 +4,7 @@
 import functools
 from dataclasses import dataclass
 
-from ..data.languages import language_problem
+from ..data.languages import check_languages
 from ..training.flags import option
 from .corpus import DOCUMENTS, has_columns
 from .packing import MODES
@@ -26,14 +26,8 @@ ELSEWHERE = {
     "validation_split_percentage": "--validation_documents",
     "whole_word_mask": "--masking word",
 }
-SMALLEST = dict(
-    max_length=8,
-    min_tokens=1,
-    validation_documents=1,
-    shuffle_buffer=1,
-    num_proc=1,
-    max_train_samples=1,
-    max_eval_samples=1,
+SMALLEST = {"max_length": 8} | dict.fromkeys(
+    ["min_tokens", "validation_documents", "shuffle_buffer", "num_proc", "max_train_samples", "max_eval_samples"], 1
 )
 
 
@@ -56,7 +50,7 @@ class CorpusArguments:
 
     train_data: list[str] = option(
         list,
-        "files, folders, one Hub data set, or a folder of prepare_corpus.py",
+        "files, folders, one Hub data set, or a prepared folder",
         aliases=["--train_file", "--dataset_name"],
     )
     documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
@@ -78,20 +72,14 @@ class CorpusArguments:
 
 
 def check_corpus(arguments: CorpusArguments):
-    """Check the flags of a corpus.
-
-    Raises:
-        ValueError: no data, a number that is too small, no language, or a column of plain text.
-    """
+    """Check the flags of a corpus: data, numbers that are too small, the language, and the column of the text."""
     if not arguments.train_data:
         raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
     for name, least in SMALLEST.items():
         value = getattr(arguments, name, None)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
-    problem = language_problem(arguments.language)
-    if problem:
-        raise ValueError(f"--language: {problem}")
+    check_languages([arguments.language], "--language")
     sources = [*arguments.train_data, *getattr(arguments, "validation_data", ())]
     if arguments.text_column != "text" and not arguments.is_prepared and not has_columns(sources):
         raise ValueError(
@@ -100,11 +88,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are given.
-
-    Raises:
-        ValueError: no unigram tokenizer is to be trained.
-    """
+    """Return the options of `train_unigram` that are given; a ValueError if no such tokenizer is to be trained."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(

@@ -45,11 +45,7 @@ def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.T
 
 
 class SharedEpoch:
-    """The number of the epoch, in memory shared with the workers, which may outlive an epoch.
-
-    Args:
-        fixed (`bool`): `set_epoch` does nothing, the epoch stays 0.
-    """
+    """The number of the epoch, in memory shared with the workers, which may outlive an epoch; `fixed` it stays 0."""
 
     def __init__(self, fixed: bool = False):
         self.fixed = fixed
@@ -68,9 +64,6 @@ class SharedEpoch:
 
 class NumberedExamples(SharedEpoch, Dataset):
     """A data set whose rows have their number ("example") and the number of the pass over the data ("epoch").
-
-    Trainer and accelerate call `set_epoch` at the start of each epoch, except with several processes and in the epoch in
-    which a run is resumed; there `EpochCallback` does.
 
     Args:
         dataset (`Sequence[dict]` or `datasets.Dataset`): rows that `MaskingCollator` can read.
@@ -95,29 +88,19 @@ class NumberedStream(SharedEpoch, IterableDataset):
     Block i of `block` examples is of lane i % lanes. It goes to process i % processes, and there to worker
     i // processes % workers, which read no other lane where processes x workers divides the number of lanes; else a lane is
     read by several of them. So the numbers, the order and the examples depend on neither. A row that has an "example"
-    number within its lane keeps it: static masks of a shuffled stream need one, as an example has another
-    place in each epoch.
+    number within its lane keeps it: static masks of a shuffled stream need one.
 
     Args:
         lanes (iterables of `dict`, such as `datasets.IterableDataset`): one or several, which can be read again for each
             epoch. Their own `set_epoch`, which may shuffle again, is called, too.
-        endless (`bool`): when a lane is read, begin its next epoch. For Trainer, which does not know how long a stream is,
-            and thus resumes a run in the right place only if it never ends.
+        endless (`bool`): when a lane is read, begin its next epoch. Trainer does not know how long a stream is, and thus
+            resumes a run in the right place only if it never ends. A lane without a row is then a ValueError.
         block (`int`): neighbouring examples of one lane, which go to one worker: the batch size of a process.
         process, processes (`int`): the examples of other processes are None, where accelerate's `IterableDatasetShard`
             takes the examples of this one. Several need an endless stream.
-    Raises:
-        TypeError: a lane is an iterator, which can be read only once.
-        ValueError: the stream is `endless` and a lane has no row; comes while iterating.
     """
 
     def __init__(self, *lanes: Any, endless: bool = False, block: int = 1, process: int = 0, processes: int = 1):
-        for lane in lanes:
-            if isinstance(lane, Iterator):
-                raise TypeError(
-                    f"a stream is read once for each epoch and worker, got an iterator ({type(lane).__name__}), which can "
-                    "only be read once; give datasets.IterableDataset.from_generator(...) or the like"
-                )
         super().__init__()
         self.lanes, self.endless, self.block = lanes, endless, block
         self.process, self.processes = process, processes
@@ -143,7 +126,6 @@ class NumberedStream(SharedEpoch, IterableDataset):
                 del rows[lane]
 
     def lane_rows(self, lane: int) -> Iterator[dict[str, Any]]:
-        """Iterate over the rows of one pass over a lane, or of all."""
         # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
         dataset = copy.deepcopy(self.lanes[lane])
         for epoch in itertools.count(int(self.epoch)):
@@ -169,11 +151,8 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Set the epoch of `NumberedExamples` where accelerate does not.
-
-    `DataLoaderShard.set_epoch` sets the epoch of the sampler or the data set; with several processes, or when a resumed run
-    skips examples, it finds the sampler.
-    """
+    """Set the epoch of `NumberedExamples` where accelerate does not: with several processes, or in the epoch in which a run
+    is resumed, it finds the sampler in its place."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)
@@ -193,12 +172,7 @@ class MaskingCollator:
         sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
             "sentence_labels" says which (1; ALBERT section 3.1).
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.
-        max_length (`int`, *optional*): no example may be longer, and padding to a multiple stops there.
-
-    Attributes:
-        draws (`int`): raised with each change of the masks of a (seed, epoch, example), which no resumed run must meet.
-    Raises:
-        ValueError: `duplicates`, `pad_to_multiple_of` or `max_length` below 1.
+        max_length (`int`, *optional*): padding to a multiple stops there.
     """
 
     def __init__(
@@ -212,13 +186,13 @@ class MaskingCollator:
         pad_to_multiple_of: int | None = None,
         max_length: int | None = None,
     ):
-        counts = dict(duplicates=duplicates, pad_to_multiple_of=pad_to_multiple_of, max_length=max_length)
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, or None, got {count}")
+        if duplicates is not None and duplicates < 1:
+            raise ValueError(f"duplicates must be at least 1 (static masks), or None, got {duplicates}")
         self.vocabulary, self.options, self.seed = vocabulary, options, seed
         self.duplicates, self.sentence_order = duplicates, sentence_order
-        self.pad_to_multiple_of, self.max_length, self.draws = pad_to_multiple_of, max_length, 2
+        self.pad_to_multiple_of, self.max_length = pad_to_multiple_of or 1, max_length
+        # Raised with each change of the masks of a (seed, epoch, example), which no resumed run must meet.
+        self.draws = 2
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Mask and pad.
@@ -230,9 +204,6 @@ class MaskingCollator:
             `dict` of `torch.LongTensor`: [B, N] "input_ids", "attention_mask", "labels" (-100 where nothing is to be
             predicted) and, where given, "token_type_ids" and "document_ids", padded with 0; [B] "sentence_labels". With
             `options.final_rate`, which examples that are `fixed` have at once, [B, N] "masked_from" for `lower_rate`.
-        Raises:
-            ValueError: no "example" or "epoch"; longer than `max_length`; with `sentence_order`, no pair, or segments
-                that are not consecutive; an entry that only some features have.
         """
         generator = RowGenerator([self.seed_of(feature) for feature in features])
         tensors = ("input_ids", "token_type_ids", "document_ids")
@@ -247,10 +218,12 @@ class MaskingCollator:
             rows = [swap_segments(row, self.vocabulary.special, swap) for row, swap in zip(rows, swaps, strict=True)]
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         longest = int(lengths.max())
-        more, batch = self.padded_length(longest) - longest, {}
-        for name in {name for row in rows for name in row}:
-            if not all(name in row for row in rows):
-                raise ValueError(f"either all examples of a batch or none must have {name!r}; some have it here")
+        more = -longest % self.pad_to_multiple_of
+        if self.max_length is not None:
+            more = max(0, min(more, self.max_length - longest))
+        batch = {}
+        # All examples have the entries of each other, or it is a KeyError.
+        for name in dict.fromkeys(itertools.chain(*rows)):
             values = [row[name] for row in rows]
             if name in tensors:
                 padding = self.vocabulary.pad_id if name == "input_ids" else 0
@@ -264,20 +237,8 @@ class MaskingCollator:
             return batch
         return lower_rate(batch, self.options.final_rate or self.options.rate)
 
-    def padded_length(self, longest: int) -> int:
-        """Return the tokens to which the batch is padded."""
-        if self.max_length is not None and longest > self.max_length:
-            raise ValueError(f"an example has {longest} tokens, max_length is {self.max_length}; cut the text when packing")
-        multiple = self.pad_to_multiple_of or 1
-        return min(-(-longest // multiple) * multiple, self.max_length or torch.iinfo(torch.long).max)
-
     def seed_of(self, feature: Mapping[str, Any]) -> int:
         """Return the seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
-        if "example" not in feature or "epoch" not in feature:
-            raise ValueError(
-                f'each feature must have its "example" and "epoch", got {sorted(feature)}; wrap the data set in '
-                "NumberedExamples or NumberedStream, and set remove_unused_columns=False in the TrainingArguments"
-            )
         epoch, seed = feature["epoch"], self.seed
         if self.duplicates:
             epoch %= self.duplicates

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask single tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
 
-Pure functions of tensors and a generator, on CPU. `units` finds the words, `choose` the masked units, `replace` puts [MASK]
-or a random token there, and `mask` is all three. B is the number of rows, N their length with padding, V the number of ids,
-U the number of units of a row. What a row gets depends only on its tokens and its seed.
+`units` finds the words, `choose` the masked units, `replace` puts [MASK] or a random token there, and `mask` is all three. B
+is the number of rows, N their length with padding, V the number of ids, U the number of units of a row. What a row gets
+depends only on its tokens and its seed.
 
 The default policy covers every position equally often. The official code masks 1/6 of the units and stops, from the left,
 when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same, with the
@@ -15,7 +15,7 @@ included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are ma
 import string
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MaskingVocabulary:
-    """Properties of each token id that masking reads. Holds no tokenizer, so that it is cheap to send to workers.
+    """Properties of each token id that masking reads, without the tokenizer: cheap to send to workers.
 
     Args:
         starts_word (`torch.BoolTensor`): [V], the token starts a unit: it has the marker of a word's start (or, for
@@ -59,11 +59,7 @@ class MaskingVocabulary:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> "MaskingVocabulary":
-        """Read the vocabulary of a byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##) tokenizer.
-
-        Raises:
-            ValueError: it has no mask or pad token, or marks words in none of these ways.
-        """
+        """Read the vocabulary of a byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##) tokenizer."""
         for name in ("mask", "pad"):
             if getattr(tokenizer, f"{name}_token_id") is None:
                 raise ValueError(f"masking needs a tokenizer with a {name}_token, expected [{name.upper()}], got None")
@@ -100,8 +96,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
     if not counts[marker]:
         examples = sorted({*vocab} - {*tokenizer.all_special_tokens})[:5]
         raise ValueError(
-            "cannot tell where words start: the tokenizer is neither byte-level BPE (Ġ) nor SentencePiece (▁) nor "
-            f"WordPiece (##), its tokens are such as {examples}; use one of those"
+            f"cannot tell where words start in {examples}: use byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##)"
         )
     return marker
 
@@ -156,8 +151,6 @@ class MaskingOptions:
         max_length (`int`): only for "official", which masks at most ceil(max_length * rate / 10) * 10 tokens.
         final_rate (`float`, *optional*): `rate` falls to it in the course of the training, with `lower_rate`;
             evaluation has it from the start. Only for "uniform".
-    Raises:
-        ValueError: a value out of range, or two that exclude each other.
     """
 
     unit: str = "token"
@@ -186,10 +179,9 @@ class MaskingOptions:
             raise ValueError(f"spans never touch, so rate must be at most 0.5 for them, got {self.rate}; take n-grams")
         if not 0 < self.span_p < 1:
             raise ValueError(f"span_p must be above 0 and below 1, got {self.span_p}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{field.name} must be a whole number of at least 1, got {value!r}")
+        for name in ("max_ngram", "max_span", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
                 "mask_share and random_share must be at least 0 and sum to at most 1, the rest is kept; got "
@@ -238,18 +230,7 @@ def mask(
     Returns:
         [B, N] each: the masked ids; the labels, which are the original id where the model must predict (also where the
         token was kept), else -100; and the rates of `choose`.
-    Raises:
-        ValueError: `input_ids` is no batch, or has an id that the vocabulary lacks.
     """
-    if input_ids.ndim != 2:
-        raise ValueError(f"input_ids must be a batch of examples, [B, N], got shape {[*input_ids.shape]}")
-    if input_ids.numel():
-        lowest, highest = map(int, input_ids.aminmax())
-        if lowest < 0 or highest >= len(vocabulary.special):
-            raise ValueError(
-                f"input_ids must be in the vocabulary, 0..{len(vocabulary.special) - 1}, got {lowest}..{highest}; was the "
-                "text encoded with another tokenizer?"
-            )
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
     span_ids, rates = choose(unit_ids, options, generator, lengths)

@@ -32,27 +32,21 @@ Batch = Mapping[str, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Objective:
-    """A line of the table of objectives.
-
-    Args:
-        title (`str`): its name in tables and cards.
-        paper (`str`): the model that it is from, for the help of its flag.
-        count_targets: batch -> number of targets, without running the model.
-        add_head (*optional*): (model, configuration) -> None, sets its modules as attributes of the model.
-        predict (*optional*): (model, last hidden states [B, N, d], batch) -> logits [n, C], targets [n], -100 = none, and
-            the row of each [n]. Without it, the masked tokens' own.
-        reads_pairs (`bool`): a row is a pair of segments with "sentence_labels".
-        has_perplexity (`bool`): it predicts tokens.
-        weight (`float`): default of its flag.
-    """
+    """A line of the table of objectives: its name in tables and cards, and the model that it is from."""
 
     title: str
     paper: str
+    # batch -> number of targets, without running the model.
     count_targets: Callable[[Batch], torch.Tensor]
+    # Sets its modules as attributes of the model.
     add_head: Callable[[nn.Module, DebertaExtConfig], None] | None = None
+    # (model, last hidden states [B, N, d], batch) -> logits [n, C], targets [n], -100 = none, and the row of each [n].
     predict: Callable[[nn.Module, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
+    # A row is a pair of segments with "sentence_labels".
     reads_pairs: bool = False
+    # It predicts tokens.
     has_perplexity: bool = False
+    # The default of its flag.
     weight: float = 0.0
 
 
@@ -101,9 +95,6 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
     Args:
         config (`DebertaExtConfig`): the model.
         objectives (`Sequence[str]`): "mlm" and any of "nsp" or "sop", "sbo".
-
-    Raises:
-        ValueError: an unknown objective, "mlm" missing, or both "nsp" and "sop".
     """
 
     def __init__(self, config: DebertaExtConfig, objectives: Sequence[str] = ("mlm",)):
@@ -144,9 +135,6 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             labels (`torch.LongTensor`): [B, N], the tokens under the mask; -100 elsewhere.
             sentence_labels (`torch.LongTensor`, *optional*): [B] 0 or 1, for "nsp" and "sop"; -100 = not a target.
             output_z (`bool`): sum (log Z)^2 of the masked tokens, Z the sum of exp(logits) (PaLM, section 5).
-
-        Raises:
-            ValueError: labels of an objective are missing, or a row of a sentence objective holds several documents.
         """
         batch: Batch = dict(
             labels=labels, sentence_labels=sentence_labels, attention_mask=attention_mask, document_ids=document_ids
@@ -170,10 +158,9 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
                 states = packed.pad(states)
         for name in self.objectives[1:]:
             predictions[name] = OBJECTIVES[name].predict(self, states, batch)
-        statistics = {
-            name: row_statistics(*prediction, len(labels), count_right=not self.training)
-            for name, prediction in predictions.items()
-        }
+        statistics = {}
+        for name, prediction in predictions.items():
+            statistics[name] = row_statistics(*prediction, len(labels), count_right=not self.training)
         means = [rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1) for rows in statistics.values()]
         z = None
         if output_z:
@@ -189,11 +176,7 @@ def pair_objectives(objectives: Sequence[str]) -> list[str]:
 
 
 def check_objectives(objectives: Sequence[str]):
-    """Check the names of objectives that are to be summed.
-
-    Raises:
-        ValueError: an unknown objective, "mlm" missing, or two that need different labels of pairs.
-    """
+    """Check the names of objectives that are to be summed."""
     unknown = sorted({*objectives} - {*OBJECTIVES})
     if unknown:
         raise ValueError(f"unknown objectives {', '.join(unknown)}; there are {', '.join(OBJECTIVES)}")
@@ -215,7 +198,6 @@ def row_statistics(
         rows (`torch.LongTensor`): [n] the row of each.
         B (`int`): number of rows.
         count_right (`bool`): count where the largest logit is the target.
-
     Returns:
         [B, 3] float32: sum of losses, number right, number of targets.
     """

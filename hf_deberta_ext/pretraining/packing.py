@@ -2,18 +2,15 @@
 """Pack documents into examples of at most `max_length` tokens, without losing or doubling a token.
 
 The four input formats that RoBERTa compares (Liu et al. 2019, section 4.2) and best-fit packing of whole documents for
-attention that does not cross documents. A document is tokenised once, as a whole; the starts of its sentences only say
-between which tokens it may be cut. So the examples of a document, joined, are exactly its tokens, wherever it is cut.
-
-Documents are packed in batches of `batch_size`: rows, and exchanged segments, do not cross the border of a batch, whose
-last row may be short.
+attention that does not cross documents. A document is tokenised as a whole; the starts of its sentences only say between
+which tokens it may be cut. Rows, and exchanged segments, do not cross the border of a batch of `batch_size` documents.
 """
 
 import dataclasses
 import itertools
 import random
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,9 +37,8 @@ COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_
 class PackingReport:
     """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, special tokens not counted.
 
-    Empty documents (without a visible character) and short ones are dropped. `negative_pairs` are examples with sentence
-    label 1 (next sentence prediction); `mean_length` counts special tokens; `fill` is mean_length / max_length, the part of
-    a padded batch that is not padding.
+    `negative_pairs` are examples with sentence label 1 (next sentence prediction); `mean_length` counts special tokens;
+    `fill` is mean_length / max_length, the part of a padded batch that is not padding.
     """
 
     documents: int
@@ -56,6 +52,13 @@ class PackingReport:
     max_length: int
     mean_length: float
     fill: float
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int], examples: int, tokens: int, max_length: int) -> "PackingReport":
+        """Return the report of `COUNTS`, and of examples that have so many tokens together, special ones included."""
+        mean = tokens / examples
+        kept = {name: counts[name] for name in COUNTS}
+        return cls(**kept, examples=examples, max_length=max_length, mean_length=mean, fill=mean / max_length)
 
     def summary(self) -> str:
         """Return one line for a log."""
@@ -103,8 +106,7 @@ def pack(
         corpus: column "text", a document a row; null is an empty document.
         tokenizer: fast tokenizer with [CLS] and [SEP].
         max_length (`int`): tokens of the longest example, special tokens included; at least 8.
-        language (`str`): language of the text, an ISO 639-1 code, for `sentencex`; unknown ones are split by rules for
-            their relatives or for English.
+        language (`str`): ISO 639-1 code for `sentencex`; unknown ones are split by rules for their relatives or for English.
         min_tokens (`int`): shorter documents are dropped; pairs need 2 at least.
         seed (`int`): of the random choices; a batch draws from (seed, index of its first document).
         num_proc (`int`, *optional*): processes; the corpus is cut in as many shards before it is cut in batches, so rows
@@ -115,12 +117,12 @@ def pack(
         (data set with input_ids and the columns of the table, `PackingReport`). An `IterableDataset` is packed while
         iterating; its report is None.
     Raises:
-        ValueError: unknown `mode` or `sentence_pairs`; max_length below 8; no column "text"; a tokenizer without [CLS],
-            [SEP] or offsets; no document is left.
+        ValueError: unknown `mode` or `sentence_pairs`; max_length below 8; a tokenizer without [CLS] or [SEP]; no document
+            is left.
     """
     from datasets import Features, IterableDataset, Sequence, Value
 
-    check_packing(tokenizer, mode, max_length, sentence_pairs, min_tokens)
+    check_packing(tokenizer, mode, max_length, sentence_pairs)
     features = {"input_ids": Sequence(Value("int32"))}
     if mode in PAIR_MODES:
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
@@ -130,25 +132,18 @@ def pack(
     if mode == "best_fit":
         features["document_ids"] = Sequence(Value("int32"))
     packing = dict(mode=mode, max_length=max_length, sentence_pairs=sentence_pairs, language=language, min_tokens=min_tokens)
-    arguments = dict(tokenizer=tokenizer, packing=packing, seed=seed, version=__version__)
+    is_stream = isinstance(corpus, IterableDataset)
+    arguments = dict(tokenizer=tokenizer, packing=packing, seed=seed, counted=not is_stream, version=__version__)
     options = dict(batched=True, with_indices=True, batch_size=batch_size, remove_columns=corpus.column_names or ["text"])
-    if isinstance(corpus, IterableDataset):
-        packed = corpus.map(_pack_batch, features=Features(features), fn_kwargs=arguments, **options)
-        return packed, None
+    if is_stream:
+        return corpus.map(_pack_batch, features=Features(features), fn_kwargs=arguments, **options), None
     features["counts"] = Sequence(Value("int64"))
-    packed = corpus.map(
-        _pack_counted_batch,
-        features=Features(features),
-        fn_kwargs=arguments,
-        num_proc=num_proc,
-        load_from_cache_file=cache,
-        desc=f"Packing ({mode})",
-        **options,
-    )
+    options |= dict(num_proc=num_proc, load_from_cache_file=cache, desc=f"Packing ({mode})")
+    packed = corpus.map(_pack_batch, features=Features(features), fn_kwargs=arguments, **options)
     return _split_off_report(packed, max_length, min_tokens)
 
 
-def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: str, min_tokens: int) -> None:
+def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: str):
     """Check the arguments of `pack`; without a tokenizer (None) only the others."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
@@ -156,17 +151,11 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
         raise ValueError(f"sentence_pairs must be nsp or consecutive, got {sentence_pairs!r}")
     if max_length < 8:
         raise ValueError(f"max_length must be at least 8, special tokens included, got {max_length}")
-    if min_tokens < 1:
-        raise ValueError(f"min_tokens must be at least 1, got {min_tokens}")
-    if tokenizer is None:
-        return
-    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+    if tokenizer is not None and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise ValueError(
             f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
             f"{tokenizer.sep_token}; load it with hf_deberta_ext.tokenization.load_tokenizer"
         )
-    if not tokenizer.is_fast:
-        raise ValueError(f"packing needs the offsets of a fast tokenizer, got {type(tokenizer).__name__}")
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
@@ -183,38 +172,36 @@ def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "t
         raise ValueError(
             f"empty corpus: {counts['documents']} documents, all empty or shorter than min_tokens = {min_tokens}"
         )
-    mean_length = float(lengths.sum() / len(packed))
-    report = PackingReport(
-        **counts, examples=len(packed), max_length=max_length, mean_length=mean_length, fill=mean_length / max_length
-    )
-    return packed, report
+    return packed, PackingReport.of(counts, len(packed), int(lengths.sum()), max_length)
 
 
 def _pack_batch(
-    batch: dict[str, list], indices: list[int], *, tokenizer: Any, packing: dict[str, Any], seed: int, version: str
+    batch: dict[str, list],
+    indices: list[int],
+    *,
+    tokenizer: Any,
+    packing: dict[str, Any],
+    seed: int,
+    counted: bool,
+    version: str,
 ) -> dict[str, list]:
-    """Return the columns of the examples of a batch of documents; rows are lists, as an `IterableDataset` passes them on.
+    """Return the columns of the examples of a batch of documents.
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
+        counted (`bool`): add a column "counts", filled in the first row, or in one without tokens if there is no row; else
+            rows are lists, as an `IterableDataset` passes them on.
         version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
     """
-    columns, _ = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
-    for name in {*columns} - {"sentence_labels"}:
-        columns[name] = [row.tolist() for row in columns[name]]
-    return columns
-
-
-def _pack_counted_batch(
-    batch: dict[str, list], indices: list[int], *, tokenizer: Any, packing: dict[str, Any], seed: int, version: str
-) -> dict[str, list]:
-    """Return them with a column "counts", filled in the first row, or in one without tokens if there is no row."""
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
     rows = len(columns["input_ids"])
-    if rows == 0:
-        for name in columns:
+    for name in columns:
+        if counted and rows == 0:
             columns[name] = [0] if name == "sentence_labels" else [[]]
-    columns["counts"] = [list(counts.values())] + [[]] * (rows - 1)
+        elif not counted and name != "sentence_labels":
+            columns[name] = [row.tolist() for row in columns[name]]
+    if counted:
+        columns["counts"] = [list(counts.values())] + [[]] * (rows - 1)
     return columns
 
 
@@ -231,9 +218,7 @@ def pack_documents(
 ) -> tuple[dict[str, list], dict[str, int]]:
     """Return the columns of the examples of documents that are packed together, rows as arrays, and their `COUNTS`.
 
-    Args:
-        draws (`str`): seed of the random choices.
-        others: as in `pack`.
+    `draws` is the seed of the random choices; other arguments are as in `pack`.
     """
     counts = dict.fromkeys(COUNTS, 0)
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
@@ -253,11 +238,10 @@ def pack_documents(
     elif mode == "full_sentences":
         columns = {"input_ids": full_sentences(documents, max_length, cls, sep)}
     else:
-        pieces = [
-            np.concatenate([cls, ids[start:end], sep])
-            for ids, ends in documents
-            for start, end in _sentence_spans(ends, max_length - 2)
-        ]
+        pieces = []
+        for ids, ends in documents:
+            for start, end in _sentence_spans(ends, max_length - 2):
+                pieces.append(np.concatenate([cls, ids[start:end], sep]))
         columns = {"input_ids": pieces} if mode == "document_sentences" else best_fit(pieces, max_length)
     return columns, counts
 
@@ -265,12 +249,8 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Iterate over (token ids, the token index at which each sentence ends) of the documents that are not dropped.
-
-    Args:
-        least (`int`): documents of fewer tokens are dropped.
-        counts (`dict`): of `COUNTS`; all documents are added.
-    """
+    """Iterate over (token ids, the token index at which each sentence ends) of documents of at least so many tokens, and add
+    all documents to `counts`."""
     texts = [text or "" for text in texts]
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):
@@ -330,8 +310,6 @@ def _sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: in
         ends: token index at which each sentence ends, the last one the length of the document.
         least (`int`): fewest tokens of a span but the last.
         sentences (`int`, *optional*): most sentences of a span.
-    Returns:
-        (start, end) of each span, one after the other.
     """
     n = ends[-1]
     spans: list[tuple[int, int]] = []

@@ -44,8 +44,11 @@ from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from ..data.files import file_kind, read_rows
+from ..training.flags import overrides
 from .corpus import File, file_bytes, file_documents, list_files, load_hub_corpus
+from .corpus_arguments import tokenizer_options
 from .preparation_blocks import WORK, Counted, ReadDocuments, ReadPart, TrainTokenizer, WriteManifest, WriteRows
+from .run_preparation import PreparationArguments
 
 __all__ = [
     "document_filters",
@@ -53,8 +56,8 @@ __all__ = [
     "grouped_sources",
     "language_filters",
     "ngram_hashes",
-    "prepare",
     "run_stages",
+    "stages_of",
 ]
 
 EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
@@ -84,14 +87,7 @@ WORDS = Words()
 
 
 class LanguageModel(FastTextLID):
-    """fastText's classifier of languages, of a local file; labels are of the form `__label__en`.
-
-    Args:
-        path (`str`): the .bin file, such as lid.176 or GlotLID.
-        languages: labels, without their prefix, to score.
-    Raises:
-        ValueError: no such file, no model of fastText, or one that does not know one of the languages.
-    """
+    """Score languages, labels of the form `__label__en` without their prefix, by a file of fastText such as lid.176."""
 
     def __init__(self, path: str, languages: Sequence[str]):
         super().__init__([*languages])
@@ -123,23 +119,18 @@ EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
 MINHASH = MinhashConfig(hash_config=HASH)
 
 
-def grouped_sources(
-    sources: Sequence[str], *, part_bytes: int, text_column: str, config: str | None, split: str
-) -> list[dict[str, Any]]:
-    """The tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
+def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
+    """Return the tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
 
-    Args:
-        sources: files, folders, URLs of fsspec for both, Hub data sets.
-        part_bytes (`int`): of text, that become one shard; files are read together up to so many.
-    Raises:
-        FileNotFoundError, ValueError: as `load_corpus`.
+    Files are read together up to --part_bytes of text, that become one shard.
     """
+    part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []
-    for source in sources:
+    for source in args.train_data:
         hub = None
         files = remote_files(source) if "://" in source else list_files(source)
         if files is None:
-            hub = dict(source=source, text_column=text_column, config=config, split=split)
+            hub = dict(source=source, text_column=args.text_column, config=args.data_config, split=args.train_split)
             pieces = load_hub_corpus(**hub, streaming=True).num_shards
             files = [(f"{piece} of {pieces}", part_bytes, 0) for piece in range(pieces)]
         size = part_bytes
@@ -169,44 +160,30 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
     return chosen
 
 
-def language_filters(languages: Sequence[str], threshold: float, model: str | None) -> dict[str, PipelineStep]:
-    """The filter of languages, by its reason to drop a document; empty without languages.
-
-    Args:
-        threshold (`float`): probability from which on a document is of a language.
-        model (`str`, *optional*): fastText's .bin file; None: lid.176, which the first task downloads.
-    Raises:
-        ValueError: no such file, not a model of fastText, or it lacks a language.
-        ImportError: fastText is not installed.
-    """
-    if not languages:
+def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
+    """Return the filter of languages, by its reason to drop a document; empty without languages."""
+    if not args.languages:
         return {}
-    block = LanguageFilter([*languages], threshold)
-    if model is not None:
-        block.model = LanguageModel(model, languages)
+    block = LanguageFilter([*args.languages], args.language_threshold)
+    if args.language_model is not None:
+        block.model = LanguageModel(args.language_model, args.languages)
     return {"other languages": block}
 
 
-def document_filters(
-    output: str, *, quality: Sequence[str], evaluation_hashes: Collection[int], ngram: int
-) -> dict[str, PipelineStep]:
-    """Filters by their reason to drop a document; the `ngram_hashes` of evaluation sets are written into the folder."""
-    filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in quality}
+def document_filters(args: PreparationArguments, evaluation_hashes: Collection[int]) -> dict[str, PipelineStep]:
+    """Return filters by their reason to drop a document; the `ngram_hashes` of evaluation sets become a file."""
+    filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in args.quality}
     if evaluation_hashes:
-        folder = get_datafolder(f"{output}/{WORK}/contamination")
+        folder = get_datafolder(f"{args.output_dir}/{WORK}/contamination")
         with folder.open("evaluation.index.hashes", "wb") as file:
             file.write(np.array(sorted(evaluation_hashes), dtype=HASH.np_descr).tobytes())
-        config = NGramsDecontConfig(n_grams=ngram, hash_config=HASH)
+        config = NGramsDecontConfig(n_grams=args.decontaminate_ngram, hash_config=HASH)
         filters["contaminated"] = NGramsDecontFilter(folder, config, language=WORDS)
     return filters
 
 
 def evaluation_files(sources: Sequence[str]) -> list[File]:
-    """All files of evaluation sets.
-
-    Raises:
-        FileNotFoundError: one of them is no file or folder.
-    """
+    """Return all files of evaluation sets."""
     found = []
     for source in sources:
         files = list_files(source)
@@ -217,11 +194,7 @@ def evaluation_files(sources: Sequence[str]) -> list[File]:
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
-    """`text_hashes` of all texts of evaluation sets, in whatever column.
-
-    Raises:
-        ValueError: no text has so many words.
-    """
+    """Return `text_hashes` of all texts of evaluation sets, in whatever column."""
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
@@ -236,13 +209,13 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
 
 
 def text_hashes(text: str, n: int) -> set[int]:
-    """Hashes of the n-grams of the words of a text; case and punctuation do not count."""
+    """Return hashes of the n-grams of the words of a text; case and punctuation do not count."""
     words = WORDS.word_tokenize(simplify_text(text, NGramsDecontConfig().norm_config))
     return {hash_words(" ".join(ngram)) for ngram in ngrams(words, n)}
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """All strings in rows of lists and objects."""
+    """Iterate over all strings in rows of lists and objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -252,31 +225,17 @@ def strings_of(value: Any) -> Iterator[str]:
             yield from strings_of(item)
 
 
-def prepare(
-    output: str,
-    groups: list[dict[str, Any]],
-    *,
-    reading: dict[str, Any],
-    filters: dict[str, PipelineStep],
-    deduplicate: Sequence[str],
-    trained_tokenizer: dict[str, Any] | None,
-    tokenizer_sample: int,
-    packing: dict[str, Any],
-    held_out: int | None,
-    manifest: dict[str, Any],
+def stages_of(
+    args: PreparationArguments, groups: list[dict[str, Any]], filters: dict[str, PipelineStep], manifest: dict[str, Any]
 ) -> list[tuple[str, int, list[PipelineStep]]]:
-    """The stages of a preparation: name, number of tasks, blocks.
+    """Return the stages of a preparation: name, number of tasks, blocks.
 
     Args:
         groups: of `grouped_sources`.
-        reading: arguments of `file_documents`.
         filters (`dict`): what each drops -> datatrove's block.
-        deduplicate: "exact", "minhash", both or neither.
-        trained_tokenizer (`dict`, *optional*): arguments of `train_tokenizer`; None: it is in the folder already.
-        tokenizer_sample (`int`): characters that it is trained on.
-        packing, held_out: of `WriteRows`.
         manifest: of `WriteManifest`.
     """
+    output, deduplicate = args.output_dir, args.deduplicate
     work, parts = f"{output}/{WORK}", groups[-1]["first"] + groups[-1]["parts"]
     schema = pa.schema([("text", pa.large_string())])
     write_parts = ParquetWriter(
@@ -287,6 +246,7 @@ def prepare(
         schema=schema,
         use_content_defined_chunking=False,
     )
+    reading = dict(documents=args.documents, text_column=args.text_column)
     blocks: list[PipelineStep] = [ReadDocuments(output, groups, reading)]
     for label, block in filters.items():
         blocks.append(Counted(output, label, block))
@@ -303,33 +263,25 @@ def prepare(
         stages.append(("minhash_buckets", MINHASH.num_buckets, [MinhashDedupBuckets(signatures, buckets, config=MINHASH)]))
         stages.append(("minhash_clusters", 1, [MinhashDedupCluster(buckets, remove, config=MINHASH)]))
         kept.append(Counted(output, "near duplicates", MinhashDedupFilter(remove)))
-    if trained_tokenizer is not None:
-        training = TrainTokenizer(output, kept, parts, tokenizer_sample, trained_tokenizer)
+    if args.tokenizer is None:
+        options = dict(kind=args.train_tokenizer, vocab_size=args.vocab_size, model_max_length=args.max_length)
+        training = TrainTokenizer(output, kept, parts, args.tokenizer_sample, options | tokenizer_options(args))
         stages.append(("tokenizer", 1, [training]))
-    stages.append(("rows", parts, [*kept, WriteRows(output, packing, held_out)]))
+    stages.append(("rows", parts, [*kept, WriteRows(output, manifest["packing"], args.validation_documents)]))
     stages.append(("manifest", 1, [WriteManifest(output, manifest, parts)]))
     return stages
 
 
-def run_stages(
-    stages: list[tuple[str, int, list[PipelineStep]]], output: str, executor: str, workers: int, options: dict[str, Any]
-) -> None:
-    """Run the stages one after the other, without the tasks that are finished; for Slurm, submit them.
-
-    Args:
-        executor (`str`): of `EXECUTORS`.
-        workers (`int`): tasks that run at once.
-        options (`dict`): other arguments of datatrove's executor.
-    Raises:
-        ValueError: an option that the executor does not have; an error of the user in a task.
-        OSError: tasks that are not finished.
-    """
+def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: PreparationArguments):
+    """Run the stages one after the other, without the tasks that are finished; for Slurm, submit them."""
+    executor, logs = args.executor, f"{args.output_dir}/{WORK}/logs"
+    options = overrides(args.executor_options, "--executor_options")
     # Processes start with these modules, and their tokenizers use no threads.
     multiprocess.set_forkserver_preload([__name__])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     previous = None
     for name, tasks, blocks in stages:
-        options |= dict(tasks=tasks, workers=workers, logging_dir=f"{output}/{WORK}/logs/{name}")
+        options |= dict(tasks=tasks, workers=args.workers, logging_dir=f"{logs}/{name}")
         if executor == "slurm":
             options |= dict(job_name=f"prepare_{name}", depends=previous)
         try:
@@ -344,7 +296,7 @@ def run_stages(
             previous.run()
         missing = len(previous.get_incomplete_ranks())
         if missing:
-            logs = f"{output}/{WORK}/logs/{name}/logs"
-            raise OSError(f"{missing} of {tasks} tasks of the stage {name} failed: see {logs}, and run the command again")
+            failed = f"{missing} of {tasks} tasks of the stage {name} failed"
+            raise OSError(f"{failed}: see {logs}/{name}/logs, and run the command again")
     if executor == "slurm":
         previous.run()

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_hexdigest
 from ..tokenization import load_tokenizer
 from ..training.digests import json_digest, tokenizer_digest
 from .corpus import file_documents, load_hub_corpus
-from .packing import COUNTS, PackingReport, pack_documents
+from .packing import PackingReport, pack_documents
 from .prepared_corpus import SHARDS, TOKENIZER, tokenizer_folder, write_manifest
 from .tokenizer_training import train_tokenizer
 
@@ -31,11 +31,11 @@ __all__ = [
     "Counted",
     "ReadDocuments",
     "ReadPart",
-    "ShardWriter",
     "TrainTokenizer",
     "WriteManifest",
     "WriteRows",
     "save_tokenizer",
+    "shard_content",
 ]
 
 # Documents that are packed together.
@@ -101,13 +101,13 @@ class Counted(PipelineStep):
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         dropped = 0
 
-        def counted(documents):
+        def counted() -> Iterator[Document]:
             nonlocal dropped
-            for document in documents:
+            for document in data:
                 dropped += 1
                 yield document
 
-        for document in self.block.run(counted(data), rank, world_size):
+        for document in self.block.run(counted(), rank, world_size):
             dropped -= 1
             yield document
         write_counts(self.output, self.label, rank, {self.label: dropped})
@@ -188,70 +188,55 @@ class WriteRows(PipelineStep):
             json.dump(report, file)
 
     def write_shard(self, path: str, texts: Iterator[str], tokenizer: Any) -> dict[str, Any]:
-        packing = dict(self.packing)
+        """Write the shard if it has a row, and return its entry of the manifest, its tokens and its counts."""
+        packing, counts = dict(self.packing), Counter()
         seed = packing.pop("seed")
-        counts = Counter()
-        writer = ShardWriter(max(tokenizer.get_vocab().values()))
-        for number in itertools.count():
-            together = list(itertools.islice(texts, TOGETHER))
-            if not together:
-                break
-            columns, new_counts = pack_documents(together, tokenizer, **packing, draws=f"{seed} {path} {number}")
-            counts.update(new_counts)
-            writer.write(columns)
-        content = writer.content()
-        if writer.rows:
+
+        def packed() -> Iterator[dict[str, list]]:
+            for number in itertools.count():
+                together = list(itertools.islice(texts, TOGETHER))
+                if not together:
+                    return
+                columns, new_counts = pack_documents(together, tokenizer, **packing, draws=f"{seed} {path} {number}")
+                counts.update(new_counts)
+                if columns["input_ids"]:
+                    yield columns
+
+        content, rows, tokens = shard_content(packed(), max(tokenizer.get_vocab().values()))
+        if rows:
             with get_datafolder(self.folder).open(path, "wb") as file:
                 file.write(content)
-        shard = dict(file=path, rows=writer.rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
-        return dict(shard=shard, tokens=writer.tokens, counts=dict(counts))
+        shard = dict(file=path, rows=rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
+        return dict(shard=shard, tokens=tokens, counts=dict(counts))
 
 
-class ShardWriter:
-    """Make the content of an Arrow stream of columns of rows."""
-
-    def __init__(self, largest_id: int):
-        ids = pa.uint16() if largest_id < 2**16 else pa.int32()
-        self.types = dict(
-            input_ids=pa.list_(ids),
-            token_type_ids=pa.list_(pa.int8()),
-            document_ids=pa.list_(pa.int16()),
-            sentence_labels=pa.int8(),
-        )
-        self.sink, self.writer = pa.BufferOutputStream(), None
-        self.rows = self.tokens = 0
-
-    def write(self, columns: dict[str, list]):
-        if len(columns["input_ids"]) == 0:
-            return
-        arrays = {name: self.array(name, rows) for name, rows in columns.items()}
+def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[bytes, int, int]:
+    """Return the content of an Arrow stream of batches of rows, the number of rows and of their tokens."""
+    sink, writer = pa.BufferOutputStream(), None
+    ids = pa.uint16() if largest_id < 2**16 else pa.int32()
+    types = dict(input_ids=ids, token_type_ids=pa.int8(), document_ids=pa.int16(), sentence_labels=pa.int8())
+    rows = tokens = 0
+    for columns in batches:
+        arrays = {}
+        for name, cells in columns.items():
+            if name == "sentence_labels":
+                arrays[name] = pa.array(cells, types[name])
+                continue
+            ends = np.cumsum([0, *map(len, cells)], dtype=np.int32)
+            arrays[name] = pa.ListArray.from_arrays(ends, pa.array(np.concatenate(cells)).cast(types[name]))
         batch = pa.RecordBatch.from_pydict(arrays)
-        if self.writer is None:
-            self.writer = pa.ipc.new_stream(self.sink, batch.schema)
-        self.writer.write_batch(batch)
-        self.rows += len(batch)
-        self.tokens += len(arrays["input_ids"].values)
-
-    def array(self, name: str, rows: list) -> pa.Array:
-        kind = self.types[name]
-        if name == "sentence_labels":
-            return pa.array(rows, kind)
-        ends = np.cumsum([0, *map(len, rows)], dtype=np.int32)
-        return pa.ListArray.from_arrays(ends, pa.array(np.concatenate(rows)).cast(kind.value_type))
-
-    def content(self) -> bytes:
-        if self.writer is not None:
-            self.writer.close()
-        return self.sink.getvalue().to_pybytes()
+        if writer is None:
+            writer = pa.ipc.new_stream(sink, batch.schema)
+        writer.write_batch(batch)
+        rows += len(batch)
+        tokens += len(arrays["input_ids"].values)
+    if writer is not None:
+        writer.close()
+    return sink.getvalue().to_pybytes(), rows, tokens
 
 
 class WriteManifest(PipelineStep):
-    """Sum up what the other stages counted.
-
-    Args:
-        manifest (`dict`): what is known before.
-        parts (`int`): number of parts.
-    """
+    """Write the manifest: what is known before, and the sums of what the tasks of so many parts counted."""
 
     type, name = "manifest", "manifest"
 
@@ -282,25 +267,9 @@ class WriteManifest(PipelineStep):
                 f"{self.manifest['held_out_documents'] or 'a tenth'}): give more text, fewer filters or "
                 "--validation_documents"
             )
-        longest = self.manifest["packing"]["max_length"]
-        report = PackingReport(
-            **{name: counts[name] for name in COUNTS},
-            examples=rows,
-            max_length=longest,
-            mean_length=tokens / rows,
-            fill=tokens / rows / longest,
-        )
+        report = PackingReport.of(counts, rows, tokens, self.manifest["packing"]["max_length"])
         tokenizer = load_tokenizer(tokenizer_folder(self.folder))
         facts = dict(self.manifest["tokenizer"], vocabulary=len(tokenizer), digest=tokenizer_digest(tokenizer))
         facts["files"] = [os.path.basename(file) for file in files.list_files(TOKENIZER)]
-        manifest = dict(
-            self.manifest,
-            finished=True,
-            documents=documents,
-            dropped=dict(dropped),
-            report=vars(report),
-            tokenizer=facts,
-            digest=json_digest(shards),
-            **shards,
-        )
-        write_manifest(self.folder, manifest)
+        found = dict(documents=documents, dropped=dict(dropped), report=vars(report), tokenizer=facts)
+        write_manifest(self.folder, self.manifest | found | dict(finished=True, digest=json_digest(shards)) | shards)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read prepared corpora: folders of shards of packed rows with a manifest, in the order of a training.
 
-A shard is an Arrow file, memory-mapped; its digest is compared when it is opened. The order of an epoch
-permutes the shards, deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of
-lane i % lanes. A process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
+A shard is an Arrow file, memory-mapped; its digest is compared when it is opened. The order of an epoch permutes the shards,
+deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of lane i % lanes. A
+process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
 """
 
 import json
@@ -85,38 +85,26 @@ def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
 
 
 def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Load the manifest of a folder, also of an unfinished preparation; {} without one.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Load the manifest of a folder, also of an unfinished preparation; {} without one, a ValueError if it is damaged."""
     content = manifest_content(folder)
     if content is None:
         return {}
     try:
         manifest = json.loads(content)
-        checksum = manifest.pop("checksum")
-    except (KeyError, TypeError, ValueError):
-        checksum = None
-    if checksum is None or checksum != json_digest(manifest):
-        raise ValueError(
-            f"{folder}/{MANIFEST_FILE} is damaged: copy it again, or prepare the corpus again in another folder"
-        )
-    return manifest
+        if manifest.pop("checksum") == json_digest(manifest):
+            return manifest
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged: copy it again, or prepare the corpus again in another folder")
 
 
 def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Read the manifest of a prepared folder, and check the sizes of its shards.
-
-    Raises:
-        ValueError: the preparation is unfinished, the manifest is missing or damaged, or a shard is of another size.
-        FileNotFoundError: a shard is missing.
-    """
+    """Read the manifest of a prepared folder, and check that it is finished, and the sizes of its shards."""
     manifest = load_manifest(folder)
     if not manifest:
         raise ValueError(f"{folder} has shards and no {MANIFEST_FILE}: copy it too, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the preparation of {folder} is unfinished: run its prepare_corpus.py command again")
+        raise ValueError(f"the preparation of {folder} is unfinished: run the command that began it again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])
@@ -134,16 +122,14 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest["dropped"].items() if count)
     held_out = sum(shard["rows"] for shard in manifest["held_out"])
     sources = [f"{item['source']} ({item['license'] or 'no licence given'})" for item in manifest["sources"]]
-    lines = [
-        f"a prepared corpus: {report['examples']:,} rows, {report['packed_tokens']:,} tokens, {len(manifest['train']):,} "
-        f"shards; {held_out:,} rows held out",
-        f"  documents   {manifest['documents']:,} read; dropped: {dropped or 'none'}",
-        f"  packing     {packing['mode']}, {packing['max_length']} tokens, {report['fill']:.1%} filled",
-        f"  tokenizer   {tokenizer['vocabulary']:,} tokens, digest {tokenizer['digest']}",
-        f"  sources     {'; '.join(sources)}",
-        f"  digest      {manifest['digest']}",
-    ]
-    return "\n".join(lines)
+    return f"""\
+a prepared corpus: {report["examples"]:,} rows, {report["packed_tokens"]:,} tokens, {len(manifest["train"]):,} shards; \
+{held_out:,} rows held out
+  documents   {manifest["documents"]:,} read; dropped: {dropped or "none"}
+  packing     {packing["mode"]}, {packing["max_length"]} tokens, {report["fill"]:.1%} filled
+  tokenizer   {tokenizer["vocabulary"]:,} tokens, digest {tokenizer["digest"]}
+  sources     {"; ".join(sources)}
+  digest      {manifest["digest"]}"""
 
 
 def tokenizer_folder(folder: str | os.PathLike) -> str:
@@ -167,12 +153,11 @@ class PreparedRows(Dataset):
     """The rows of a prepared folder, by their number; a shard is opened when a row of it is asked for.
 
     Args:
-        folder (`str` or path): local, or of any file system of fsspec: then shards are copied to `cache_dir` when opened.
+        folder (`str` or path): local, or of any file system of fsspec: then shards are copied to `cache_dir` when opened. A
+            damaged shard is a ValueError when its first row is read.
         held_out (`bool`): the rows that were held out.
         limit (`int`, *optional*): only the first so many rows.
         buffer (`int`): rows of a window of `ShardOrder`.
-    Raises:
-        ValueError: as `read_manifest`; a shard is damaged, which comes when its first row is read.
     """
 
     def __init__(
@@ -189,11 +174,8 @@ class PreparedRows(Dataset):
         self.cache = cache(cache_dir)
         self.buffer = buffer
         self.shards = manifest[SHARDS[held_out]]
-        self.ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
-        self.starts = np.roll(self.ends, 1)
-        self.starts[:1] = 0
-        if limit is not None:
-            self.ends = self.ends.clip(max=limit)
+        ends = np.cumsum([0, *(shard["rows"] for shard in self.shards)], dtype=np.int64)
+        self.starts, self.ends = ends[:-1], ends[1:].clip(max=limit)
         self.report = PackingReport(**manifest["report"])
         self.digest = f"{len(self)} rows, {manifest['digest']}"
         # Number of a shard -> its table.
@@ -213,8 +195,7 @@ class PreparedRows(Dataset):
         if shard not in self.opened:
             self.opened[shard] = self.open_shard(shard)
         table = self.opened[shard]
-        row = {name: table[name][i - int(self.starts[shard])] for name in table.column_names}
-        return {name: cell(value) for name, value in row.items()}
+        return {name: cell(table[name][i - int(self.starts[shard])]) for name in table.column_names}
 
     def open_shard(self, shard: int) -> Any:
         """Return the table of a shard, memory-mapped; a remote one is copied to the cache before."""

@@ -9,8 +9,7 @@ precision of the arithmetic, and flags of the user win over both:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -26,7 +25,6 @@ from ..training.batch_size import (
 )
 from ..training.flags import overrides
 from ..training.published_optimizer import OWN_OPTIMIZER
-from ..training.run_folder import ARGUMENTS_FILE, read_json
 
 __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_arguments", "recipe_table"]
 
@@ -35,25 +33,13 @@ __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_argum
 class Recipe:
     """The settings of one pre-training by replaced token detection, or also by masked-language modelling (`trains_mlm`).
 
+    Fields are flags of the same name, of generator and discriminator alike, None = the flag's default; and these:
+
     Args:
-        description (`str`): what it trains, for people.
-        source (`str`): where the settings are from.
+        description, source (`str`): what it trains, and where the settings are from.
         preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        max_steps (`int`, *optional*), learning_rate (`float`), warmup_steps (`float`): of generator and discriminator alike;
-            warm-up below 1 is a share of all steps. None: `num_train_epochs` of them.
-        published_optimizer (`bool`): Adam without bias correction, and a learning rate that falls as 1 - step / steps.
-        rtd_lambda (`float`): weight of the discriminator's loss. With decoupled steps it has an effect only where a gradient
-            is clipped, as Adam divides by the size of the gradients.
-        stepping (`str`): "joint" (one optimizer, L = L_MLM + λ L_RTD) or "decoupled" (the generator steps first).
-        embedding_sharing (`str`): as in `DebertaExtConfig`.
-        max_length (`int`): tokens of an example.
-        model (`str`, *optional*): checkpoint to train further, a Hub id; None = from random weights.
-        weight_decay, adam_beta1, adam_beta2, adam_epsilon, max_grad_norm (`float`): of AdamW and of gradient clipping.
         half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
-        config_overrides, masking, masking_rate, final_masking_rate, num_train_epochs, lr_scheduler_type (*optional*): as the
-            flags; None = their defaults.
-        trains_mlm (`bool`): run_mlm.py has the recipe, too.
     """
 
     description: str
@@ -62,7 +48,9 @@ class Recipe:
     batch: int
     max_steps: int | None
     learning_rate: float
+    # Below 1 a share of all steps.
     warmup_steps: float
+    # With decoupled steps it only matters where a gradient is clipped, as Adam divides by the size of the gradients.
     rtd_lambda: float
     stepping: Literal["joint", "decoupled"]
     embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
@@ -84,22 +72,25 @@ class Recipe:
     trains_mlm: bool = False
 
 
-def _official(preset: str, batch: int, learning_rate: float, max_steps: int = 1_000_000, model: str | None = None) -> Recipe:
-    description = f"the official script's {preset.removeprefix('v3-')} model"
-    if model is not None:
-        description = f"{model} further, as the official script"
-    return Recipe(
-        description,
-        source="microsoft/DeBERTa, experiments/language_model/rtd.sh",
-        preset=preset,
-        batch=batch,
-        max_steps=max_steps,
-        learning_rate=learning_rate,
-        warmup_steps=10_000,
-        rtd_lambda=10.0,
-        stepping="decoupled",
-        model=model,
-    )
+OFFICIAL = Recipe(
+    "the official script's base model",
+    source="microsoft/DeBERTa, experiments/language_model/rtd.sh",
+    preset="v3-base",
+    batch=256,
+    max_steps=1_000_000,
+    learning_rate=1e-4,
+    warmup_steps=10_000,
+    rtd_lambda=10.0,
+    stepping="decoupled",
+)
+
+
+def further(size: str) -> Recipe:
+    """Return the official recipe of a model that is trained further."""
+    model = f"microsoft/deberta-v3-{size}"
+    description = f"{model} further, as the official script"
+    steps = dict(max_steps=100_000, learning_rate=5e-5)
+    return replace(OFFICIAL, description=description, preset=f"v3-{size}", model=model, **steps)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -114,11 +105,13 @@ RECIPES: dict[str, Recipe] = {
         rtd_lambda=50.0,
         stepping="joint",
     ),
-    "official-xsmall": _official("v3-xsmall", 64, 3e-4),
-    "official-base": _official("v3-base", 256, 1e-4),
-    "official-large": _official("v3-large", 256, 1e-4),
-    "official-xsmall-continue": _official("v3-xsmall", 256, 5e-5, 100_000, "microsoft/deberta-v3-xsmall"),
-    "official-small-continue": _official("v3-small", 256, 5e-5, 100_000, "microsoft/deberta-v3-small"),
+    "official-xsmall": replace(
+        OFFICIAL, description="the official script's xsmall model", preset="v3-xsmall", batch=64, learning_rate=3e-4
+    ),
+    "official-base": OFFICIAL,
+    "official-large": replace(OFFICIAL, description="the official script's large model", preset="v3-large"),
+    "official-xsmall-continue": further("xsmall"),
+    "official-small-continue": further("small"),
     "small-cpu": Recipe(
         "a model of 4 layers x 256 on some ten million words, on a CPU or any accelerator",
         source="this project, after LTG-BERT",
@@ -158,13 +151,11 @@ def chosen_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the values of flags that were not given, by --recipe or for a new model, and a text that says so.
 
-    The further training of a checkpoint without a recipe keeps Trainer's own, and a resumed run what it began with.
+    The further training of a checkpoint without a recipe keeps Trainer's own.
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
         rtd (`bool`): by replaced token detection, else masked-language modelling.
-    Raises:
-        ValueError: the recipe is not for this objective, and as `recipe_arguments`.
     """
     name = given_flags.get("recipe")
     if name is not None:
@@ -178,16 +169,13 @@ def chosen_settings(
         return settings, recipe_table(name, settings, given_flags, processes)
     if given_flags.get("model") is not None:
         return {}, None
-    begun = {}
-    if given_flags.get("resume_from_checkpoint") is not None and "output_dir" in given_flags:
-        begun = read_json(Path(given_flags["output_dir"], ARGUMENTS_FILE))
     settings = dict(FROM_SCRATCH)
     sizes = HARDWARE_FLAGS[:2]
-    if not {*sizes} & {*given_flags} and begun.get("batch_size", BATCH) == BATCH:
+    if not {*sizes} & {*given_flags}:
         # As many tokens at a time as 8 examples of 512.
         size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, given_flags.get("max_length", 512))))
         settings |= zip(sizes, (size, max(1, BATCH // size // processes)), strict=True)
-    settings = {flag: begun.get(flag, value) for flag, value in settings.items() if flag not in given_flags}
+    settings = {flag: value for flag, value in settings.items() if flag not in given_flags}
     if not settings:
         return {}, None
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
@@ -199,17 +187,14 @@ def recipe_arguments(
 ) -> dict[str, Any]:
     """Return the arguments that the recipe and the hardware set, by name, without those that the user gave.
 
-    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Without
-    a per-device size it is as many tokens as 8 examples of 512 on CPU, and on an accelerator what its memory should hold (an
-    estimate), a power of two. Give both numbers to train with another batch.
+    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly, or it is a
+    ValueError. Without a per-device size it is as many tokens as 8 examples of 512 on CPU, and on an accelerator what its
+    memory should hold (an estimate), a power of two. Give both numbers to train with another batch.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.
         processes (`int`): that train together.
         device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
-
-    Raises:
-        ValueError: no such split of the batch exists; names the numbers, and the nearest per-device sizes that divide it.
     """
     given_flags = dict(given_flags or {})
     device = training_device(device)
@@ -268,7 +253,6 @@ def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[s
     """Return a line for each setting of the recipe, of the hardware and of the flags that replace them, and the batch.
 
     Args:
-        name (`str`): of the recipe.
         arguments (`dict`): what `recipe_arguments` returned.
         given_flags (`dict`): flags of the user; those that the recipe does not know are left out.
     """

@@ -28,9 +28,10 @@ STEPPING = ("joint", "decoupled")
 WITHOUT_WARMUP, HAS_WARMUP = RunArguments.needs["warmup_steps"]
 
 
-def discriminator_warms_up(args: Any) -> bool:
-    """Return whether the discriminator has a schedule with a warm-up."""
-    return args.discriminator_lr_scheduler_type is not None and has_warmup(args.discriminator_lr_scheduler_type)
+def warms_up(args: Any) -> bool:
+    """Return whether generator or discriminator has a schedule with a warm-up."""
+    own = args.discriminator_lr_scheduler_type
+    return HAS_WARMUP(args) or (own is not None and has_warmup(own))
 
 
 @dataclass
@@ -48,17 +49,14 @@ class ReplacedTokenArguments(TargetArguments):
     discriminator_lr_scheduler_type: str | None = option(None, "default: --lr_scheduler_type")
     discriminator_max_grad_norm: float | None = option(None, "decoupled steps only; default: --max_grad_norm")
 
-    needs: ClassVar = {
-        "warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
-        "discriminator_warmup_steps": (WITHOUT_WARMUP, lambda args: HAS_WARMUP(args) or discriminator_warms_up(args)),
-    }
+    needs: ClassVar = dict.fromkeys(("warmup_steps", "discriminator_warmup_steps"), (WITHOUT_WARMUP, warms_up))
 
     def __post_init__(self):
         if self.stepping not in STEPPING:
             raise ValueError(f"stepping must be joint or decoupled, got {self.stepping!r}")
         for name in ("learning_rate", "warmup_steps", "max_grad_norm"):
             value = getattr(self, f"discriminator_{name}")
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"discriminator_{name} must be 0 or a positive number, got {value}")
         if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
             raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
@@ -74,35 +72,20 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
     gradient over all micro-batches and its step; then the discriminator's gradient and step, on what the generator had made
-    of them before (weighted by rtd_lambda too, as in the official code; with Adam that only matters to clipping). Each half
-    has separate moments, clipping, learning rates and schedules; one optimizer object, in one checkpoint, holds them.
+    of them before (weighted by rtd_lambda too, as in the official code). Each half has separate moments, clipping, learning
+    rates and schedules; one optimizer object, in one checkpoint, holds them.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
     "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
     also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
     similarity of the words' embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
     replaced_share: a discriminator whose loss stays there has collapsed. Its replacements are the same each time.
-
-    Raises:
-        ValueError: as `TargetTrainer`; another model, or no `special_token_ids`; "es" or "all" with decoupled steps or under
-            FSDP; decoupled steps under DeepSpeed or FSDP 1; an optimizer of the caller together with rates or schedules for
-            the discriminator.
     """
 
     args: ReplacedTokenArguments
     model: DebertaExtForPreTraining
 
     def __init__(self, model: DebertaExtForPreTraining, args: ReplacedTokenArguments, **kwargs):
-        if not all(hasattr(model, half) for half in PARTS):
-            raise ValueError(
-                f"{type(model).__name__} has no generator and discriminator: give a DebertaExtForPreTraining, which "
-                "DebertaExtForPreTraining.from_checkpoints makes of any of our models"
-            )
-        if model.config.special_token_ids is None:
-            raise ValueError(
-                "config.special_token_ids is None: set it to the ids that must never be drawn as replacements, "
-                "tokenizer.all_special_ids and those that the tokenizer has no token for"
-            )
         own = ("discriminator_learning_rate", "discriminator_warmup_steps", "discriminator_lr_scheduler_type")
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
         if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
@@ -148,7 +131,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return torch.stack([outputs.generator_loss * len(targets), correct, correct.new_tensor(len(targets))])
 
     def _discriminator_sums(self, outputs) -> tuple[torch.Tensor, torch.Tensor]:
-        replaced, flagged, counted = judged(outputs)
+        replaced, flagged, counted = detected(outputs)
         count = counted.sum()
         correct = ((flagged == replaced) & counted).sum()
         caught = torch.stack([(flagged & replaced).sum(), flagged.sum(), replaced.sum()])
@@ -166,7 +149,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         generator = row_statistics(
             outputs.generator_logits, labels[selected], selected.nonzero()[:, 0], len(labels), count_right=True
         )
-        replaced, flagged, counted = judged(outputs)
+        replaced, flagged, counted = detected(outputs)
         losses = torch.nn.functional.binary_cross_entropy_with_logits(
             outputs.discriminator_logits.float(), replaced.float(), reduction="none"
         )
@@ -325,11 +308,7 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
-    """Check that generator and discriminator can step as asked.
-
-    Raises:
-        ValueError: the two halves cannot step in turn, because they share weights that both train.
-    """
+    """Check that generator and discriminator can step as asked: not in turn where they share weights that both train."""
     if stepping == "decoupled" and embedding_sharing in ("es", "all"):
         raise ValueError(
             f"embedding_sharing = {embedding_sharing!r} needs joint steps: in turn, the gradient of the discriminator would "
@@ -338,19 +317,15 @@ def check_stepping(stepping: str, embedding_sharing: str):
         )
 
 
-def judged(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return [B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
 
 
 def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
-    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens.
-
-    Args:
-        caught (`float`): number of tokens that are replaced and were taken for that.
-        flagged, replaced, counted (`float`): numbers of those taken for replaced, of replaced ones, and of all.
-    """
+    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens,
+    from the numbers of tokens that were rightly taken for replaced, taken for replaced, replaced, and of all."""
     return {
         "discriminator_precision": caught / max(1, flagged),
         "discriminator_recall": caught / max(1, replaced),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of all pre-training scripts, for `HfArgumentParser`, and their checks before anything long begins."""
+"""Flags of all pre-training scripts, and their checks before anything long begins."""
 
 import dataclasses
 import os
@@ -29,9 +29,10 @@ class ModelArguments(TokenizerArguments, HubArguments):
     """Model and tokenizer: from scratch, or from a checkpoint."""
 
     model: str | None = option(
-        None, "checkpoint to train further (folder or Hub id); without it, --preset from scratch",
+        None,
+        "checkpoint to train further (folder or Hub id); without it, --preset from scratch",
         aliases=["--model_name_or_path"],
-    )  # fmt: skip
+    )
     recipe: str | None = option(None, "settings by name; other flags win over them", choices=[*RECIPES])
     preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
@@ -94,12 +95,10 @@ class MaskingArguments:
 
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check flags that are wrong by themselves, or together.
-
-    Raises:
-        ValueError: names them, and what to give.
-    """
+    """Check flags that are wrong by themselves, or together, before anything long begins."""
     check_corpus(data_args)
+    check_languages(as_list(data_args.card_language), "--card_language")
+    tokenizer_options(model_args)
     if data_args.is_prepared:
         check_prepared(data_args, model_args, args)
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
@@ -116,24 +115,18 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
             raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
         # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
         args.accelerator_config.dispatch_batches = False
-    check_languages(as_list(data_args.card_language), "--card_language")
-    tokenizer_options(model_args)
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check that flags fit a prepared folder, and set its tokenizer for a new model.
-
-    Raises:
-        ValueError: names them, and what to give; and as `read_manifest`.
-    """
+    """Check that flags fit a prepared folder, and set its tokenizer for a new model."""
+    folder = data_args.train_data[0]
     if len(data_args.train_data) > 1:
         raise ValueError(
             f"{' '.join(data_args.train_data)}: a prepared folder is all the data of a run, prepare them together"
         )
-    folder = data_args.train_data[0]
     packing = read_manifest(folder)["packing"]
     wanted = dict(packing=data_args.packing, max_length=data_args.max_length)
     prepared = dict(packing=packing["mode"], max_length=packing["max_length"])
@@ -142,15 +135,15 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
         raise ValueError(f"{folder} was packed with {prepared}, not with {wanted}: give those, or prepare another folder")
-    refused = dict(
+    of_text = dict(
         streaming=data_args.streaming,
         validation_documents=data_args.validation_documents,
         train_tokenizer=model_args.train_tokenizer,
     )
     if not data_args.validation_data:
-        refused["text_column"] = data_args.text_column != "text"
-        refused["language"] = data_args.language not in ("en", packing["language"])
-    for name, is_given in refused.items():
+        of_text["text_column"] = data_args.text_column != "text"
+        of_text["language"] = data_args.language not in ("en", packing["language"])
+    for name, is_given in of_text.items():
         if is_given:
             raise ValueError(f"--{name} is for text, and {folder} is prepared: leave it out")
     if model_args.model is None and model_args.tokenizer is None:
@@ -158,14 +151,7 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
-    """Return the options of masking that the flags set.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
-    duplicates = arguments.masking_duplicates
-    if duplicates is not None and duplicates < 1:
-        raise ValueError(f"--masking_duplicates must be at least 1 (static masks), got {duplicates}")
+    """Return the options of masking that the flags set."""
     return MaskingOptions(
         unit=arguments.masking,
         rate=arguments.masking_rate,
@@ -181,14 +167,9 @@ def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOpti
 
 
 def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """Parse "a=1,b=x" as a dictionary of configuration fields, see `overrides`.
-
-    Raises:
-        ValueError: a part without "=", or an unknown field.
-    """
+    """Parse "a=1,b=x" as fields of the configuration, see `overrides`; a checkpoint would ignore unknown ones."""
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
-    # Loading a checkpoint would ignore them.
     for name in values:
         if name not in fields:
             raise ValueError(f"{flag}: there is no field {name!r}, but {', '.join(sorted(fields))}")
@@ -200,8 +181,6 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
 
     Args:
         fields: of the configuration, set by other flags; `--config_overrides` wins over them.
-    Raises:
-        ValueError: no tokenizer for a new model, a new tokenizer for a checkpoint, or fields that do not fit.
     """
     changes = fields | config_overrides(model_args.config_overrides)
     if model_args.model is None:
@@ -217,17 +196,13 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
 
 
 def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):
-    """Check that examples are not longer than the model's absolute position table.
-
-    Raises:
-        ValueError: they are.
-    """
+    """Check that examples are not longer than the model's absolute position table."""
     rows = config.max_position_embeddings
     if not config.has_absolute_positions or max_length <= rows:
         return
-    cure = f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
+    hint = f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
     if model_args.model is None:
-        cure = f"give --config_overrides max_position_embeddings={max_length}"
+        hint = f"give --config_overrides max_position_embeddings={max_length}"
     raise ValueError(
-        f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {cure}"
+        f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {hint}"
     )

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a pre-training script: documents, tokenizer, examples, training and reports."""
+"""The stages of a pre-training: documents, tokenizer, examples, training and reports."""
 
 import dataclasses
 import itertools
 import json
-import math
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import TrainingArguments
+import torch
+from transformers import TrainingArguments, set_seed
 
 from ..data.columns import first
 from ..files import as_list, is_hub_id, replace_text, shown_source
@@ -18,36 +20,302 @@ from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer
-from ..training.batch_size import hardware_facts, versions
-from ..training.checkpoints import replaced_folder
+from ..training.batch_size import hardware_facts
+from ..training.checkpoints import readable_weights, replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
+from ..training.distributed import leave_together
+from ..training.flags import parse_flags
 from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
 from ..training.published_optimizer import optimizer_name
-from ..training.run_folder import TOKENIZER_FOLDER, accepted_changes, read_json
+from ..training.run_folder import (
+    TOKENIZER_FOLDER,
+    accepted_changes,
+    contents_line,
+    find_checkpoint,
+    read_json,
+    repeated_arguments,
+)
 from ..training.trainer import RunTrainer
-from .corpus import DocumentStream, file_bytes, list_files, load_corpus, texts
-from .dynamic_masking import NumberedExamples, NumberedStream
+from ..training.user_errors import ExitOnUserError
+from .corpus import DocumentStream, list_files, load_corpus, text_sizes, texts
+from .dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
+from .masking import MaskingVocabulary
 from .packing import PackingReport, pack
 from .prepared_corpus import PreparedRows, most_lanes, read_manifest
+from .recipes import chosen_settings
 from .report import CURVES_FILE
-from .run_arguments import DataArguments, MaskingArguments, ModelArguments, tokenizer_options
+from .run_arguments import (
+    ELSEWHERE,
+    DataArguments,
+    MaskingArguments,
+    ModelArguments,
+    check_arguments,
+    check_length,
+    masking_options,
+    model_config,
+    tokenizer_options,
+)
 from .tokenizer_training import tokenizer_report, train_tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["begin", "fit_to_tokenizer", "numbered_examples", "report_run", "set_attention", "train_and_evaluate"]
+__all__ = ["PretrainingRun", "parse_and_run", "train_and_evaluate"]
+
+
+def parse_and_run(
+    run: "type[PretrainingRun]",
+    groups: tuple[type, ...],
+    argv: list[str] | None,
+    description: str,
+    program: str = "%(prog)s",
+) -> dict[str, float]:
+    """Parse the flags of `groups`, and run all stages with the dataclasses that they become.
+
+    Args:
+        groups: of the model, the data, masking and the training.
+        program (`str`): its name in `--help`.
+    """
+    with ExitOnUserError():
+        parsed, _ = parse_flags(
+            groups,
+            argv,
+            description=description,
+            usage=f"{program} --train_data FILES --train_tokenizer unigram --preset v3-small --output_dir FOLDER ...",
+            defaults=run.defaults,
+            elsewhere=ELSEWHERE,
+            recipe=partial(chosen_settings, rtd=run.rtd),
+        )
+        return run(*parsed).run()
+
+
+class PretrainingRun:
+    """A pre-training from its flags to its report; a subclass says what is trained, by which Trainer."""
+
+    trainer_class: ClassVar[type[RunTrainer]]
+    # Defaults of flags; and whether recipes are for replaced token detection.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    rtd: ClassVar[bool] = False
+
+    def __init__(
+        self, model_args: ModelArguments, data_args: DataArguments, masking_args: MaskingArguments, args: TrainingArguments
+    ):
+        self.model_args, self.data_args, self.masking_args, self.args = model_args, data_args, masking_args, args
+        self.tokenizer_facts: Mapping[str, Any] = {}
+        self.reports: Mapping[str, PackingReport] = {}
+
+    def configuration(self) -> DebertaExtConfig:
+        """Return the configuration of the model, before there is a tokenizer."""
+        return model_config(self.model_args)
+
+    def check(self):
+        """Check the flags against each other and the configuration."""
+
+    def new_model(self) -> DebertaExtPreTrainedModel:
+        """Return the model with random weights."""
+        raise NotImplementedError
+
+    def load_model(self, **options: Any) -> DebertaExtPreTrainedModel:
+        """Load the model from --model; `options` are arguments of `from_pretrained`."""
+        raise NotImplementedError
+
+    def run(self) -> dict[str, float]:
+        """Check, read, train, evaluate and report; returns the metrics of the evaluation."""
+        began = time.perf_counter()
+        model_args, data_args, args = self.model_args, self.data_args, self.args
+
+        # 1. Errors of the user end the run here, before anything long begins
+        checkpoint = find_checkpoint(args)
+        check_arguments(data_args, model_args, args)
+        options = masking_options(self.masking_args, data_args.max_length)
+        self.config = self.configuration()
+        check_length(self.config, data_args.max_length, model_args)
+        self.check()
+        with torch.device("meta"):
+            set_attention(self.new_model(), model_args)
+
+        # 2. Documents, tokenizer and model
+        flags = repeated_arguments((model_args, data_args, self.masking_args), args)
+        tokenizer = None
+        if model_args.train_tokenizer is None:
+            tokenizer = self.given_tokenizer()
+        if args.should_save:
+            lock_folder(args.output_dir)
+        corpus, held_out = corpora(data_args, model_args)
+        if data_args.streaming:
+            flags["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)
+        if tokenizer is None:
+            tokenizer = self.trained_tokenizer(corpus, checkpoint is not None)
+        set_seed(args.seed)
+        vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
+        model = self.build(tokenizer, vocabulary)
+
+        # 3. Documents -> examples -> masked batches
+        nsp, sop = getattr(args, "nsp_weight", 0) > 0, getattr(args, "sop_weight", 0) > 0
+        train_set, eval_set, self.reports = numbered_examples(corpus, held_out, tokenizer, data_args, args, nsp=nsp)
+        collator = MaskingCollator(
+            vocabulary, options, seed=args.seed, duplicates=self.masking_args.masking_duplicates, sentence_order=sop
+        )
+
+        # 4. Train, evaluate, report
+        trainer = self.trainer_class(
+            model, args, data_collator=collator, train_dataset=train_set, eval_dataset=eval_set, processing_class=tokenizer
+        )
+        metrics = train_and_evaluate(trainer, checkpoint, flags)
+        if args.should_save:
+            self.report(trainer, metrics, time.perf_counter() - began)
+        if args.push_to_hub:
+            trainer.push_to_hub()
+        trainer.print_divergence()
+        leave_together()
+        return metrics
+
+    def given_tokenizer(self) -> Any:
+        """Load the tokenizer of --tokenizer or --model, and check that it fits the model and prepared rows."""
+        model_args, config = self.model_args, None
+        source, flag, options = model_args.model, "--model", model_args.model_download()
+        if model_args.tokenizer is not None:
+            source, flag, options = model_args.tokenizer, "--tokenizer", model_args.download()
+        if model_args.model is not None:
+            config = self.config
+        with named_tokenizer(source, flag):
+            tokenizer = load_tokenizer(source, model_max_length=self.data_args.max_length, **options)
+        check_tokenizer(tokenizer, config, needs_mask=True)
+        self.tokenizer_facts = {"source": source}
+        if self.data_args.is_prepared:
+            folder = self.data_args.train_data[0]
+            prepared, digest = read_manifest(folder)["tokenizer"], tokenizer_digest(tokenizer)
+            if prepared["digest"] != digest:
+                raise ValueError(
+                    f"the rows of {folder} are of another tokenizer ({prepared['vocabulary']} tokens, digest "
+                    f"{prepared['digest']}) than {source} ({len(tokenizer)}, {digest}): take {folder}/tokenizer, or prepare "
+                    "the corpus with this one"
+                )
+        return tokenizer
+
+    def trained_tokenizer(self, corpus: Any, resuming: bool) -> Any:
+        """Train the tokenizer on the corpus in the main process; the others, and a resumed run, load it."""
+        kind, vocab_size = self.model_args.train_tokenizer, self.model_args.vocab_size
+        folder = Path(self.args.output_dir, TOKENIZER_FOLDER)
+        with self.args.main_process_first(desc="training the tokenizer"):
+            if (folder / "training.json").is_file() and (resuming or not self.args.should_save):
+                self.tokenizer_facts = read_json(folder / "training.json")
+                return load_tokenizer(folder)
+            options = tokenizer_options(self.model_args)
+            tokenizer = train_tokenizer(
+                kind, texts(corpus), vocab_size, model_max_length=self.data_args.max_length, **options
+            )
+            report = tokenizer_report(tokenizer, texts(itertools.islice(corpus, 1000)))
+            self.tokenizer_facts = {"kind": kind, "vocabulary": len(tokenizer)} | report
+            print(f"tokenizer: {len(tokenizer)} tokens of {vocab_size} asked for", flush=True)
+            with replaced_folder(folder) as part:
+                tokenizer.save_pretrained(part)
+                (part / "training.json").write_text(json.dumps(self.tokenizer_facts, indent=2) + "\n", encoding="utf-8")
+            return tokenizer
+
+    def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtPreTrainedModel:
+        """Return the model to train, new or loaded, with the tokenizer's special ids and, if it is new, its size."""
+        config, model_args = self.config, self.model_args
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        if model_args.model is None:
+            config.vocab_size = max(tokenizer.get_vocab().values()) + 1
+            config.pad_token_id = tokenizer.pad_token_id
+            check_tokenizer(tokenizer, config, needs_mask=True)
+            model = self.new_model()
+        else:
+            with readable_weights(model_args.model, model_args.config_overrides):
+                # Half-precision checkpoints too: the parameters of a training are float32.
+                model = self.load_model(config=config, dtype=torch.float32, **model_args.model_download())
+        return set_attention(model, model_args)
+
+    def report(self, trainer: RunTrainer, metrics: Mapping[str, float], seconds: float):
+        """Draw the curves, and write and print the results of all stages, which took so long."""
+        raise NotImplementedError
+
+    def write_report(self, trainer: RunTrainer, seconds: float, table: str, rows: Mapping[str, Any], **objectives: str):
+        """Write run_report.json and the model cards, and print the results.
+
+        Args:
+            table (`str`): of the results, to print.
+            rows (`dict`): of the card's table of the training, before the usual ones.
+            objectives: name in the results -> title.
+        """
+        folder = self.args.output_dir
+        facts = self.facts(trainer, seconds, rows, objectives)
+        report = dict(
+            seconds=round(seconds, 1),
+            tokenizer=self.tokenizer_facts,
+            packing={name: vars(packed) for name, packed in self.reports.items()},
+            versions=facts.hardware["versions"],
+            resumed_anyway=facts.training.get("resumed with other"),
+        )
+        replace_text(Path(folder, REPORT_FILE), json.dumps(report, indent=2) + "\n")
+        write_run_card(folder, facts)
+        print(f"\n{table}\n\n{contents_line(folder)}")
+
+    def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
+        """Return the facts of the run for its model cards; arguments as of `write_report`."""
+        model_args, data_args, args = self.model_args, self.data_args, self.args
+        sources, licenses = data_args.train_data, {}
+        if data_args.is_prepared:
+            prepared = read_manifest(sources[0])["sources"]
+            sources = [item["source"] for item in prepared]
+            licenses = {shown_source(item["source"]): item["license"] for item in prepared if item["license"]}
+        options = dataclasses.asdict(trainer.data_collator.options)
+        masking = {name: value for name, value in options.items() if name != "max_length" and value is not None}
+        masking["copies"] = "dynamic"
+        if self.masking_args.masking_duplicates is not None:
+            masking["copies"] = f"{self.masking_args.masking_duplicates}, static"
+        tokenizer = dict(self.tokenizer_facts)
+        if "source" in tokenizer:
+            tokenizer["source"] = shown_source(tokenizer["source"])
+        training = {
+            **rows,
+            "recipe": model_args.recipe,
+            "data": [shown_source(source) for source in sources],
+            "licences of the data": licenses or None,
+            "packing": f"{data_args.packing}, {data_args.max_length} tokens",
+            **{f"packed, {name}": packed.summary() for name, packed in self.reports.items()},
+            "masking": masking,
+            "tokenizer": tokenizer,
+            "steps": trainer.state.global_step,
+            "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+            "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
+            "optimizer": optimizer_name(args),
+            "seed": args.seed,
+            "resumed with other": accepted_changes(args.output_dir),
+        }
+        hardware = hardware_facts(args, results=read_json(Path(args.output_dir, "all_results.json")))
+        # Nobody knows how long a resumed run took.
+        if args.resume_from_checkpoint is None:
+            hardware["seconds of all stages"] = round(seconds, 1)
+        base, packed = model_args.model, self.reports.get("train")
+        return RunFacts(
+            objectives=objectives,
+            measured_on=", ".join(map(shown_source, data_args.validation_data)) or None,
+            datasets=[source for source in sources if is_on_hub(source)],
+            base_model=base and shown_source(base),
+            base_model_id=base if is_on_hub(base) else None,
+            from_scratch=base is None,
+            training={name: value for name, value in training.items() if value is not None},
+            hardware=hardware,
+            longest=data_args.max_length,
+            tokens=packed and packed.packed_tokens,
+            seeds=[args.seed],
+            language=as_list(data_args.card_language),
+            license=model_args.license,
+            figure=CURVES_FILE,
+            diverged=trainer.divergence(),
+        )
 
 
 def corpora(
     data_args: DataArguments, model_args: ModelArguments
 ) -> "tuple[Dataset | DocumentStream | PreparedRows, Dataset | PreparedRows]":
-    """Return the documents to train on and the held-out documents; of a prepared folder its rows.
+    """Return the documents to train on and the held-out documents; of a prepared folder its rows."""
+    from datasets import Dataset
 
-    Raises:
-        ValueError: nothing is left to train on.
-    """
     common = dict(
         documents=data_args.documents,
         text_column=data_args.text_column,
@@ -59,10 +327,23 @@ def corpora(
     if data_args.validation_data:
         held_out = load_corpus(data_args.validation_data, split=data_args.validation_split, **common)
     if data_args.is_prepared:
-        return prepared_rows(data_args, model_args.cache_dir, held_out)
+        folder = data_args.train_data[0]
+        cached = partial(PreparedRows, folder, cache_dir=model_args.cache_dir)
+        if held_out is None:
+            held_out = cached(held_out=True, limit=data_args.max_eval_samples)
+        if not len(held_out):
+            raise ValueError(f"{folder} has no rows that were held out: give --validation_data")
+        return cached(limit=data_args.max_train_samples, buffer=data_args.shuffle_buffer), held_out
     corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
     if data_args.streaming:
-        return document_stream(data_args, corpus, held_out)
+        sizes = text_sizes(data_args.train_data)
+        if held_out is not None:
+            return DocumentStream(corpus, 0, sizes), held_out
+        count = data_args.validation_documents or 100
+        stream = DocumentStream(corpus, count, sizes)
+        if next(iter(stream), None) is None:
+            raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
+        return stream, Dataset.from_list(stream.held_out)
     if held_out is not None:
         return corpus, held_out
     count = data_args.validation_documents or min(100, max(1, len(corpus) // 10))
@@ -73,86 +354,6 @@ def corpora(
         )
     split = corpus.train_test_split(test_size=count, seed=0)
     return split["train"], split["test"]
-
-
-def prepared_rows(data_args: DataArguments, cache_dir: str | None, held_out: Any) -> tuple[PreparedRows, Any]:
-    """Return the rows of a prepared folder; `held_out` are documents of --validation_data."""
-    folder = data_args.train_data[0]
-    if held_out is None:
-        held_out = PreparedRows(folder, held_out=True, limit=data_args.max_eval_samples, cache_dir=cache_dir)
-        if not len(held_out):
-            raise ValueError(f"{folder} has no rows that were held out: give --validation_data")
-    rows = PreparedRows(folder, limit=data_args.max_train_samples, buffer=data_args.shuffle_buffer, cache_dir=cache_dir)
-    return rows, held_out
-
-
-def document_stream(data_args: DataArguments, corpus: Any, held_out: Any) -> tuple[DocumentStream, Any]:
-    """Return the documents of a stream; its first ones are held out where --validation_data gives none."""
-    from datasets import Dataset
-
-    files = [list_files(source) for source in data_args.train_data]
-    sizes = None
-    if None not in files:
-        sizes = [file_bytes(path, size) for path, size, _ in itertools.chain(*files)]
-    if held_out is not None:
-        return DocumentStream(corpus, 0, sizes), held_out
-    count = data_args.validation_documents or 100
-    stream = DocumentStream(corpus, count, sizes)
-    if next(iter(stream), None) is None:
-        raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
-    return stream, Dataset.from_list(stream.held_out)
-
-
-def begin(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    args: TrainingArguments,
-    config: DebertaExtConfig,
-    arguments: dict[str, Any],
-    checkpoint: str | None,
-) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Lock the folder of the run, read the documents, and load or train the tokenizer.
-
-    Args:
-        arguments (`dict`): that a resumed run must repeat. The digest of a stream is added; `RunTrainer` has others.
-        checkpoint (`str`, *optional*): from which the run is resumed.
-    Returns:
-        documents to train on, held-out documents, the tokenizer and facts about it.
-    Raises:
-        ValueError: the tokenizer does not fit the model, another run works in the folder, and as `corpora`.
-    """
-    if model_args.train_tokenizer is None:
-        source, flag, options = model_args.model, "--model", model_args.model_download()
-        if model_args.tokenizer is not None:
-            source, flag, options = model_args.tokenizer, "--tokenizer", model_args.download()
-        with named_tokenizer(source, flag):
-            tokenizer = load_tokenizer(source, model_max_length=data_args.max_length, **options)
-        facts = {"source": source}
-        check_tokenizer(tokenizer, None if model_args.model is None else config, needs_mask=True)
-        if data_args.is_prepared:
-            check_same_tokenizer(data_args.train_data[0], source, tokenizer)
-    if args.should_save:
-        lock_folder(args.output_dir)
-    corpus, held_out = corpora(data_args, model_args)
-    if data_args.streaming:
-        arguments["data_digest"] = stream_digest(data_args.train_data, corpus, held_out)
-    if model_args.train_tokenizer is not None:
-        tokenizer, facts = trained_tokenizer(model_args, data_args, args, corpus, checkpoint is not None)
-    return corpus, held_out, tokenizer, facts
-
-
-def check_same_tokenizer(folder: str, source: str, tokenizer: Any):
-    """Check that the rows of a prepared folder are of this tokenizer.
-
-    Raises:
-        ValueError: they are not.
-    """
-    prepared, digest = read_manifest(folder)["tokenizer"], tokenizer_digest(tokenizer)
-    if prepared["digest"] != digest:
-        raise ValueError(
-            f"the rows of {folder} are of another tokenizer ({prepared['vocabulary']} tokens, digest {prepared['digest']}) "
-            f"than {source} ({len(tokenizer)}, {digest}): take {folder}/tokenizer, or prepare the corpus with this one"
-        )
 
 
 def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
@@ -167,65 +368,21 @@ def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
     return json_digest([names, list(texts(held_out)), list(texts(itertools.islice(corpus, 100)))])
 
 
-def trained_tokenizer(
-    model_args: ModelArguments, data_args: DataArguments, args: TrainingArguments, corpus: Any, resuming: bool
-) -> tuple[Any, dict[str, Any]]:
-    """Train the tokenizer on the corpus, and return it with facts about it."""
-    folder = Path(args.output_dir, TOKENIZER_FOLDER)
-    facts = folder / "training.json"
-    with args.main_process_first(desc="training the tokenizer"):
-        # The main process trains it; the others, and a resumed run, load it.
-        if facts.is_file() and (resuming or not args.should_save):
-            return load_tokenizer(folder), json.loads(facts.read_text(encoding="utf-8"))
-        tokenizer = train_tokenizer(
-            model_args.train_tokenizer,
-            texts(corpus),
-            model_args.vocab_size,
-            model_max_length=data_args.max_length,
-            **tokenizer_options(model_args),
-        )
-        report = tokenizer_report(tokenizer, texts(itertools.islice(corpus, 1000)))
-        new_facts = {"kind": model_args.train_tokenizer, "vocabulary": len(tokenizer)} | report
-        print(f"tokenizer: {len(tokenizer)} tokens of {model_args.vocab_size} asked for", flush=True)
-        with replaced_folder(folder) as part:
-            tokenizer.save_pretrained(part)
-            (part / facts.name).write_text(json.dumps(new_facts, indent=2) + "\n", encoding="utf-8")
-        return tokenizer, new_facts
-
-
-def fit_to_tokenizer(config: DebertaExtConfig, tokenizer: Any, model_args: ModelArguments):
-    """Set the tokenizer's special ids in the configuration and, for a new model, its size.
-
-    Raises:
-        ValueError: the tokenizer cannot serve a new model.
-    """
-    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if model_args.model is None:
-        config.vocab_size = max(tokenizer.get_vocab().values()) + 1
-        config.pad_token_id = tokenizer.pad_token_id
-        check_tokenizer(tokenizer, config, needs_mask=True)
-
-
 def numbered_examples(
     corpus: Any, held_out: Any, tokenizer: Any, data_args: DataArguments, args: TrainingArguments, *, nsp: bool = False
 ) -> tuple[NumberedExamples | NumberedStream, NumberedExamples, dict[str, PackingReport]]:
-    """Pack documents into examples for `MaskingCollator`.
+    """Pack documents into examples to train on and to evaluate on for `MaskingCollator`; the third are their counts.
 
     Args:
         nsp (`bool`): pairs are for next sentence prediction; else their segments are consecutive.
-    Returns:
-        examples to train on, examples to evaluate on, counts of documents and examples.
-    Raises:
-        ValueError: `nsp`, and no pair has a second segment from elsewhere.
     """
-    seed = args.seed if args.data_seed is None else args.data_seed
     packing = dict(
         mode=data_args.packing,
         max_length=data_args.max_length,
         min_tokens=data_args.min_tokens,
         sentence_pairs="nsp" if nsp else "consecutive",
         language=data_args.language,
-        seed=seed,
+        seed=args.seed if args.data_seed is None else args.data_seed,
     )
     reports = {}
     with args.main_process_first(desc="packing"):
@@ -260,13 +417,6 @@ def packed_stream(
         lanes = corpus.lanes(1)
     else:
         lanes = corpus.lanes(most_lanes(args))
-        readers = args.world_size * max(1, args.dataloader_num_workers)
-        if args.should_save:
-            # To read it once, a text is parted into files of about the same size, as many as readers or a multiple.
-            times = readers // math.gcd(len(lanes), readers)
-            print(
-                f"stream: {corpus.files} files for {readers} processes and workers, each file is read by {times}", flush=True
-            )
     # All lanes together hold as many documents and rows in memory as one.
     count = max(100, 1000 // len(lanes))
     buffer = max(1, data_args.shuffle_buffer // len(lanes))
@@ -301,105 +451,6 @@ def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None, flags: Mappi
     metrics = trainer.record("eval", trainer.evaluate())
     trainer.save_state()
     return metrics
-
-
-def report_run(
-    trainer: RunTrainer,
-    flags: tuple[DataArguments, ModelArguments, MaskingArguments],
-    tokenizer_facts: Mapping[str, Any],
-    reports: Mapping[str, PackingReport],
-    *,
-    seconds: float,
-    **facts: Any,
-):
-    """Write run_report.json, with duration, tokenizer, packing and versions, and the model cards.
-
-    Args:
-        facts: `rows` and `objectives` of `run_facts`.
-    """
-    folder = trainer.args.output_dir
-    run_report = dict(
-        seconds=round(seconds, 1),
-        tokenizer=dict(tokenizer_facts),
-        packing={name: dataclasses.asdict(report) for name, report in reports.items()},
-        versions=versions(),
-        resumed_anyway=accepted_changes(folder),
-    )
-    replace_text(Path(folder, REPORT_FILE), json.dumps(run_report, indent=2) + "\n")
-    write_run_card(folder, run_facts(trainer, *flags, run_report=run_report, reports=reports, **facts))
-
-
-def run_facts(
-    trainer: RunTrainer,
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    masking_args: MaskingArguments,
-    *,
-    run_report: Mapping[str, Any],
-    reports: Mapping[str, PackingReport],
-    rows: Mapping[str, Any],
-    objectives: Mapping[str, str] | None = None,
-) -> RunFacts:
-    """Return the facts of a pre-training for its model cards.
-
-    Args:
-        run_report (`dict`): the content of run_report.json.
-        rows (`dict`): of the table of the training, before the usual ones.
-        objectives (`dict[str, str]`, *optional*): name in the results -> title.
-    """
-    args = trainer.args
-    sources, licenses = data_args.train_data, {}
-    if data_args.is_prepared:
-        prepared = read_manifest(sources[0])["sources"]
-        sources = [item["source"] for item in prepared]
-        licenses = {shown_source(item["source"]): item["license"] for item in prepared if item["license"]}
-    options = dataclasses.asdict(trainer.data_collator.options)
-    masking = {name: value for name, value in options.items() if name != "max_length" and value is not None}
-    masking["copies"] = "dynamic"
-    if masking_args.masking_duplicates is not None:
-        masking["copies"] = f"{masking_args.masking_duplicates}, static"
-    tokenizer = dict(run_report["tokenizer"])
-    if "source" in tokenizer:
-        tokenizer["source"] = shown_source(tokenizer["source"])
-    training = {
-        **rows,
-        "recipe": model_args.recipe,
-        "data": [shown_source(source) for source in sources],
-        "licences of the data": licenses or None,
-        "packing": f"{data_args.packing}, {data_args.max_length} tokens",
-        **{f"packed, {name}": report.summary() for name, report in reports.items()},
-        "masking": masking,
-        "tokenizer": tokenizer,
-        "steps": trainer.state.global_step,
-        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
-        "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
-        "optimizer": optimizer_name(args),
-        "seed": args.seed,
-        "resumed with other": run_report.get("resumed_anyway") or None,
-    }
-    hardware = hardware_facts(args, results=read_json(Path(args.output_dir, "all_results.json")))
-    # Nobody knows how long a resumed run took.
-    if args.resume_from_checkpoint is None:
-        hardware["seconds of all stages"] = run_report["seconds"]
-    hardware["versions"] = hardware.pop("versions")
-    base, packed = model_args.model, reports.get("train")
-    return RunFacts(
-        objectives=objectives or {},
-        measured_on=", ".join(map(shown_source, data_args.validation_data)) or None,
-        datasets=[source for source in sources if is_on_hub(source)],
-        base_model=base and shown_source(base),
-        base_model_id=base if is_on_hub(base) else None,
-        from_scratch=base is None,
-        training={name: value for name, value in training.items() if value is not None},
-        hardware=hardware,
-        longest=data_args.max_length,
-        tokens=packed and packed.packed_tokens,
-        seeds=[args.seed],
-        language=as_list(data_args.card_language),
-        license=model_args.license,
-        figure=CURVES_FILE,
-        diverged=trainer.divergence(),
-    )
 
 
 def is_on_hub(source: str | None) -> bool:

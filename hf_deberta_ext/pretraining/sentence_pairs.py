@@ -7,7 +7,6 @@ sentence order prediction (Lan et al. 2020, section 3.1) swaps the two segments 
 
 import dataclasses
 import random
-import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -113,23 +112,14 @@ def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dic
     Args:
         row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns of N.
         special (`torch.BoolTensor`): [V], the ids of special tokens.
-    Raises:
-        ValueError: the row is no pair, or its segments are not consecutive.
     """
     ids, types = row["input_ids"], row.get("token_type_ids", torch.zeros(0))
     N, first = len(ids), int((types == 0).sum())
     is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
     if not is_pair or not special[ids[[0, first - 1, -1]]].all():
-        shown = (reprlib.repr(values.tolist()) for values in (ids, types))
-        raise ValueError(
-            "sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got "
-            f"input_ids {' with token_type_ids '.join(shown)}; pack the text as pairs of segments"
-        )
+        raise ValueError("sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1: pack the text so")
     if row.get("sentence_labels", 0):
-        raise ValueError(
-            f"sentence_order needs consecutive segments, got sentence_labels {row['sentence_labels']}: the second "
-            "segment is of elsewhere; pack without random second segments"
-        )
+        raise ValueError("sentence_order needs consecutive segments, got sentence_labels 1: pack the text as consecutive")
     if swap:
         places = torch.arange(N)
         order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])

@@ -56,12 +56,7 @@ class SpanBoundaryHead(nn.Module):
 
     h_0 = [x_{s-1}; x_{e+1}; p_{i-s+1}],  h_1 = LayerNorm(GeLU(W_1 h_0)),  y_i = LayerNorm(GeLU(W_2 h_1)).
 
-    Args:
-        hidden_size (`int`): width of the states x.
-        embedding_size (`int`): E, width of y and of the word embeddings.
-        max_span_tokens (`int`): rows of the position table p.
-        position_size (`int`): its width.
-        layer_norm_eps (`float`): of both LayerNorms.
+    The position table p has `max_span_tokens` rows of `position_size`; y has `embedding_size`, as the word embeddings.
     """
 
     def __init__(

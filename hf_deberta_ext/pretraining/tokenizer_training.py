@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train tokenizers in the two published forms: byte-level BPE (v1, RoBERTa) and unigram (v2, v3, mDeBERTa).
 
-Special ids are as published: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Saved tokenizers load with AutoTokenizer
-and `load_tokenizer`. Texts are read once and lazily. `tokenizers` trains byte-level BPE, SentencePiece the unigram model.
+Special ids are as published: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Texts are read once and lazily.
 """
 
 import io
@@ -24,19 +23,16 @@ from ..tokenization import PreTrainedTokenizerFast, tokenizer_from_spm, tokenize
 __all__ = ["tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"]
 
 FIRST_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+# SentencePiece's names of these.
+SPECIAL = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)
+SPECIAL |= dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]")
 # Lines of at most 999 characters, cut at spaces if there are any: SentencePiece leaves out lines of more than 4,192 bytes.
 LINE = re.compile(r"\S.{0,998}(?!\S)|\S{1,999}")
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **options: Any) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of a kind: "byte-level-bpe" (`train_byte_level_bpe`) or "unigram" (`train_unigram`).
-
-    Raises:
-        ValueError: another kind, and what the two functions raise.
-    """
+    """Train a tokenizer of a kind: "byte-level-bpe" (`train_byte_level_bpe`) or "unigram" (`train_unigram`)."""
     kinds = {"byte-level-bpe": train_byte_level_bpe, "unigram": train_unigram}
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
     return kinds[kind](texts, vocab_size, **options)
 
 
@@ -46,16 +42,10 @@ def train_byte_level_bpe(
     """Train a tokenizer in the form of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
 
     All bytes are in, so nothing is ever unknown. The same texts give the same vocabulary. Merges seen only once are not
-    made, so a short text gives fewer than `vocab_size` tokens.
-
-    Raises:
-        ValueError: no text, or `vocab_size` below 261.
-        TypeError: `texts` is one string, or holds something else than strings.
+    made, so a short text gives fewer than `vocab_size` tokens; no text, or a size below 261, is a ValueError.
     """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = len(alphabet) + len(FIRST_TOKENS) + 1
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest} (256 bytes, 5 special tokens), got {vocab_size}")
+    if vocab_size < 261:
+        raise ValueError(f"vocab_size must be at least 261 (256 bytes, 5 special tokens), got {vocab_size}")
     texts = _strings(texts)
     first = next((text for text in texts if text.strip()), None)
     if first is None:
@@ -66,7 +56,7 @@ def train_byte_level_bpe(
         vocab_size=vocab_size - 1,
         min_frequency=2,
         special_tokens=list(FIRST_TOKENS),
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=show_progress,
     )
     tokenizer.train_from_iterator(itertools.chain([first], texts), trainer)
@@ -105,7 +95,6 @@ def train_unigram(
         show_progress (`bool`): draw a progress bar while the texts are read.
     Raises:
         ValueError: no text, or what SentencePiece refuses, such as a `vocab_size` below the number of characters.
-        TypeError: `texts` is one string, or holds something else than strings.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -124,10 +113,9 @@ def train_unigram(
             byte_fallback=byte_fallback,
             character_coverage=character_coverage,
             normalization_rule_name="nmt_nfkc",
-            pad_id=0, bos_id=1, eos_id=2, unk_id=3,
-            pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]",
             minloglevel=2,
-        )  # fmt: skip
+            **SPECIAL,
+        )
     except (RuntimeError, OSError) as error:
         raise ValueError(f"SentencePiece cannot train {vocab_size} pieces (with [MASK]) on this text: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +133,7 @@ def _lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], count: int) -> list[str]:
-    """Return `count` of the lines, each with the same probability (reservoir sampling), or all if there are fewer."""
+    """Return up to `count` lines, each with the same probability: SentencePiece's own sample differs in each process."""
     generator = random.Random(0)
     sample = []
     for number, line in enumerate(lines):
@@ -167,10 +155,7 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
     """
     count = Counter(characters=0, words=0, tokens=0, unknown_tokens=0)
     texts = _strings(texts)
-    while True:
-        batch = list(itertools.islice(texts, 100))
-        if not batch:
-            break
+    while batch := list(itertools.islice(texts, 100)):
         count["characters"] += sum(map(len, batch))
         count["words"] += sum(len(text.split()) for text in batch)
         for ids in tokenizer(batch, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]:
@@ -185,10 +170,7 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
 
 
 def _strings(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts; they are checked, as one string is an iterable of strings, too."""
+    """Return an iterator over the texts; one string is an iterable of strings, too."""
     if isinstance(texts, str):
         raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"texts must hold strings, got {type(text).__name__}; pass (row['text'] for row in rows)")
-        yield text
+    return iter(texts)

@@ -4,6 +4,7 @@
 `TargetTrainer` and `TargetArguments` are shared with the trainer of replaced token detection.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar
@@ -16,14 +17,14 @@ from ..training.distributed import check_sharding
 from ..training.flags import option
 from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, lower_rate
-from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, Objective, check_objectives, count_targets
+from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 from .packing import PAIR_MODES
 from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
 
-# Arguments of Trainer that would change the losses silently, or fail at the first evaluation, with the value that they need.
+# Arguments of Trainer that would change the losses silently, or fail at the first evaluation -> the value that they need.
 NEEDED = dict(
     remove_unused_columns=False,
     label_smoothing_factor=0.0,
@@ -65,14 +66,11 @@ class TargetArguments(RunArguments):
         super().__post_init__()
 
 
-def weight_option(objective: Objective) -> Any:
-    return option(objective.weight, f"weight of {objective.title} ({objective.paper})")
-
-
-WEIGHTS = {f"{name}_weight": weight_option(objective) for name, objective in OBJECTIVES.items()}
-WeightArguments = make_dataclass(
-    "WeightArguments", [(name, float, weight) for name, weight in WEIGHTS.items()], bases=(TargetArguments,)
-)
+WEIGHTS = []
+for _name, _objective in OBJECTIVES.items():
+    _weight = option(_objective.weight, f"weight of {_objective.title} ({_objective.paper})")
+    WEIGHTS.append((f"{_name}_weight", float, _weight))
+WeightArguments = make_dataclass("WeightArguments", WEIGHTS, bases=(TargetArguments,))
 
 
 @dataclass
@@ -82,10 +80,9 @@ class PretrainingArguments(WeightArguments):
     z_loss: float = option(0.0, "weight of the mean of (log Z)^2, Z the masked tokens' sum of exp(logits) (PaLM: 1e-4)")
 
     def __post_init__(self):
-        for name in ("z_loss", *WEIGHTS):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be 0 or a positive number, got {value}")
+        for name, *_ in [("z_loss",), *WEIGHTS]:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or a positive number, got {getattr(self, name)}")
         check_objectives([*self.objectives])
         super().__post_init__()
 
@@ -94,9 +91,8 @@ class PretrainingArguments(WeightArguments):
         """Return the objectives that are trained, with their weights."""
         weights = {}
         for name in OBJECTIVES:
-            weight = getattr(self, f"{name}_weight")
-            if weight > 0:
-                weights[name] = weight
+            if getattr(self, f"{name}_weight") > 0:
+                weights[name] = getattr(self, f"{name}_weight")
         return weights
 
 
@@ -106,11 +102,8 @@ class TargetTrainer(RunTrainer):
     Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
     number of processes changes the loss.
 
-    A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums.
-
-    Raises:
-        ValueError: several GPUs under one process, or a loss has no target in the whole evaluation data (found before the
-            training, not after it).
+    A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums. A
+    loss that has no target in the whole evaluation data is a ValueError before the training, not after it.
     """
 
     loss_is_scaled_for_ga = True
@@ -130,10 +123,10 @@ class TargetTrainer(RunTrainer):
         # Apple's GPUs have no float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
-        evaluated = [self.eval_dataset]
+        evaluated = {"eval": self.eval_dataset}
         if isinstance(self.eval_dataset, dict):
-            evaluated = self.eval_dataset.values()
-        for dataset in evaluated:
+            evaluated = self.eval_dataset
+        for dataset in evaluated.values():
             if hasattr(dataset, "__len__"):
                 self._check_targets(dataset)
 
@@ -179,16 +172,12 @@ class TargetTrainer(RunTrainer):
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
         """Return the micro-batches of a step, at its masking rate, and the targets of each objective over all processes."""
-        batches = []
-        for _ in range(num_batches):
-            batch = next(epoch_iterator, None)
-            if batch is None:
-                break
-            if "masked_from" in batch:
-                batch = lower_rate(batch, self.masking_rate())
-            batches.append(batch)
+        batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
+        for number, batch in enumerate(batches):
+            if "masked_from" in batch:
+                batches[number] = lower_rate(batch, self.masking_rate())
         batches = self.without_repeated_rows(batches)
         counts = torch.zeros(len(self.objectives))
         for batch in batches:
@@ -258,9 +247,6 @@ class PretrainingTrainer(TargetTrainer):
 
     Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
     of each objective. With `z_loss`, "z_loss" is logged, too, and only part of the training loss.
-
-    Raises:
-        ValueError: the model and the arguments have other objectives, and as `TargetTrainer`.
     """
 
     args: PretrainingArguments

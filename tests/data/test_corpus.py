@@ -101,12 +101,6 @@ def test_every_kind_of_file_gives_the_same_documents(write, load, ending, gz, st
     assert rows(corpus) == documents
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
-def test_the_text_column_may_have_another_name(write, load, ending):
-    corpus = load(write("a" + ending, IN_TSV, column="body"), text_column="body")
-    assert corpus.column_names == ["text"] and rows(corpus) == IN_TSV
-
-
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "streaming"])
 def test_a_folder_is_read_recursively_in_order_and_mixed(write, load, streaming):
     for name, text in [("b/2.jsonl", "4"), ("b/10.txt.gz", "3"), ("a.csv", "1"), ("a.parquet", "2"), ("c.tsv.gz", "5")]:
@@ -131,12 +125,6 @@ def test_files_may_differ_in_their_other_columns(write, load):
     a = write("a.jsonl", '{"text": "A", "meta": 1}\n\n{"meta": "x", "more": null, "text": null}\n')
     b = write("b.jsonl", '{"text": "B", "url": {"u": 1}}\n')
     assert rows(load([a, b])) == ["A", "", "B"]
-
-
-def test_table_cells_stay_as_they_are_written(write, load):
-    long = "word " * 50_000
-    path = write("a.csv", f'n,text\n1,NA\n2,007\n3,\n4,"a ""quote"",\nline"\n\n5,{long}\n')
-    assert rows(load(path)) == ["NA", "007", "", 'a "quote",\nline', long]
 
 
 def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tmp_path):
@@ -211,15 +199,13 @@ def test_a_hub_data_set_is_reduced_to_its_text(write, load, monkeypatch):
             load("owner/name", text_column=column)
 
 
-@pytest.mark.parametrize("source", ["no/such/folder/x", "./nothing", "missing.jsonl.gz", "/absent"])
+@pytest.mark.parametrize("source", ["no/such/folder/x", "missing.jsonl.gz", "owner/none"])
 def test_a_missing_file_is_named_with_the_working_directory(source):
-    with pytest.raises(FileNotFoundError, match=f"no file or folder {source} .*working directory: {os.getcwd()}"):
+    message = f"no file or folder {source} .*working directory: {os.getcwd()}"
+    if source == "owner/none":
+        message += ".*, and the data set 'owner/none' cannot be"
+    with pytest.raises(FileNotFoundError, match=message):
         load_corpus(source)
-
-
-def test_what_may_be_a_data_set_is_reported_as_both():
-    with pytest.raises(FileNotFoundError, match=r"no file or folder owner/none .* the data set 'owner/none' cannot be"):
-        load_corpus("owner/none")
 
 
 @pytest.mark.parametrize(
@@ -227,14 +213,9 @@ def test_what_may_be_a_data_set_is_reported_as_both():
     [
         ("a.docx", b"x", r"ending of .*a\.docx is unknown, expected one of \.txt, .*\.parquet \(each also with \.gz\)"),
         ("a.txt", b"\n \n\t\n", "empty corpus: no document with a visible character in .*a.txt"),
-        ("a.txt", b"", "empty corpus"),
         ("a.jsonl", b'{"text": ""}\n{"text": " "}', "empty corpus"),
-        ("a.csv", b"", "empty corpus: .*a.csv"),
         ("a.csv", b"id,body\n1,x\n", "no column 'text' in line 2 of .*a.csv; it has id, body; name one as "),
-        ("a.tsv", b"text,id\nx,1\n", "no column 'text' in .*; it has text,id"),
-        ("a.jsonl", b'{"id": 1}', "no column 'text' in line 1 of .*a.jsonl; it has id"),
         ("a.jsonl", b'{"text": 1}', "'text' in line 1 of .*a.jsonl must be a string, got 1"),
-        ("a.parquet", {"body": ["x"]}, "no column 'text' in row 1 of .*; it has body"),
         ("a.parquet", {"text": [1]}, "row 1 of .* must be a string, got 1"),
         ("a.txt", b"ab\nc\xe9d", r"a\.txt is not UTF-8"),
     ],
@@ -262,14 +243,6 @@ def test_wrong_arguments_are_reported(write, load):
         load(path, documents="page")
     with pytest.raises(ValueError, match=r"holds no file with one of the endings \.txt"):
         load(write("sub/README.md", b"x").parent)
-
-
-@pytest.mark.skipif("DEBERTA_EXT_DATA" not in os.environ, reason="DEBERTA_EXT_DATA does not name the folder of real data")
-def test_real_articles_are_read_whole():
-    path = os.path.join(os.environ["DEBERTA_EXT_DATA"], "wikipedia_en", "validation.jsonl.gz")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        expected = [json.loads(line)["text"] for line in file]
-    assert rows(load_corpus(path, streaming=True)) == expected
 
 
 def test_files_of_a_folder_that_are_left_out_are_counted(tmp_path, caplog, monkeypatch):

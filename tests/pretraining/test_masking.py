@@ -20,7 +20,6 @@ BYTE_LEVEL += ["--"]
 SENTENCE_PIECE = ["▁The", "re", "▁", "国", "、", "▁(", "a", ")", "<0x41>", "▁%", "'", "t", "),", "--", "▁--"]
 WORD_PIECE = ["un", "##believ", "##able", ",", "$", "hello", "##s", "##,", "'", "t"]
 UNITS = ["token", "word", "ngram", "span"]
-OFFICIAL = [("token", "official"), ("ngram", "official")]
 # By chance a test of a right program gives less than this once in 10,000 times; the seeds are fixed.
 P_VALUE = 1e-4
 
@@ -38,11 +37,6 @@ def tokenizers():
     metaspace.pre_tokenizer, metaspace.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     word_piece = Tokenizer(models.WordPiece(vocabulary_of(WORD_PIECE), unk_token="[UNK]"))
     return {"Ġ": finish(byte_level), "▁": finish(metaspace), "##": finish(word_piece)}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizers):
-    return MaskingVocabulary.from_tokenizer(tokenizers["Ġ"])
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +87,9 @@ def with_specials(unit_ids, places):
     return torch.tensor(output)
 
 
-def coverage(unit, policy="uniform", *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
+def coverage(unit, *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
     """[N] in how many of the trials each position was masked; each trial has other words."""
-    options, g = MaskingOptions(unit=unit, policy=policy, **options), generator()
+    options, g = MaskingOptions(unit=unit, **options), generator()
     counts = torch.zeros(N, dtype=torch.long)
     for _ in range(trials):
         words = torch.arange(N) if unit == "token" else word_units(N, g, sizes=sizes)
@@ -146,15 +140,6 @@ def test_units_of_the_official_policy_are_those_of_the_official_code(marker, tex
     assert unit_list(tokenizers[marker], text, policy="official") == expected
 
 
-def test_random_tokens_of_the_official_policy_may_be_special(tokenizers):
-    tokenizer = tokenizers["##"]
-    vocabulary, ids = MaskingVocabulary.from_tokenizer(tokenizer), torch.full((50_000,), 4)
-    options = MaskingOptions(rate=0.9, mask_share=0.0, random_share=1.0, policy="official", max_length=50_000)
-    masked, labels = mask(ids, vocabulary, options, generator())
-    counts = torch.bincount(masked[labels != -100], minlength=len(tokenizer))
-    assert len(counts) == len(tokenizer) and chisquare(counts).pvalue > P_VALUE
-
-
 def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
     vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4, "▁a": 5, "b": 9}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
@@ -182,15 +167,6 @@ def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary)
     assert (labels != -100).sum() == 6
     assert torch.equal(labels[labels != -100], ids[labels != -100])
     assert labels[0] == labels[-1] == -100
-
-
-def test_masks_are_a_function_of_the_generator(large_vocabulary):
-    ids = torch.randint(10, 1000, (200,), generator=generator())
-    for unit, policy in [*((unit, "uniform") for unit in UNITS), *OFFICIAL]:
-        options = MaskingOptions(unit=unit, policy=policy)
-        first, again, other = (mask(ids, large_vocabulary, options, generator(seed)) for seed in (1, 1, 2))
-        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-        assert not torch.equal(first[1], other[1])
 
 
 def test_a_span_that_meets_a_special_token_or_the_end_is_numbered_in_pieces():
@@ -238,9 +214,9 @@ def test_the_mean_rate_is_the_one_asked_for_also_beside_a_huge_word():
         assert max(int(m.sum()) for m in masked if not m[-1]) == 80, unit
 
 
-@pytest.mark.parametrize(("unit", "policy"), [*((unit, "uniform") for unit in UNITS), *OFFICIAL])
-def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit, policy):
-    options = MaskingOptions(unit=unit, policy=policy)
+@pytest.mark.parametrize("unit", UNITS)
+def test_without_ordinary_tokens_nothing_is_masked_and_a_single_one_is(unit):
+    options = MaskingOptions(unit=unit)
     assert choose(torch.full((5,), -1), options, generator()).tolist() == [0] * 5
     assert choose(torch.tensor([], dtype=torch.long), options, generator()).tolist() == []
     assert choose(torch.tensor([-1, 0, -1]), options, generator()).tolist() == [0, 1, 0]
@@ -327,16 +303,6 @@ def test_every_position_and_every_unit_of_a_short_text_is_masked_equally_often(u
         assert chisquare(coverage(unit, N=N, trials=500, sizes=(1,), rate=0.3)).pvalue > P_VALUE, N
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_places_far_from_each_other_are_masked_independently(unit):
-    options, g, N, trials = MaskingOptions(unit=unit, rate=0.3), generator(), 100, 800
-    both = 0
-    for _ in range(trials):
-        masked = choose(torch.arange(N), options, g) > 0
-        both += (masked & masked.roll(N // 2)).sum().item()
-    assert both / N / trials == pytest.approx(0.3**2, rel=0.1)
-
-
 def official_mask(words, N, rate, max_gram, max_preds, rng):
     """NGramMaskGenerator.mask_tokens of microsoft/DeBERTa, whose `words` are lists of token positions."""
     ngrams = list(range(1, max_gram + 1))
@@ -398,24 +364,6 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
     assert MaskingOptions(unit="ngram", max_ngram=1).whole_words and not MaskingOptions(unit="token").whole_words
 
 
-@pytest.mark.parametrize("marker", ["Ġ", "▁", "##"])
-@pytest.mark.parametrize("unit", UNITS)
-def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
-    tokenizer, g = tokenizers[marker], generator()
-    vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
-    options = MaskingOptions(unit=unit, rate=0.5, mask_share=0.5, random_share=0.5)
-    for _ in range(30):
-        ids = torch.randint(len(tokenizer), (60,), generator=g)
-        ids[50:] = tokenizer.pad_token_id
-        masked, labels = mask(ids, vocabulary, options, g)
-        special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-        assert torch.equal(masked[special], ids[special]) and (labels[special] == -100).all()
-        changed = masked != ids
-        assert changed.any() and (labels[changed] != -100).all()
-        allowed = torch.isin(masked[changed], vocabulary.ordinary) | (masked[changed] == tokenizer.mask_token_id)
-        assert allowed.all()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -424,7 +372,7 @@ def test_special_tokens_and_padding_are_never_touched(tokenizers, marker, unit):
         (dict(unit="span", rate=0.6), "at most 0.5 for them, got 0.6"),
         (dict(final_rate=0.2), "final_rate must be above 0 and at most the rate 0.15, and the policy uniform, got 0.2"),
         (dict(final_rate=0.1, policy="official"), "got 0.1 and official"),
-        (dict(max_span=2.5), "max_span must be a whole number of at least 1, got 2.5"),
+        (dict(max_span=0), "max_span must be at least 1, got 0"),
         (dict(span_p=1.0), "span_p must be above 0 and below 1, got 1.0"),
         (dict(mask_share=0.9, random_share=0.2), "sum to at most 1.* got 0.9 and 0.2"),
         (dict(policy="official", unit="span"), "official masker knows the units token and ngram, got 'span'"),
@@ -438,16 +386,8 @@ def test_a_wrong_option_is_an_error(options, message):
 
 def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
     tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
-    with pytest.raises(ValueError, match=r"neither byte-level BPE \(Ġ\) nor SentencePiece .*'cat', 'the'"):
+    with pytest.raises(ValueError, match=r"where words start in \['cat', 'the'\]"):
         MaskingVocabulary.from_tokenizer(tokenizer)
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="needs a tokenizer with a mask_token"):
         MaskingVocabulary.from_tokenizer(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"), [([10, 11], r"batch of examples, \[B, N\], got shape \[2\]"), ([[10, 2000]], "0..999.*10..2000")]
-)
-def test_input_that_is_no_example_of_the_vocabulary_is_an_error(large_vocabulary, ids, message):
-    with pytest.raises(ValueError, match=message):
-        masking.mask(torch.tensor(ids), large_vocabulary, MaskingOptions(), RowGenerator([0]))

@@ -10,6 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import datasets
+import fsspec
 import mlm_script
 import numpy as np
 import pytest
@@ -82,10 +83,10 @@ def test_every_document_is_counted_and_each_token_is_in_a_row(prepared, capsys):
     assert f"{len(rows)} rows" in printed and manifest["digest"] in printed and "cc0-1.0" in printed
 
 
-def test_prepared_again_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
+def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused(prepared, prepare_corpus, text, capsys):
     begun = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
     flags = dict(decontaminate=dev(begun))
-    prepare_corpus.main(preparing(text, prepared, workers=2, **flags))
+    assert deberta_ext(["prepare", *preparing(text, prepared, workers=2, **flags)]) == 0
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
     assert_refused(prepare_corpus, "was begun with other values of --packing: repeat them", argv)
@@ -199,61 +200,50 @@ def test_the_window_of_the_order_is_in_the_record_of_a_trainer_without_flags(pre
     assert run_contents(Trainer(torch.nn.Linear(1, 1), args, train_dataset=dataset, **parts))["shuffle_buffer"] == 7
 
 
-def damaged(prepared, folder, change):
-    shutil.copytree(prepared, folder, ignore=shutil.ignore_patterns("work"))
-    change(folder)
-    return folder
+SHARD, MANIFEST = "train/00002.arrow", "manifest.json"
 
 
-def remove_shard(folder):
-    (folder / "train/00002.arrow").unlink()
-
-
-def shorten_shard(folder):
-    file = folder / "train/00002.arrow"
-    file.write_bytes(file.read_bytes()[:-8])
-
-
-def change_a_token(folder):
-    file = folder / "train/00002.arrow"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def unfinish(folder):
-    write_manifest(folder, {"finished": False})
-
-
-def remove_manifest(folder):
-    (folder / "manifest.json").unlink()
-
-
-def damage_manifest(folder):
-    (folder / "manifest.json").write_text('{"finished": tr', encoding="utf-8")
+def with_another_token(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "file, change, message",
     [
-        (remove_shard, "train/00002.arrow"),
-        (shorten_shard, "bytes, prepared were"),
-        (change_a_token, "train/00002.arrow is not the one that was prepared"),
-        (other_shards, "is not the one that was prepared"),
-        (unfinish, "is unfinished: run its prepare_corpus.py command again"),
-        (remove_manifest, "has shards and no manifest.json"),
-        (damage_manifest, "manifest.json is damaged"),
+        (SHARD, None, SHARD),
+        (SHARD, lambda content: content[:-8], "bytes, prepared were"),
+        (SHARD, with_another_token, f"{SHARD} is not the one that was prepared"),
+        (None, other_shards, "is not the one that was prepared"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished: run the command that began it"),
+        (MANIFEST, None, "has shards and no manifest.json"),
+        (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
     ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest"],
 )
-def test_a_broken_folder_is_refused_by_name(change, message, prepared, run_mlm, tmp_path):
-    folder = damaged(prepared, tmp_path / "prepared", change)
+def test_a_broken_folder_is_refused_by_name(file, change, message, prepared, run_mlm, tmp_path):
+    folder = tmp_path / "prepared"
+    shutil.copytree(prepared, folder, ignore=shutil.ignore_patterns("work"))
+    if file is None:
+        change(folder)
+    elif change is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(change((folder / file).read_bytes()))
+    assert is_prepared(folder)
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
 
 
-@pytest.mark.parametrize("change", [unfinish, damage_manifest, remove_manifest])
-def test_a_prepared_folder_is_known_by_its_manifest_or_its_shards(change, prepared, tmp_path):
-    assert is_prepared(damaged(prepared, tmp_path / "prepared", change))
+def test_a_folder_of_another_file_system_is_read_as_a_local_one(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{prepared}/", "/prepared/", recursive=True)
+    rows, local = PreparedRows("memory://prepared", cache_dir=tmp_path), PreparedRows(prepared)
+    assert [*map(str, map(rows.__getitem__, range(9)))] == [*map(str, map(local.__getitem__, range(9)))]
+    tokenizer = load_tokenizer(prepared_corpus.tokenizer_folder("memory://prepared"))
+    assert tokenizer.get_vocab() == load_tokenizer(prepared / "tokenizer").get_vocab()
+    memory.rm("/prepared", recursive=True)
+    assert not is_prepared("memory://prepared")
 
 
 def test_a_folder_of_text_may_have_a_manifest_of_its_own(tmp_path):
@@ -288,31 +278,6 @@ def test_a_training_reads_a_remote_folder_as_a_local_one(url, prepared, run_mlm,
     assert_refused(run_mlm, f"remove it, and copy {url}/", remote("broken"))
 
 
-def test_a_bucket_of_s3_is_read_as_a_local_folder(prepared, tmp_path, monkeypatch):
-    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
-    from fsspec.config import conf
-
-    monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    try:
-        options = dict(key="a", secret="b", endpoint_url="http://{}:{}".format(*server.get_host_and_port()))
-        monkeypatch.setitem(conf, "s3", options)
-        bucket = s3fs.S3FileSystem(**options)
-        bucket.mkdir("bucket")
-        bucket.put(f"{prepared}/", "bucket/prepared/", recursive=True)
-        rows, local = PreparedRows("s3://bucket/prepared", cache_dir=tmp_path), PreparedRows(prepared)
-        assert [*map(str, map(rows.__getitem__, range(9)))] == [*map(str, map(local.__getitem__, range(9)))]
-        tokenizer = load_tokenizer(prepared_corpus.tokenizer_folder("s3://bucket/prepared"))
-        assert tokenizer.get_vocab() == load_tokenizer(prepared / "tokenizer").get_vocab()
-        bucket.rm("bucket/prepared/train/00000.arrow")
-        bucket.invalidate_cache()
-        with pytest.raises(FileNotFoundError):
-            PreparedRows("s3://bucket/prepared")
-    finally:
-        server.stop()
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -344,27 +309,21 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
     [
         (dict(tokenizer="mine", train_tokenizer="unigram"), "rows need one tokenizer"),
         (dict(workers=0), "--workers must be at least 1"),
+        (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
+        (dict(decontaminate="{folder}/dev.txt"), "has 13 words, so nothing could be found"),
+        (dict(tokenizer="{folder}"), "tokenizer"),
         (dict(executor_options="color=red"), "--executor_options do not fit the executor local"),
         (dict(validation_documents=1000), "no row is left of 124 documents"),
     ],
 )
-def test_a_preparation_that_cannot_be_is_refused(flags, message, prepared, prepare_corpus, text, tmp_path):
-    argv = preparing(text, tmp_path / "p", **flags)
-    assert_refused(prepare_corpus, message, argv)
-
-
-def test_a_wrong_evaluation_set_or_tokenizer_leaves_the_folder_free(prepare_corpus, text, tmp_path):
+def test_a_preparation_that_cannot_be_is_refused_and_wrong_flags_leave_the_folder_free(
+    flags, message, prepared, prepare_corpus, text, tmp_path
+):
     """A name that is no file was passed over; of what begin() had written, a corrected command was refused."""
-    words = tmp_path / "dev.txt"
-    words.write_text("too few words\n", encoding="utf-8")
-    folder = tmp_path / "p"
-    for flags, message in [
-        (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
-        (dict(decontaminate=words), "has 13 words, so nothing could be found"),
-        (dict(tokenizer=tmp_path), "tokenizer"),
-    ]:
-        assert_refused(prepare_corpus, message, preparing(text, folder, **flags))
-    assert not folder.exists()
+    (tmp_path / "dev.txt").write_text("too few words\n", encoding="utf-8")
+    flags = {name: str(value).format(folder=tmp_path) for name, value in flags.items()}
+    assert_refused(prepare_corpus, message, preparing(text, tmp_path / "p", **flags))
+    assert (tmp_path / "p").exists() == ("executor_options" in flags or "validation_documents" in flags)
 
 
 @pytest.mark.parametrize(("held_out", "documents", "expected"), [(None, 30, 3), (None, 2, 1), (None, 1, 0), (9, 30, 9)])
@@ -379,9 +338,14 @@ def test_a_tenth_is_held_out_where_no_number_is_given(held_out, documents, expec
     assert counts == dict(held_out=expected, train=documents - expected)
 
 
-def test_filters_of_quality_drop_poor_documents_alone(tmp_path):
-    options = dict(evaluation_hashes=[], ngram=13)
-    filters = preparation.document_filters(str(tmp_path), quality=[*preparation.QUALITY], **options)
+def test_ngrams_know_neither_case_nor_punctuation():
+    hashes = preparation.text_hashes
+    assert hashes("Over: the LAZY dog!", 3) == hashes("over the, lazy dog", 3) and hashes("a dog", 3) == set()
+    assert hashes("a brown fox jumps", 3) & hashes("quick brown fox jumps", 3)
+
+
+def test_filters_of_quality_drop_poor_documents_alone():
+    filters = preparation.document_filters(SimpleNamespace(quality=[*preparation.QUALITY]), [])
     poor = {
         "gopher_quality": "Too short for use.",
         "gopher_repetition": GOOD[:40] * 50,

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_deberta_ext.analysis.results import replaced_token_table, results_table
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
@@ -13,51 +12,27 @@ from hf_deberta_ext.pretraining import (
     ModelArguments,
     PretrainingArguments,
 )
-from hf_deberta_ext.pretraining.report import evaluation_table, plot_objectives, plot_replaced_tokens
-from hf_deberta_ext.pretraining.run_stages import run_facts
+from hf_deberta_ext.pretraining.report import plot_replaced_tokens
+from hf_deberta_ext.pretraining.run_masked_lm import MaskedLMRun
 
 pytest.importorskip("matplotlib")
-METRICS = dict(
-    eval_mlm_loss=2.0, eval_mlm_perplexity=7.389, eval_mlm_accuracy=0.5, eval_mlm_targets=1234, eval_sop_loss=0.3,
-    eval_sop_accuracy=0.9, eval_sop_targets=10,
-)  # fmt: skip
-
-
-def test_numbers_of_a_run_that_diverged_stay_short():
-    """A perplexity had 300 digits."""
-    metrics = METRICS | dict(eval_mlm_loss=1.5e30, eval_mlm_perplexity=1e304)
-    table = evaluation_table(metrics, ["mlm"])
-    assert table.splitlines()[2] == "| masked-language modelling | 1.5e+30 | > 1e6 | 0.5000 | 1,234 |"
-    half = dict(eval_generator_loss=1e9, eval_generator_perplexity=1e6)
-    assert "| generator, masked tokens | 1e+09 | > 1e6 |  |" in replaced_token_table(half)
-    assert results_table({"mlm_perplexity": 1e6, "loss": 2e6}).splitlines()[2:] == [
-        "| mlm_perplexity | > 1e6 |",
-        "| loss | 2e+06 |",
-    ]
 
 
 def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "held-out.txt").touch()
     (tmp_path / "all_results.json").write_text('{"train_runtime": 12.5, "train_resumed_at_step": 50}', encoding="utf-8")
-    data_args = DataArguments(
-        train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")], card_language="de"
-    )
+    texts = dict(train_data=["org/texts", str(tmp_path)], validation_data=[str(tmp_path / "held-out.txt")])
     args = PretrainingArguments(str(tmp_path), use_cpu=True, seed=7)
-
     collator, state = SimpleNamespace(options=MaskingOptions()), SimpleNamespace(global_step=5)
     trainer = SimpleNamespace(args=args, data_collator=collator, state=state, divergence=lambda: None)
 
-    def facts_of(model_args):
-        return run_facts(
-            trainer, data_args, model_args, MaskingArguments(), reports={}, rows={"objectives": "tiny"},
-            run_report={"seconds": 99.5, "tokenizer": {"source": str(tmp_path)}},
-        )  # fmt: skip
+    def facts_of(**flags):
+        run = MaskedLMRun(ModelArguments(**flags), DataArguments(**texts, card_language="de"), MaskingArguments(), args)
+        return run.facts(trainer, 99.5, {"objectives": "tiny"}, {})
 
-    facts = facts_of(ModelArguments(license="mit", model=str(tmp_path)))
+    facts = facts_of(license="mit", model=str(tmp_path))
     assert (facts.language, facts.license, facts.datasets) == (["de"], "mit", ["org/texts"])
-    # Nobody has said that the text is English.
-    assert DataArguments(train_data=["a.txt"]).card_language is None
     assert (facts.base_model, facts.base_model_id, facts.from_scratch) == (tmp_path.name, None, False)
     assert facts.hardware["seconds of training, from step 50 on"] == 12.5
     assert facts.hardware["seconds of all stages"] == 99.5
@@ -65,15 +40,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     assert [*facts.training][:3] == ["objectives", "data", "packing"] and facts.training["steps"] == 5
     # The time of a run that was stopped in between is not known.
     args.resume_from_checkpoint = "last"
-    assert "seconds of all stages" not in facts_of(ModelArguments()).hardware and facts_of(ModelArguments()).from_scratch
-
-
-def test_curves_have_a_panel_for_each_loss_and_name_what_is_not_logged(tmp_path):
-    file, history = tmp_path / "curves.png", [{"step": step, "mlm_loss": 0.5, "sop_loss": 0.5} for step in (1, 2)]
-    history.append({"step": 2, "eval_mlm_loss": 0.6, "eval_sop_loss": 0.6})
-    assert plot_objectives(history, file, ["mlm", "sop"]).read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="logged any of sop_loss"):
-        plot_objectives([{"step": 1, "mlm_loss": 1.0}], file, ["mlm", "sop"])
+    assert "seconds of all stages" not in facts_of().hardware and facts_of().from_scratch
 
 
 def test_the_discriminators_curve_has_the_loss_of_a_constant_guess(tmp_path, monkeypatch):

@@ -7,15 +7,10 @@ import mlm_script as mlm
 import pytest
 import torch
 from microsoft_checkpoints import microsoft, write
-from rounding import equal_outputs
 from safetensors.torch import load_file
 from scripts import EXAMPLES
 from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
-    pipeline,
 )
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
@@ -72,21 +67,6 @@ def test_cards_name_parts_results_and_training(finished):
         assert text in joint.text, text
     assert "AutoModelForSequenceClassification" in discriminator.text and "curves.png" not in discriminator.text
     assert "masked-language modelling + 50 x replaced token detection" in generator.text
-
-
-def test_models_load_with_auto_classes_and_do_what_the_joint_one_does(finished):
-    joint, tokenizer = AutoModelForPreTraining.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
-    assert isinstance(joint, DebertaExtForPreTraining)
-    assert joint.config.special_token_ids == sorted(tokenizer.all_special_ids)
-    batch = {name: values for name, values in tokenizer("The cat sees the dog.", return_tensors="pt").items()}
-    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(finished / "discriminator")
-    torch.testing.assert_close(discriminator(**batch).logits, joint(**batch).discriminator_logits, rtol=0, atol=1e-6)
-    generator = AutoModelForMaskedLM.from_pretrained(finished / "generator")
-    assert equal_outputs(generator(**batch).logits, joint.generator(**batch).logits)
-    model = AutoModelForSequenceClassification.from_pretrained(finished / "discriminator", num_labels=3)
-    assert equal_outputs(model.deberta(**batch)[0], discriminator.deberta(**batch)[0])
-    fill_mask = pipeline("fill-mask", model=str(finished / "generator"))
-    assert len(fill_mask("The cat [MASK] the dog here.")) == 5
 
 
 def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_path, capsys):
@@ -175,7 +155,6 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         AutoTokenizer.from_pretrained(finished).save_pretrained(tmp_path / name)
-        assert {value.dtype for value in load_file(tmp_path / name / "model.safetensors").values()} == {torch.float16}
     flags = dict(model=tmp_path / start, config_overrides="hidden_dropout_prob=0.2")
     if start == "pair":
         flags = dict(model=tmp_path / "discriminator", generator_model=tmp_path / "generator")
@@ -200,31 +179,16 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
         (dict(generator_overrides="depth=3"), "--generator_overrides: there is no field 'depth'"),
         (dict(generator_overrides="hidden_size"), "--generator_overrides takes name=value"),
         (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
-        (dict(rtd_lambda=0), "rtd_lambda = 0"),
-        (
-            dict(recipe="official-base", per_device_train_batch_size=48),
-            "batch of 256 is no multiple of",
-        ),
+        (dict(rtd_lambda="0"), "rtd_lambda = 0"),
+        (dict(recipe="official-base", per_device_train_batch_size=48), "batch of 256 is no multiple of"),
         (dict(recipe="official-xsmall-continue", preset=None), "knows only the ids of its own tokenizer"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_trained(flags, message, run_rtd, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(TargetTrainer, "training_step", None)
-    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags))
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-SETTLED = "is a joint model, whose generator and embedding_sharing are settled"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (dict(model="", generator_layers=2), SETTLED),
-        (dict(model="discriminator", generator_model="generator", generator_layers=1),
+        (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing are settled"),
+        (dict(model="{}/discriminator", generator_model="{}/generator", generator_layers=1),
          "generator says what the generator is: leave --generator_layers"),
     ],
 )  # fmt: skip
-def test_checkpoints_keep_their_generator_and_sharing(flags, message, finished, run_rtd, text, tmp_path):
-    folders = {name: finished / value for name, value in flags.items() if name in ("model", "generator_model")}
-    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags | folders))
+def test_bad_input_is_refused_before_anything_is_trained(flags, message, finished, run_rtd, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(TargetTrainer, "training_step", None)
+    flags = {name: value and str(value).format(finished) for name, value in flags.items()}
+    mlm.assert_refused(run_rtd, message, arguments(text, tmp_path / "run", **flags))
+    assert not (tmp_path / "run" / "model.safetensors").exists()

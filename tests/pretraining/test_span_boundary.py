@@ -11,15 +11,6 @@ from hf_deberta_ext.pretraining.span_boundary import SpanBoundaryHead, span_boun
 NO = -100
 
 
-def test_boundaries_are_the_tokens_beside_each_span():
-    labels = torch.tensor([[NO, 7, 8, NO, NO, 9, NO, NO], [NO, NO, NO, 5, 6, 7, NO, NO]])
-    is_target, before, after, position = span_boundaries(labels)
-    assert is_target.tolist() == (labels != NO).tolist()
-    assert before.tolist() == [0, 0, 4, 2, 2, 2]
-    assert after.tolist() == [3, 3, 6, 6, 6, 6]
-    assert position.tolist() == [1, 2, 1, 1, 2, 3]
-
-
 def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
     """All masks of 7 tokens: the definition written out."""
     for bits in itertools.product([0, 1], repeat=7):

@@ -119,15 +119,3 @@ def test_held_out_documents_are_in_no_lane(tmp_path):
     expected = [f"{file}{n}" for file in range(4) for n in range(5)][7:]
     assert [row["text"] for row in stream] == expected
     assert sorted(row["text"] for lane in stream.lanes(2) for row in lane) == expected
-
-
-@pytest.mark.parametrize(
-    "name, workers, line",
-    [
-        ("", 2, "stream: 8 files for 4 processes and workers, each file is read by 1"),
-        ("0.jsonl", 0, "stream: 1 files for 2 processes and workers, each file is read by 2"),
-    ],
-)
-def test_a_line_says_how_often_files_are_read(name, workers, line, files, tokenizer, capsys):
-    batches(files / name, tokenizer, Process(0, 2, workers), validation_documents=1)
-    assert line in capsys.readouterr().out

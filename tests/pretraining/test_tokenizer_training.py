@@ -59,22 +59,12 @@ def test_special_ids_are_as_published_bytes_follow_and_mask_is_last(kind, traine
         assert ids(tokenizer, "ꙮ")[1:] == [4 + byte for byte in "ꙮ".encode()]
 
 
-def test_unigram_learns_frequent_words(trained):
-    assert pieces(trained("unigram"), "argument from which") == ["▁argument", "▁from", "▁which"]
-
-
 def test_a_lowercase_tokenizer_reads_both_cases_as_one_and_is_saved_so(tmp_path):
     tokenizer = train_unigram([*lines(), "ÉLAN. THE Fox!"], 1000, lowercase=True, show_progress=False)
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert pieces(each, "THE Fox élan") == pieces(each, "the fox ÉLAN") and "▁the" in pieces(each, "THE")
         assert each.unk_token_id not in ids(each, "THE Fox ÉLAN")
-
-
-def test_the_piece_of_a_repeated_letter_has_at_most_16():
-    tokenizer = train_unigram(["a" * 40_000], 100, show_progress=False)
-    assert max(map(len, {*tokenizer.get_vocab()} - {"▁"})) == 16
-    assert tokenizer.decode(ids(tokenizer, "a" * 1000)) == "a" * 1000
 
 
 def test_report_counts_by_hand():
@@ -91,24 +81,14 @@ def test_report_counts_by_hand():
 
 def test_train_tokenizer_goes_by_the_name_of_the_kind():
     texts = ["the fox", "the dog"]
-    options = dict(show_progress=False, model_max_length=32)
-    bpe, unigram = (train_tokenizer(kind, texts, 300, **options) for kind in ("byte-level-bpe", "unigram"))
-    assert state(bpe) == state(train_byte_level_bpe(texts, 300, show_progress=False)) and bpe.model_max_length == 32
-    assert state(unigram) == state(train_unigram(texts, 300, show_progress=False)) and unigram.model_max_length == 32
-    with pytest.raises(ValueError, match="must be one of byte-level-bpe, unigram, got 'wordpiece'"):
-        train_tokenizer("wordpiece", texts, 300)
+    for kind, train in {"byte-level-bpe": train_byte_level_bpe, "unigram": train_unigram}.items():
+        tokenizer = train_tokenizer(kind, texts, 300, show_progress=False, model_max_length=32)
+        assert state(tokenizer) == state(train(texts, 300, show_progress=False)) and tokenizer.model_max_length == 32
 
 
-@pytest.mark.parametrize(
-    "train, size, options",
-    [
-        *((train_byte_level_bpe, size, {}) for size in (261, 262, 333, 700)),
-        *((train_unigram, size, {}) for size in (393, 500, 2003)),
-        *((train_unigram, size, dict(byte_fallback=True)) for size in (653, 1201)),
-    ],
-)
-def test_vocabularies_have_exactly_the_size_that_is_asked_for(train, size, options):
-    tokenizer = train(lines(), size, show_progress=False, **options)
+@pytest.mark.parametrize("train, size", [(train_byte_level_bpe, 261), (train_byte_level_bpe, 700), (train_unigram, 2003)])
+def test_vocabularies_have_exactly_the_size_that_is_asked_for(train, size):
+    tokenizer = train(lines(), size, show_progress=False)
     assert sorted(tokenizer.get_vocab().values()) == list(range(size)) and tokenizer.mask_token_id == size - 1
 
 
@@ -118,11 +98,6 @@ def test_a_text_too_short_for_the_size_gives_a_smaller_vocabulary(text):
         vocabulary = train([text], 700, show_progress=False).get_vocab()
         assert len(vocabulary) < 700 and sorted(vocabulary.values()) == list(range(len(vocabulary)))
         assert vocabulary["[MASK]"] == len(vocabulary) - 1
-
-
-def test_pieces_begin_words_and_stay_within_them(trained):
-    for tokenizer in (trained("unigram"), trained("bytes")):
-        assert not [piece for piece in tokenizer.get_vocab() if "▁" in piece[1:]]
 
 
 def test_parts_of_one_document_train_the_same_as_their_lines():
@@ -152,17 +127,6 @@ def test_the_same_texts_give_the_same_tokenizer(kind, trained):
     assert state(TRAIN[kind](iter(lines()))) == state(trained(kind))
 
 
-def test_mask_in_a_text_is_one_token_and_what_the_normaliser_makes_or_the_name_of_a_byte_is_spelled(trained):
-    assert pieces(trained("bpe"), "the [MASK] the") == ["the", "[MASK]", "Ġthe"]
-    for kind in ("unigram", "bytes"):
-        assert pieces(trained(kind), "the [MASK] the") == ["▁the", "[MASK]", "▁the"]
-    tokenizer = trained("bytes")
-    tokens = pieces(tokenizer, "［ＭＡＳＫ］")
-    assert "[MASK]" not in tokens and "".join(tokens) == "▁[MASK]"
-    assert not {"<0x41>", "<0xFF>"} & {*pieces(tokenizer, "a<0x41> <0xFF>")}
-    assert tokenizer.decode(ids(tokenizer, "a<0x41> <0xFF>")) == "a<0x41> <0xFF>"
-
-
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_pieces_and_ids_are_those_of_sentencepiece(byte_fallback, trained, tmp_path):
     """Its own trainer with the same settings, and its own encoder."""
@@ -186,36 +150,12 @@ def test_more_lines_than_are_learned_from_are_drawn_from_all(trained):
     assert {*"abcdefgh"} <= {*small.get_vocab()}
 
 
-def test_characters_beyond_the_coverage_are_unknown_or_bytes():
-    texts = ["the fox and the dog"] * 999 + ["the ꙮ fox"]
-    tokens = {}
-    for coverage, byte_fallback in ((0.9995, False), (0.9995, True), (1, False)):
-        options = dict(character_coverage=coverage, byte_fallback=byte_fallback, show_progress=False)
-        tokens[coverage, byte_fallback] = pieces(train_unigram(texts, 350, **options), "the ꙮ fox")
-    assert "".join(tokens[0.9995, False]) == "▁the▁[UNK]▁fox"
-    assert "".join(tokens[0.9995, True]) == "▁the▁<0xEA><0x99><0xAE>▁fox"
-    assert "".join(tokens[1, False]) == "▁the▁ꙮ▁fox"
-
-
-@pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram, lambda t, n, **_: tokenizer_report(None, t)])
-def test_empty_text_one_string_and_rows_are_refused(train):
-    for texts in ([], [""], ["  ", "\n"]) if train in (train_byte_level_bpe, train_unigram) else ():
+@pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
+def test_empty_text_one_string_and_impossible_sizes_are_refused(train):
+    for texts in ([], ["  ", "\n"]):
         with pytest.raises(ValueError, match="no text to train on"):
             train(texts, 300, show_progress=False)
     with pytest.raises(TypeError, match=r"iterable of strings, got one string; pass \[text\]"):
         train("some text", 300, show_progress=False)
-    with pytest.raises(TypeError, match="must hold strings, got dict"):
-        train(["some text", {"text": "some text"}], 300, show_progress=False)
-
-
-@pytest.mark.parametrize(
-    ("train", "size", "options", "message"),
-    [
-        (train_byte_level_bpe, 260, {}, r"vocab_size must be at least 261 .*got 260"),
-        (train_unigram, 11, {}, r"cannot train 11 pieces.*Increase vocab_size or decrease character_coverage"),
-        (train_unigram, 300, dict(character_coverage=0.5), "character_coverage"),
-    ],
-)  # fmt: skip
-def test_impossible_sizes_and_coverages_are_refused(train, size, options, message):
-    with pytest.raises(ValueError, match=message):
-        train(["the fox"], size, show_progress=False, **options)
+    with pytest.raises(ValueError, match=r"at least 261 .*, got 11|cannot train 11 pieces.*Increase vocab_size"):
+        train(["the fox"], 11, show_progress=False)

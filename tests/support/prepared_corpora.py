@@ -17,13 +17,11 @@ def write_shard(folder: Path, name: str, columns: dict, largest_id: int) -> dict
     """Write a shard of rows, and return its entry of the manifest."""
     from xxhash import xxh3_64_hexdigest
 
-    from hf_deberta_ext.pretraining.preparation_blocks import ShardWriter
+    from hf_deberta_ext.pretraining.preparation_blocks import shard_content
 
-    writer = ShardWriter(largest_id)
-    writer.write(columns)
-    content = writer.content()
+    content, rows, _ = shard_content([columns], largest_id)
     (folder / name).write_bytes(content)
-    return dict(file=name, rows=writer.rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
+    return dict(file=name, rows=rows, bytes=len(content), digest=xxh3_64_hexdigest(content))
 
 
 def other_shards(folder: Path, with_manifest: bool = False):

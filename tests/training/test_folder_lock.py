@@ -9,7 +9,6 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from scripts import module_of
 from small_pretraining import build, train
 
 from hf_deberta_ext.finetuning.run_folders import begin_folder, begin_seed
@@ -45,7 +44,7 @@ def arguments(folder):
 
 
 def prepare(folder):
-    with module_of("prepare_corpus").in_folder(str(folder)):
+    with locked_folder(folder):
         pass
 
 
