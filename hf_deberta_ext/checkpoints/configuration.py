@@ -78,7 +78,7 @@ class OfficialConfigMixin:
     def check_generator(self):
         """Refuse a generator with an unknown field, or one that contradicts the discriminator or `embedding_sharing`."""
         names = set(self.single_fields())
-        unknown = [str(name) for name in self.generator if name not in names]
+        unknown = [str(name) for name in self.generator or () if name not in names]
         if unknown:
             raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
         try:
