@@ -114,7 +114,8 @@ def load_tokenizer(
     else:
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json. Call tokenizer.save_pretrained on the same folder, or give --tokenizer_name"
+            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
+            "give --tokenizer_name"
         )
     _add_recorded_tokens(tokenizer, state, config, added)
     if not spm.is_file() and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
