@@ -21,6 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -168,27 +169,23 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
     return inputs
 
 
-def peak_memory(name: str, args: argparse.Namespace, folder: Path, answers) -> None:
-    """Put the peak of this process, in bytes, after one side has answered the largest shape."""
+def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> int:
+    """Return the peak of this process, in bytes, after one side has answered the largest shape."""
     torch.set_num_threads(args.threads or torch.get_num_threads())
     largest = max((inputs for group in batches(args).values() for inputs in group), key=lambda x: x["input_ids"].numel())
     with torch.inference_mode():
         SIDES[name](args, folder)(largest)
     lines = Path("/proc/self/status").read_text().splitlines()
-    answers.put(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> int | None:
-    if not Path("/proc/self/status").exists():
-        return None
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    process = context.Process(target=peak_memory, args=(name, args, folder, answers))
-    process.start()
-    process.join()
-    if process.exitcode:
-        return None
-    return answers.get()
+    """Return the peak of a new process, or None where it fails or the system does not tell."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(peak_memory, name, args, folder).result()
+        except Exception:  # of whatever library
+            return None
 
 
 @torch.inference_mode()
