@@ -29,23 +29,19 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the card, or raise what the Hub says of it.
 
     Raises:
-        ValueError: the Hub refuses the card's metadata.
+        ValueError: the Hub refuses the card's metadata, or --check is given metadata.
     """
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card
 
+    metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
+    given = [f"--{name}" for name, value in metadata.items() if value]
+    if arguments.check and given:
+        raise ValueError(f"--check writes nothing: leave {', '.join(given)} out, or write the card first, without --check")
     card = arguments.folder / "README.md"
     if not arguments.check:
-        write_model_card(
-            arguments.folder,
-            language=arguments.language,
-            license=arguments.license,
-            base_model=arguments.base_model,
-            datasets=arguments.datasets,
-            tags=arguments.tags,
-            overwrite=arguments.overwrite,
-        )
+        write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)
         print(f"{card} is written")
     text = card.read_text(encoding="utf-8")
     if arguments.print:

@@ -15,8 +15,7 @@ from ..model.modeling_deberta_ext import DebertaExtForPreTraining
 from ..training.checkpoints import readable_weights, replaced_model
 from ..training.distributed import leave_together
 from ..training.flags import option
-from ..training.run_contents import weights_digest
-from ..training.run_folder import contents_line, find_checkpoint, repeated_arguments
+from ..training.run_folder import contents_line, find_checkpoint, repeated_arguments, weights_digest
 from . import (
     DataArguments,
     MaskingArguments,

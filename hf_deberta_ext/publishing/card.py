@@ -31,13 +31,9 @@ for _head in HEADS.values():
         NOUNS[_head.pipeline_tag] = _head.description.removeprefix("A DeBERTa ")
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
 # Languages of data sets on the Hub, as their cards say.
-DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(
-    [
-        "allenai/swag", "aps/super_glue", "ehovy/race", "eriktks/conll2003", "jaredfern/codah", "leondz/wnut_17",
-        "nyu-mll/glue", "rajpurkar/squad", "rajpurkar/squad_v2",
-    ],
-    "en",
-)  # fmt: skip
+ENGLISH = """allenai/swag aps/super_glue ehovy/race eriktks/conll2003 jaredfern/codah leondz/wnut_17 nyu-mll/glue
+    rajpurkar/squad rajpurkar/squad_v2""".split()
+DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:

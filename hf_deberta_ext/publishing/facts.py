@@ -20,13 +20,7 @@ from ..model.checkpoint_files import (
 )
 from ..model.heads import HEADS, PARTS, PEFT_TASKS
 
-__all__ = [
-    "AUTO_MODELS",
-    "REPORT_FILE",
-    "ModelFolder",
-    "RunFacts",
-    "read_folder",
-]
+__all__ = ["AUTO_MODELS", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder"]
 
 REPORT_FILE = "run_report.json"
 # The Hub's name of a task -> the Auto class that loads its model; "encoder" is a model without a head.
@@ -93,22 +87,15 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's folder, as far as its files can be read without loading the model.
+    """A model's folder, as far as its files can be read without loading the model."""
 
-    Args:
-        folder (`Path`): of the card.
-        model_folder (`Path`): of the model: `folder`, or the folder of the first of several seeds.
-        half (`str`): "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
-        config, adapter (`dict`): config.json and adapter_config.json; {} without the file.
-        tensors (`dict`): shapes by name, from the headers of the .safetensors; {} without them.
-        results (`dict`): all_results.json, of the first of several seeds.
-        summary (`dict`): results over several seeds; {} for one.
-        run (`RunFacts`): what its run told.
-    """
-
+    # Of the card, and of the model: the same, or the folder of the first of several seeds.
     folder: Path
     model_folder: Path
+    # "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
     half: str
+    # config.json and adapter_config.json, shapes of tensors by name, all_results.json (of the first seed), results over
+    # several seeds; {} without the file. Only .safetensors have shapes.
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -141,14 +128,9 @@ class ModelFolder:
         """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
-        kind = self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")))
-        if kind is not None:
-            return kind
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
-        for end, kind in KINDS.items():
-            if name.endswith(end):
-                return kind
-        return "encoder"
+        kinds = [kind for end, kind in KINDS.items() if name.endswith(end)]
+        return self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type"))) or [*kinds, "encoder"][0]
 
     @property
     def is_joint(self) -> bool:
@@ -175,19 +157,15 @@ class ModelFolder:
         """Metrics by name, without "eval_"; means over several seeds."""
         if not self.summary:
             return measured_metrics(self.results)
-        means = {}
-        for name, value in self.summary.items():
-            if name.startswith("eval_"):
-                means[name.removeprefix("eval_")] = value["mean"]
-        return means
+        names = [name for name in self.summary if name.startswith("eval_")]
+        return {name.removeprefix("eval_"): self.summary[name]["mean"] for name in names}
 
     @property
     def labels(self) -> list[str]:
         """Names of the classes; [] where they are only numbered."""
-        names = [str(name) for _, name in sorted((self.config.get("id2label") or {}).items(), key=lambda item: int(item[0]))]
-        if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
-            return []
-        return names
+        labels = self.config.get("id2label") or {}
+        names = [str(labels[number]) for number in sorted(labels, key=int)]
+        return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
     @property
     def parameters(self) -> int:

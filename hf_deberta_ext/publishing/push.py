@@ -25,16 +25,14 @@ __all__ = ["PushReport", "published_files", "push"]
 
 # Published files of a model's folder, of these folders in it, and of the modules of sentence-transformers, as 1_Pooling.
 FOLDERS = re.compile(r"(discriminator/|generator/|onnx/|\d+_\w+/)?[^/]+")
-ALLOWED = (
-    "config.json", "generation_config.json", "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt",
-    "model.safetensors", "model[.-]*.safetensors", "model*.safetensors.index.json",
-    "pytorch_model.bin", "pytorch_model[.-]*.bin", "pytorch_model*.bin.index.json",
-    "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "*.onnx", "*.onnx.data", "*.onnx_data",
-    "spm.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    "special_tokens_map.json", "added_tokens.json", "sentencepiece.model", "sentencepiece.bpe.model",
-    "all_results.json", "train_results.json", "eval*_results.json", "predict*_results.json",
-    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
-)  # fmt: skip
+ALLOWED = """config.json generation_config.json README.md LICENSE LICENSE.md LICENSE.txt
+    model.safetensors model[.-]*.safetensors model*.safetensors.index.json
+    pytorch_model.bin pytorch_model[.-]*.bin pytorch_model*.bin.index.json
+    adapter_config.json adapter_model.safetensors adapter_model.bin *.onnx *.onnx.data *.onnx_data
+    spm.model vocab.json vocab.txt merges.txt tokenizer.json tokenizer_config.json chat_template.jinja
+    special_tokens_map.json added_tokens.json sentencepiece.model sentencepiece.bpe.model
+    all_results.json train_results.json eval*_results.json predict*_results.json
+    modules.json config_sentence_transformers.json sentence_*_config.json""".split()
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
 # It begins with its letters, and not with \b, so that the search skips to them: 30 times as fast in weights.
 TOKEN = re.compile(rb"hf_(?<=\bhf_)[A-Za-z0-9]{34}")
@@ -44,20 +42,16 @@ REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class PushReport:
-    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files.
-
-    Attributes:
-        repo_id (`str`): of the repository.
-        files (`dict[str, int]`): path in the repository -> size in bytes.
-        left_out (`list[str]`): files and folders (with a slash) that are not published.
-        problems (`list[str]`): of a dry run, for which a push would be refused.
-        commit (`huggingface_hub.CommitInfo`, *optional*): the commit; of an unchanged repository its last one.
-    """
+    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files."""
 
     repo_id: str
+    # Path in the repository -> size in bytes.
     files: Mapping[str, int]
+    # Files and folders (with a slash) that are not published.
     left_out: Sequence[str]
+    # Of a dry run, for which a push would be refused.
     problems: Sequence[str] = ()
+    # Of an unchanged repository its last one.
     commit: CommitInfo | None = None
 
     def __str__(self) -> str:
@@ -67,11 +61,10 @@ class PushReport:
                 lines.append(f"  {format_size(size):>8}  {path}")
         lines += [f"not published (--include adds it): {path}" for path in self.left_out]
         lines += [f"problem: {problem}" for problem in self.problems]
-        if self.commit is None:
-            lines.append("dry run: nothing was sent")
-        else:
-            lines.append(self.commit.pr_url or self.commit.commit_url)
-        return "\n".join(lines)
+        address = "dry run: nothing was sent"
+        if self.commit is not None:
+            address = self.commit.pr_url or self.commit.commit_url
+        return "\n".join([*lines, address])
 
 
 def push(
@@ -199,24 +192,23 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     for path, file in published.items():
         if leaves(file, folder.resolve()):
             raise ValueError(f"{path} is a link out of {folder}, to {file.resolve()}: replace it by a copy, or remove it")
-    left_out = {}
+    kept = {path.partition("/")[0] for path in published}
+    left_out = set()
     for path in files.keys() - published.keys():
-        folder_name = path.partition("/")[0]
-        is_kept = any(name.startswith(f"{folder_name}/") for name in published)
-        left_out[path if is_kept or "/" not in path else f"{folder_name}/"] = None
+        name, slash, _ = path.partition("/")
+        left_out.add(path if name in kept else f"{name}{slash}")
     return dict(sorted(published.items())), sorted(left_out)
 
 
 def is_of_model(path: str, file: Path, card: str) -> bool:
     """True for a file that belongs to a model: weights, configuration, tokenizer, code, results, pictures of the card."""
-    if not FOLDERS.fullmatch(path):
-        return False
-    name = posixpath.basename(path)
-    if name.endswith(".py"):
-        return is_model_code(file)
-    if name.endswith(PICTURES):
-        return f"({path})" in card
-    return any(fnmatchcase(name, pattern) for pattern in ALLOWED)
+    if path.endswith(".py"):
+        belongs = is_model_code(file)
+    elif path.endswith(PICTURES):
+        belongs = f"({path})" in card
+    else:
+        belongs = any(fnmatchcase(posixpath.basename(path), pattern) for pattern in ALLOWED)
+    return belongs and FOLDERS.fullmatch(path) is not None
 
 
 def leaves(file: Path, folder: Path) -> bool:
@@ -269,11 +261,9 @@ def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
     stale = []
     for path in published:
         folder, name = posixpath.split(path)
-        is_adapter = name.startswith("adapter_")
         siblings = [posixpath.basename(file) for file in new if posixpath.dirname(file) == folder]
-        replaced = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
-        if path in new or not replaced or not any(map(is_weight_file, siblings)):
-            continue
-        if is_adapter or ADAPTER_CONFIG_FILE not in siblings:
+        is_loaded = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
+        is_replaced = name.startswith("adapter_") or ADAPTER_CONFIG_FILE not in siblings
+        if path not in new and is_loaded and is_replaced and any(map(is_weight_file, siblings)):
             stale.append(path)
     return stale

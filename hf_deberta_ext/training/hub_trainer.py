@@ -15,8 +15,7 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..publishing.push import published_files, push
-from .checkpoints import STATE_FILE
-from .manifest import write_manifest
+from .checkpoints import STATE_FILE, write_manifest
 
 logger = logging.get_logger(__name__)
 
@@ -49,7 +48,7 @@ class HubTrainer(Trainer):
             return None
         if not has_card:
             self.create_model_card(**{"model_name": self.hub_model_id.rpartition("/")[2], **kwargs})
-        job = self._start_push(folder, commit_message, token, revision, private)
+        job = self._start_push(folder, commit_message, token=token, revision=revision, private=private)
         return job.result() if blocking else job
 
     # Trainer calls it for each checkpoint; there is no public method for that.
@@ -62,12 +61,11 @@ class HubTrainer(Trainer):
         done = f"step {state.global_step}"
         if self.args.save_strategy == SaveStrategy.EPOCH:
             done = f"epoch {int(state.epoch)}"
-        place = ""
-        if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else Path(checkpoint_folder).name
+        places = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(checkpoint_folder).name}
+        place = places.get(strategy, "")
         folder = self._linked(Path(checkpoint_folder), place)
-        include = [f"{place}/*"] if place else []
-        job = self._start_push(folder, f"Training in progress, {done}", include=include, removed=folder.parent)
+        options = {"include": [f"{place}/*"]} if place else {}
+        job = self._start_push(folder, f"Training in progress, {done}", removed=folder.parent, **options)
         jobs = self.push_in_progress.jobs if is_busy else []
         self.push_in_progress = PushInProgress([*jobs, job])
 
@@ -97,25 +95,15 @@ class HubTrainer(Trainer):
             write_manifest(folder / place)
         return folder
 
-    def _start_push(
-        self, folder: Path, message: str | None, token=None, revision=None, private=None, include=(), removed=None
-    ) -> Future:
+    def _start_push(self, folder: Path, message: str | None, removed: Path | None = None, **options) -> Future:
         """Push a folder after the pushes before it, and delete the folder `removed` when it has ended."""
-        if private is None:
-            private = self.args.hub_private_repo
+        args = self.args
+        given = dict(token=args.hub_token, revision=args.hub_revision, private=args.hub_private_repo)
+        given |= {name: value for name, value in options.items() if value is not None}
 
         def send() -> CommitInfo:
             try:
-                return push(
-                    folder,
-                    self.hub_model_id,
-                    commit_message=message,
-                    token=token or self.args.hub_token,
-                    revision=revision or self.args.hub_revision,
-                    private=private,
-                    include=include,
-                    skip_checks=True,
-                ).commit
+                return push(folder, self.hub_model_id, commit_message=message, skip_checks=True, **given).commit
             except Exception as error:
                 logger.warning(f"{message}: the push to {self.hub_model_id} failed: {error}")
                 raise

@@ -25,20 +25,10 @@ class PublishedAdam(Optimizer):
 
     Args:
         params: parameters, or groups of them.
-        lr (`float`): learning rate η.
-        betas (`tuple[float, float]`): β1 and β2.
-        eps (`float`): ε.
-        weight_decay (`float`): λ.
+        lr, betas, eps, weight_decay: η, (β1, β2), ε and λ.
     """
 
-    def __init__(
-        self,
-        params,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ):
+    def __init__(self, params, lr: float, betas=(0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.01):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -73,12 +63,11 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
         steps (`int`): of the whole training.
         warmup (`float`): steps of the warm-up; below 1 a share of all steps.
     """
-    x, share = step / steps, warmup
-    if warmup >= 1:
-        share = warmup / steps
-    if x < share:
-        return x / share
-    return max(0.0, 1 - x)
+    if warmup < 1:
+        warmup *= steps
+    if step < warmup:
+        return step / warmup
+    return max(0.0, 1 - step / steps)
 
 
 def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:

@@ -18,7 +18,7 @@ from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, TargetTrainer
-from hf_deberta_ext.training.manifest import MANIFEST_FILE
+from hf_deberta_ext.training.checkpoints import MANIFEST_FILE
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):

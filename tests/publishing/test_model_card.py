@@ -389,6 +389,8 @@ def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys)
     assert main(["card", str(tmp_path), "--language", "en", "--license", "mit", "--print"]) == 0
     assert "license: mit" in capsys.readouterr().out
     assert main(["card", str(tmp_path), "--check"]) == 0 and hub.sent("/api/validate-yaml")
+    assert main(["card", str(tmp_path), "--check", "--language", "de", "--tags", "x"]) == 2
+    assert "--check writes nothing: leave --language, --tags out" in capsys.readouterr().err
     hub.fail("/api/validate-yaml", status=400, body=b'"license" must be one of [...]')
     assert main(["card", str(tmp_path), "--check"]) == 2
     assert '"license" must be one of' in capsys.readouterr().err

@@ -221,7 +221,7 @@ def small_files(script: str):
 
 
 FAULTS += [
-    Fault("a second start beside the resumed run", damage=lambda name: beside_another(name, True), words="locked process"),
+    Fault("a second start beside the resumed run", damage=lambda name: beside_another(name, True), words="locked"),
     Fault("a second start beside a new run", damage=lambda name: beside_another(name, False), words="locked", new=True),
     Fault("after a run that was killed in a step", damage=lambda name: beside_another(name, True, True), allowed=(SAME,)),
     Fault("after SIGTERM", damage=terminated, allowed=(SAME,)),

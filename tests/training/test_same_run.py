@@ -4,14 +4,11 @@
 import json
 import shutil
 from collections import UserDict
-from types import SimpleNamespace
 
 import glue_script
 import mlm_script
 import pytest
 import torch
-import toy_task
-from backends import AUTO
 from safetensors.torch import load_file, save_file
 from scripts import module_of
 from small_pretraining import SIZES, build
@@ -20,11 +17,10 @@ from transformers import DataCollatorWithPadding, TrainingArguments, default_dat
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.pretraining import MaskingOptions
+from hf_deberta_ext.training.checkpoints import MANIFEST_FILE, write_manifest
 from hf_deberta_ext.training.digests import json_digest, tokenizer_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
-from hf_deberta_ext.training.manifest import MANIFEST_FILE, write_manifest
-from hf_deberta_ext.training.run_contents import examples_digest, weights_digest
-from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, follow_processes
+from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, begin_run, examples_digest, weights_digest
 from hf_deberta_ext.training.trainer import RunTrainer
 
 datasets = pytest.importorskip("datasets")
@@ -91,36 +87,24 @@ def change(path, value):
     return changed
 
 
+DATA_CHANGED = "data_digest = '12 rows, .*', begun with '12 rows, "
 # What a run is resumed with, and the line that says so: field, new value, old value.
 CHANGES = [
     (dict(learning_rate=1e-4), "learning_rate = 0.0001, begun with 0.001"),
     (dict(adam_beta2=0.9), "adam_beta2 = 0.9, begun with 0.999"),
-    (dict(max_grad_norm=0.1), "max_grad_norm = 0.1, begun with 1.0"),
     (dict(bf16=True), "bf16 = True, begun with False"),
-    (dict(seed=7), "seed = 7, begun with 42"),
     (dict(max_steps=9), "max_steps = 9, begun with 8"),
     (dict(per_device_train_batch_size=4), "batch_size = 4, begun with 2; per_device_train_batch_size = 4, begun"),
     (dict(gradient_accumulation_steps=2), "batch_size = 4, begun with 2"),
     (dict(lr_scheduler_kwargs={}), "lr_scheduler_kwargs = {}, begun with None"),
-    (dict(optim_target_modules="all-linear"), "optim_target_modules = 'all-linear', begun with None"),
-    (dict(neftune_noise_alpha=5.0), "neftune_noise_alpha = 5.0, begun with None"),
     (dict(mlm_weight=0.5), "mlm_weight = 0.5, begun with 1.0"),
     (dict(change=lambda run: run.train_dataset.rows.pop()), "data_digest = '11 rows, .*', begun with '12 rows, "),
-    (
-        dict(change=lambda run: run.train_dataset.rows[7]["labels"].add_(1)),
-        "data_digest = '12 rows, .*', begun with ",
-    ),
+    (dict(change=lambda run: run.train_dataset.rows[7]["labels"].add_(1)), DATA_CHANGED),
     (dict(change=change("model.config.hidden_dropout_prob", 0.0)), r"config.hidden_dropout_prob = 0.0, begun with 0.2"),
-    (
-        dict(change=lambda run: run.model.set_attn_implementation("eager")),
-        "attn_implementation = 'eager', begun with",
-    ),
+    (dict(change=lambda run: run.model.set_attn_implementation("eager")), "attn_implementation = 'eager', begun with"),
     (dict(change=lambda run: run.model.deberta.embeddings.requires_grad_(False)), "trained_parameters = .*, begun "),
-    (
-        dict(change=change("data_collator", DataCollatorWithPadding(None))),
-        "data_collator = 'DataCollatorWithPadding', ",
-    ),
-    (dict(change=change("data_collator.options", MaskingOptions(rate=0.3))), "data_collator.options = {.*'rate': 0.3,.*}, "),
+    (dict(change=change("data_collator", DataCollatorWithPadding(None))), "data_collator = 'DataCollatorWithPadding .*', "),
+    (dict(change=change("data_collator.options", MaskingOptions(rate=0.3))), "data_collator = .*rate=0.3,.*, begun with"),
 ]
 
 
@@ -156,27 +140,16 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
     assert trainer.args.gradient_accumulation_steps == 2
     assert "gradient_accumulation_steps = 2, for the 4 examples of a step that this run began with" in caplog.text
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    begun_by(1, tmp_path / "run")
-    with pytest.raises(ValueError, match="batch_size = 2, begun with 4"):
-        resume(tmp_path / "run")
-
-
-def test_processes_that_cannot_share_a_step_are_refused(stopped):
-    args = SimpleNamespace(
-        output_dir=stopped, world_size=3, train_batch_size=1, gradient_accumulation_steps=1, process_index=0
-    )
-    with pytest.raises(ValueError, match=r"3 processes with 1 examples each cannot share the 2 examples"):
-        follow_processes(args, stopped / CHECKPOINT)
-    assert args.gradient_accumulation_steps == 1
+    # As many processes, or those that cannot share it.
+    for processes, size in ((1, 2), (3, 3)):
+        begun_by(processes, tmp_path / "run")
+        with pytest.raises(ValueError, match=f"batch_size = {size}, begun with 4"):
+            resume(tmp_path / "run", per_device_train_batch_size=size)
 
 
 def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
-    with pytest.raises(ValueError, match=r"to resume it otherwise give --resume_anyway bf16 max_grad_norm$"):
-        resume(stopped, bf16=True, max_grad_norm=0.5)
-    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0"):
+    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0.* give --resume_anyway bf16 max_grad_norm "):
         resume(stopped, anyway=["bf16"], bf16=True, max_grad_norm=0.5)
-    with pytest.raises(ValueError, match=r"--resume_anyway bf61 is no argument of this run, which differs in \['bf16'\]"):
-        resume(stopped, anyway=["bf61"], bf16=True)
     # Known, and the same.
     resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)
     record = json.loads((stopped / ARGUMENTS_FILE).read_text(encoding="utf-8"))
@@ -189,7 +162,7 @@ def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
 def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
     """Trainer takes them from the checkpoint, and says nothing."""
-    with pytest.raises(ValueError, match=f"{name} = 0.5, .*another --output_dir; its checkpoint holds {name}$"):
+    with pytest.raises(ValueError, match=f"{name} = 0.5, begun with .*{name}.*: the checkpoint holds them"):
         resume(stopped, anyway=[name], **{name: 0.5})
 
 
@@ -368,15 +341,6 @@ def test_scripts_notice_that_their_files_have_changed(name, change, digest, begu
 
 
 @pytest.mark.parametrize("name", ["run_mlm", "run_glue"])
-def test_scripts_refuse_another_attention_backend_by_the_name_that_it_stands_for(name, begun):
-    script, flags, _ = begun(name)
-    again = [*flags, "--resume_from_checkpoint", "last", "--attn_implementation"]
-    with pytest.raises(SystemExit, match=f"attn_implementation = 'eager', begun with '{AUTO}'"):
-        script.main([*again, "eager"])
-    script.main([*again, AUTO])
-
-
-@pytest.mark.parametrize("name", ["run_mlm", "run_glue"])
 def test_report_and_card_of_a_script_name_a_chosen_difference(name, begun, tmp_path):
     script, flags, folder = begun(name)
     checkpoint = folder / "run" / "checkpoint-2"
@@ -393,15 +357,3 @@ def test_report_and_card_of_a_script_name_a_chosen_difference(name, begun, tmp_p
     else:
         with pytest.raises(SystemExit, match="is not empty"):
             script.main(again)
-
-
-def test_a_damaged_tokenizer_is_named(folder_of, tmp_path):
-    folder = shutil.copytree(folder_of("bert"), tmp_path / "bert")
-    (folder / "tokenizer.json").write_text('{"version"', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"bert/tokenizer\.json is not JSON"):
-        toy_task.run(folder, tmp_path / "run", "--do_train")
-
-
-def test_anyway_is_for_resumed_runs(tmp_path):
-    with pytest.raises(ValueError, match="--resume_anyway seed is for a resumed run: give --resume_from_checkpoint"):
-        begin_run(tmp_path, dict(seed=1), None, ["seed"])
