@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "write README.md, the model card, into a model's folder, add metadata to it, or check it"
+HELP = "write, complete or check README.md, the model card of a folder"
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
 deberta-ext card --check sst2"""
 
