@@ -26,19 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the card, or raise what the Hub says of it.
-
-    Raises:
-        ValueError: the Hub refuses the card's metadata, or --check is given metadata.
-    """
+    """Write the card, or raise what the Hub says of it."""
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card
 
     metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
-    given = [f"--{name}" for name, value in metadata.items() if value]
-    if arguments.check and given:
-        raise ValueError(f"--check writes nothing: leave {', '.join(given)} out, or write the card first, without --check")
+    if arguments.check and any(metadata.values()):
+        raise ValueError(f"--check writes nothing: leave it out, or --{', --'.join(metadata)}")
     card = arguments.folder / "README.md"
     if not arguments.check:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)

@@ -71,7 +71,7 @@ class RunFacts:
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()
-    # The checkpoint was selected on the evaluation data; the evaluation data were also trained on.
+    # The checkpoint was selected on the evaluation data; they were also trained on.
     best_chosen: bool = False
     trained_on_results: bool = False
     # ISO codes, and the Hub's name of the licence.
@@ -129,8 +129,8 @@ class ModelFolder:
         if self.is_joint:
             return "joint"
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
-        kinds = [kind for end, kind in KINDS.items() if name.endswith(end)]
-        return self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type"))) or [*kinds, "encoder"][0]
+        kind = KINDS.get(next(filter(name.endswith, KINDS), ""), "encoder")
+        return self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")), kind)
 
     @property
     def is_joint(self) -> bool:
@@ -157,7 +157,7 @@ class ModelFolder:
         """Metrics by name, without "eval_"; means over several seeds."""
         if not self.summary:
             return measured_metrics(self.results)
-        names = [name for name in self.summary if name.startswith("eval_")]
+        names = filter(lambda name: name.startswith("eval_"), self.summary)
         return {name.removeprefix("eval_"): self.summary[name]["mean"] for name in names}
 
     @property
@@ -165,7 +165,9 @@ class ModelFolder:
         """Names of the classes; [] where they are only numbered."""
         labels = self.config.get("id2label") or {}
         names = [str(labels[number]) for number in sorted(labels, key=int)]
-        return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+        if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+            return []
+        return names
 
     @property
     def parameters(self) -> int:

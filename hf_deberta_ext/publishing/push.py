@@ -2,7 +2,6 @@
 """Publish a model's folder on the Hub: files of an allow-list, a card, one commit by `HfApi.upload_folder`."""
 
 import dataclasses
-import json
 import mmap
 import os
 import posixpath
@@ -16,7 +15,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi, get_token
 
 from ..files import format_size, is_hub_id, replace_text
-from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_weight_file
+from ..model.checkpoint_files import ADAPTER_CONFIG_FILE, is_weight_file, read_json
 from ..model.remote_code import is_model_code
 from .card import CARD, write_cards
 from .facts import read_folder
@@ -47,9 +46,8 @@ class PushReport:
     repo_id: str
     # Path in the repository -> size in bytes.
     files: Mapping[str, int]
-    # Files and folders (with a slash) that are not published.
+    # Files and folders (with a slash) that are not published, and of a dry run for what a push would be refused.
     left_out: Sequence[str]
-    # Of a dry run, for which a push would be refused.
     problems: Sequence[str] = ()
     # Of an unchanged repository its last one.
     commit: CommitInfo | None = None
@@ -97,23 +95,19 @@ def push(
         repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
         tokenizer (*optional*): saved into the folder, and published.
         private (`bool`, *optional*): of a new repository; None: the account's default.
-        revision (`str`, *optional*): the branch, created if it does not exist; None: main.
+        revision, tag (`str`, *optional*): the branch, created if it does not exist, and a new tag for the commit.
         create_pr (`bool`): open a pull request.
-        tag (`str`, *optional*): name of a new tag for the commit, which the card's code then loads.
-        commit_message, commit_description (`str`, *optional*): of the commit.
         include (`Iterable[str]`): patterns of further files: "*.txt" in the folder itself, "figures/*" below it.
         tags (`Iterable[str]`): further tags of a new card.
-        token (`str`, *optional*): of the Hub; None: HF_TOKEN or the one of `hf auth login`.
-        endpoint (`str`, *optional*): another Hub; None: HF_ENDPOINT or huggingface.co.
+        token, endpoint (`str`, *optional*): of the Hub; None: those of the environment, or of `hf auth login`.
         max_shard_size (`int` or `str`): a larger model is saved in several files.
         dry_run (`bool`): send nothing; report files and problems.
-        skip_checks (`bool`): publish a folder without configuration or weights; tokens and links are refused all the same.
+        skip_checks (`bool`): publish a folder without configuration or weights; tokens and links are refused still.
 
     Raises:
         ValueError: the folder holds a token, links to other places or is not a whole model; the repository is not as
             private as asked; the tag exists. Nothing was committed.
-        huggingface_hub.errors.HfHubHTTPError: the Hub refused a request, for example (412) because of a commit of someone
-            else in the meantime.
+        huggingface_hub.errors.HfHubHTTPError: the Hub refused a request, or had a commit of someone else meanwhile (412).
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = source
@@ -164,13 +158,7 @@ def push(
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
-    """Sort the files of a model's folder, or of a run's output folder.
-
-    Args:
-        include (`Iterable[str]`): patterns of further files, as for `push`.
-
-    Returns:
-        (path in the repository -> file, what is not published; a folder ends in a slash and stands for all in it).
+    """Return (path in the repository -> file, what is not published) of a folder; "folder/" stands for all in it.
 
     Raises:
         ValueError: a pattern fits no file, or a file to be published is a link out of the folder.
@@ -195,8 +183,8 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     kept = {path.partition("/")[0] for path in published}
     left_out = set()
     for path in files.keys() - published.keys():
-        name, slash, _ = path.partition("/")
-        left_out.add(path if name in kept else f"{name}{slash}")
+        name, slash, rest = path.partition("/")
+        left_out.add(name + slash + rest * (name in kept))
     return dict(sorted(published.items())), sorted(left_out)
 
 
@@ -223,9 +211,7 @@ def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
     """Return a line for each file that holds a token of the Hub: one of `tokens`, the user's own, or any other."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
-    for name, file in files.items():
-        if file.stat().st_size == 0:
-            continue
+    for name, file in filter(lambda item: item[1].stat().st_size, files.items()):
         with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if TOKEN.search(data) or any(data.find(token) >= 0 for token in own):
                 problems.append(f"{name} holds a token of the Hub: remove it, and revoke it in your account's settings")
@@ -236,7 +222,7 @@ def model_problems(files: Mapping[str, Path]) -> list[str]:
     """Return what a folder lacks: configuration, weights, or for an adapter a base model that others can load."""
     problems = []
     if ADAPTER_CONFIG_FILE in files:
-        base = str(json.loads(files[ADAPTER_CONFIG_FILE].read_text(encoding="utf-8")).get("base_model_name_or_path"))
+        base = str(read_json(files[ADAPTER_CONFIG_FILE]).get("base_model_name_or_path"))
         if not is_hub_id(base) or Path(base).exists():
             problems.append(f"{ADAPTER_CONFIG_FILE}: set base_model_name_or_path, {base!r}, to the Hub id of the base model")
     elif "config.json" not in files:
@@ -258,12 +244,12 @@ def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> N
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
     """Return files of a repository that would be loaded instead of the `new` ones or together with them: a model's earlier
     weights and adapter, or an adapter's earlier weights."""
-    stale = []
-    for path in published:
+    stale, new = [], [*new]
+    for path in sorted({*published} - {*new}):
         folder, name = posixpath.split(path)
         siblings = [posixpath.basename(file) for file in new if posixpath.dirname(file) == folder]
         is_loaded = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
         is_replaced = name.startswith("adapter_") or ADAPTER_CONFIG_FILE not in siblings
-        if path not in new and is_loaded and is_replaced and any(map(is_weight_file, siblings)):
+        if is_loaded and is_replaced and any(map(is_weight_file, siblings)):
             stale.append(path)
     return stale

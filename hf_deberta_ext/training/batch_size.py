@@ -82,13 +82,8 @@ def is_split_free(args: TrainingArguments) -> bool:
 def hardware_facts(
     args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return rows of a card's table: devices, processes, precision, seconds and versions; nothing that names the machine.
-
-    Args:
-        parameters (`str`): their dtype.
-        results (`dict`, *optional*): of the training: "train_runtime", and "train_resumed_at_step" where it went on from a
-            checkpoint, which the seconds before are not known of.
-    """
+    """Return rows of a card's table: devices, processes, precision (of parameters of this dtype), seconds (by the results of
+    the training) and versions; nothing that names the machine."""
     device = f"CPU ({platform.machine()}), {os.cpu_count()} cores, threads of a process: {torch.get_num_threads()}"
     if args.device.type != "cpu":
         name = args.device.type
@@ -120,8 +115,7 @@ def settings_table(
     """Return lines of a table of (setting, value, who set it), with its head.
 
     Args:
-        published (`dict`): settings of a recipe.
-        settings (`dict`): those that recipe and hardware have set.
+        published, settings (`dict`): settings of a recipe, and those that recipe and hardware have set.
         flags (`dict`): of the user; those that the recipe does not know are left out.
         rows: further ones.
     """

@@ -15,20 +15,7 @@ from xxhash import xxh3_128
 
 from ..model.checkpoint_files import is_weight_file
 
-__all__ = [
-    "MANIFEST_FILE",
-    "STATE_FILE",
-    "checkpoint_problem",
-    "digest_of",
-    "has_weights",
-    "place_aside",
-    "readable_weights",
-    "remove_folder",
-    "remove_partial",
-    "replaced_folder",
-    "replaced_model",
-    "write_manifest",
-]
+__all__ = ["MANIFEST_FILE", "digest_of", "readable_weights", "replaced_folder", "replaced_model", "write_manifest"]
 
 MANIFEST_FILE, STATE_FILE, CARD = "checkpoint_manifest.json", "trainer_state.json", "README.md"
 
@@ -136,10 +123,7 @@ def _digest(file: Path, size: int, mtime_ns: int) -> str:
 
 
 def checkpoint_problem(checkpoint: Path) -> str | None:
-    """Return why no run can be resumed from a checkpoint, such as "its optimizer.pt is missing"; None if one can.
-
-    All files of its manifest are read, and compared with their digests.
-    """
+    """Return why no run can be resumed from a checkpoint, "its optimizer.pt is missing"; None if all its files are whole."""
     try:
         files = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):
@@ -161,7 +145,5 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
     try:
         yield
     except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"the weights of {source} cannot be read, or do not fit its configuration with --config_overrides "
-            f"{config_overrides}: {str(error).splitlines()[0]}"
-        ) from error
+        reason = f"with --config_overrides {config_overrides}: {str(error).splitlines()[0]}"
+        raise ValueError(f"the weights of {source} cannot be read, or do not fit its configuration {reason}") from error

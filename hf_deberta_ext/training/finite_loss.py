@@ -13,11 +13,7 @@ __all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Check the losses of a step after its last micro-batch, in all processes together; before that, remember this one.
-
-    Raises:
-        ValueError: a loss is not finite, here or in another process.
-    """
+    """Refuse a step with a loss that is not finite, after its last micro-batch, in all processes together."""
     loss = loss + trainer.unchecked_loss
     trainer.unchecked_loss = 0.0
     if not trainer.accelerator.sync_gradients:

@@ -140,7 +140,8 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
 def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapping[str, str]):
     """Refuse unknown flags: say what to give in their place, or which flag is spelt most like them."""
     problems = []
-    for flag in [text.partition("=")[0][2:].replace("-", "_") for text in unknown if text.startswith("--")] or unknown[:1]:
+    for text in [*filter(lambda text: text.startswith("--"), unknown)] or unknown[:1]:
+        flag = text.partition("=")[0].lstrip("-").replace("-", "_")
         close = " or --".join(difflib.get_close_matches(flag, names, 1)) or "help_all"
         problems.append(f"unknown flag --{flag}: is it --{close}?")
         if flag in elsewhere:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--push_to_hub` of our trainers: files of the model and no others, where transformers pushes all of the output folder."""
 
-import functools
 import json
 import os
 import shutil
@@ -9,11 +8,13 @@ import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo, run_as_future
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
+from ..files import replace_text
+from ..model.checkpoint_files import read_json
 from ..publishing.push import published_files, push
 from .checkpoints import STATE_FILE, write_manifest
 
@@ -88,10 +89,9 @@ class HubTrainer(Trainer):
                 shutil.copyfile(file, folder / path)
         if place:
             state_file = folder / place / STATE_FILE
-            state = json.loads(state_file.read_text(encoding="utf-8"))
+            state = read_json(state_file)
             state["best_model_checkpoint"] = Path(state["best_model_checkpoint"] or "").name or None
-            state_file.unlink()
-            state_file.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+            replace_text(state_file, json.dumps(state, indent=2) + "\n")
             write_manifest(folder / place)
         return folder
 
@@ -111,9 +111,5 @@ class HubTrainer(Trainer):
                 if removed is not None:
                     shutil.rmtree(removed, ignore_errors=True)
 
-        return self._hub.run_as_future(send)
-
-    @functools.cached_property
-    def _hub(self) -> HfApi:
-        """One object for all pushes, which runs them one after the other."""
-        return HfApi()
+        # One thread for all: one push after the other.
+        return run_as_future(send)

@@ -57,11 +57,7 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
     """Return the factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
 
     x / w for x = step / steps below w, the share of the warm-up; then 1 - x, where Trainer's linear schedule has
-    (1 - x) / (1 - w).
-
-    Args:
-        steps (`int`): of the whole training.
-        warmup (`float`): steps of the warm-up; below 1 a share of all steps.
+    (1 - x) / (1 - w). A `warmup` of 1 or more is a number of steps.
     """
     if warmup < 1:
         warmup *= steps

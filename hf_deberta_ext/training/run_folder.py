@@ -16,7 +16,6 @@ from xxhash import xxh3_64
 
 from .._version import __version__
 from ..files import replace_text
-from ..model.attention_backends import choose_backend
 from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_json
 from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, digest_of
@@ -24,26 +23,13 @@ from .digests import add_values, json_digest, tokenizer_digest
 
 logger = logging.get_logger(__name__)
 
-__all__ = [
-    "ARGUMENTS_FILE",
-    "TOKENIZER_FOLDER",
-    "accepted_changes",
-    "begin_run",
-    "contents_line",
-    "examples_digest",
-    "find_checkpoint",
-    "follow_processes",
-    "repeated_arguments",
-    "resume_checkpoint",
-    "run_contents",
-    "weights_digest",
-]
+__all__ = ["ARGUMENTS_FILE", "begin_run", "find_checkpoint", "repeated_arguments", "resume_checkpoint", "run_contents"]
 
 # Written before the first checkpoint, and again from the same arguments; each checkpoint has a copy.
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
 
 # Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
-# and published, how the data is read, and the machine. The trainer has the backend that attn_implementation stands for.
+# and published, how the data is read, and the machine. The configuration of the model has the attn_implementation.
 FREE_PREFIXES = tuple(
     "ddp_ dataloader_mult dataloader_num dataloader_p eval_ hub_ include_ log_ logging_ resume_ save_ trackio_".split()
 )
@@ -73,11 +59,9 @@ def is_decided_by_evaluation(args: TrainingArguments) -> bool:
 
 
 def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that a resumed run must repeat, or it would not be the same run.
+    """Return the arguments, also those of the dataclasses `groups`, that a resumed run must repeat to be the same run.
 
-    Args:
-        groups: dataclasses of a script's flags.
-        args (`TrainingArguments`): or a subclass. Where `is_split_free`, processes with the same batch may be more or fewer.
+    Where `is_split_free`, processes with the same batch may be more or fewer.
     """
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     flags["world_size"] = args.world_size
@@ -104,9 +88,11 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         "shuffle_buffer": getattr(getattr(rows, "dataset", None), "buffer", None),
         "tokenizer_digest": tokenizer_digest(trainer.processing_class),
         "trained_parameters": sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad),
-        "attn_implementation": attention_backend(config, args.device),
+        # Private: a configuration has no public name for it. None is the choice of a model of this package.
+        "config.attn_implementation": str(getattr(config, "_attn_implementation", None)),
         "hf_deberta_ext": __version__,
-        "data_collator": f"{getattr(collator, '__name__', type(collator).__name__)} {getattr(collator, 'options', '')}",
+        "data_collator": getattr(collator, "__name__", type(collator).__name__),
+        "data_collator_options": repr(getattr(collator, "options", None)),
     }
     if hasattr(rows, "lanes"):
         # The order of a NumberedStream.
@@ -123,20 +109,11 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
     return {name: value for name, value in contents.items() if value is not None}
 
 
-def attention_backend(config: Any, device: torch.device) -> str | None:
-    """Return the attention implementation by name, also where a model of this package chooses it for itself."""
-    # Private: a configuration has no public name for it.
-    name = getattr(config, "_attn_implementation", None)
-    if name is not None or getattr(config, "model_type", None) != "deberta-ext":
-        return name
-    return choose_backend(None, device, torch.float32, config.hidden_size // config.num_attention_heads)[0]
-
-
 def examples_digest(dataset: Any) -> str | None:
     """Return number of rows and digest of their values; None for a stream.
 
-    Every value counts of a list and of a `datasets.Dataset`, whatever files, chunks or indices it is made of; of other data
-    sets `MOST_ROWS` rows, evenly spread, and none where they are drawn anew each time.
+    Every value counts of a list and of a `datasets.Dataset`, however it is stored; of others about `MOST_ROWS` rows, none
+    where they are drawn anew each time.
     """
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
@@ -206,7 +183,6 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
     """Return the checkpoint from which a run is resumed, all of whose files are as they were saved; None for a new run.
 
     Args:
-        folder (`str` or path): the run's output folder.
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last checkpoint in `folder` that is whole; a
             checkpoint's folder; None, False or "false": a new run, whose folder must be absent, empty, or that of a run
             which was stopped before its first checkpoint; "auto": as "last" where there is a checkpoint, else as None.
@@ -250,8 +226,6 @@ def begin_run(
     Args:
         resumed (`str` or path, *optional*): the folder with the first arguments of a resumed run: a checkpoint.
         anyway (`list[str]`): arguments that may differ; `accepted_changes` tells of them.
-    Raises:
-        ValueError: resumed with other arguments, names each with both values.
     """
     record = json.loads(json.dumps(arguments, default=str))
     if resumed:

@@ -18,30 +18,15 @@ from transformers.utils import logging
 
 from ..files import replace_text
 from ..model.checkpoint_files import checkpoint_step, read_json
+from . import checkpoints, run_folder
 from .batch_size import is_split_free
-from .checkpoints import (
-    STATE_FILE,
-    has_weights,
-    place_aside,
-    remove_folder,
-    remove_partial,
-    replaced_folder,
-    replaced_model,
-    write_manifest,
-)
+from .checkpoints import STATE_FILE
 from .distributed import leave_together, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
 from .published_optimizer import PublishedAdam, published_schedule
-from .run_folder import (
-    ARGUMENTS_FILE,
-    begin_run,
-    follow_processes,
-    repeated_arguments,
-    resume_checkpoint,
-    run_contents,
-)
+from .run_folder import ARGUMENTS_FILE
 from .termination import TERMINATED, Termination
 
 logger = logging.get_logger(__name__)
@@ -67,11 +52,10 @@ class RunTrainer(HubTrainer):
     uniform_loss: float | None = None
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
-    # Of a script, beside the trainer's arguments, for run_arguments.json.
+    # Of a script, beside the trainer's arguments, and all of run_arguments.json.
     flags: Mapping[str, Any] = MappingProxyType({})
-    _step, _micro_batch = -1, -1
     _record: Mapping[str, Any] = MappingProxyType({})
-    _saved_step = -1
+    _step = _micro_batch = _saved_step = -1
     # The new folder of a checkpoint, while it is written.
     _aside: Path | None = None
 
@@ -108,23 +92,24 @@ class RunTrainer(HubTrainer):
         """
         checkpoint, folder = None, Path(self.args.output_dir)
         if resume_from_checkpoint:
-            checkpoint = resume_checkpoint(folder, resume_from_checkpoint)
+            checkpoint = run_folder.resume_checkpoint(folder, resume_from_checkpoint)
         if resume_anyway is None:
             resume_anyway = getattr(self.args, "resume_anyway", ())
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
-            follow_processes(self.args, checkpoint)
+            run_folder.follow_processes(self.args, checkpoint)
             # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide
             # it again, by the number of steps that the arguments had when the Trainer was made.
             self.accelerator.gradient_accumulation_steps = 1
             if self.args.should_save:
-                arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}
-                self._record = begin_run(folder, arguments, checkpoint, resume_anyway)
+                arguments = {**run_folder.repeated_arguments((), self.args), **run_folder.run_contents(self), **self.flags}
+                self._record = run_folder.begin_run(folder, arguments, checkpoint, resume_anyway)
             if checkpoint is None or not self.is_last(checkpoint):
                 self._termination = stack.enter_context(Termination())
                 return super().train(checkpoint, *args, **kwargs)
-        if not ((folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)):
+        ended = {STATE_FILE, "train_results.json"} <= {*os.listdir(folder)}
+        if not (ended and checkpoints.has_weights(folder)):
             self.restore(checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
         # Trainer loads under FSDP only from its checkpoints.
@@ -208,10 +193,7 @@ class RunTrainer(HubTrainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Take out the rows that accelerate repeats at the end of an epoch, so that all processes have as many.
-
-        Where none is left, one stays, marked as "repeated".
-        """
+        """Take out the rows that accelerate repeats at the end of an epoch; where none is left, one stays, as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
@@ -243,10 +225,9 @@ class RunTrainer(HubTrainer):
     def _issue_warnings_after_load(self, load_result: Any):
         """Raise where Trainer warns and continues (private: there is no other place between loading and the first step).
 
-        Tied weights, which no file holds twice, are no reason to warn. transformers 5.4 saves some weights of BERT in a
-        checkpoint under old names, which its Trainer does not find again.
+        transformers 5.4 saves some weights of BERT under old names, which its Trainer does not find again.
         """
-        # Private, and what Trainer itself compares with.
+        # Private, and what Trainer itself compares with; tied weights are in no file twice.
         absent = {*(self.model._keys_to_ignore_on_save or ()), *(getattr(self.model, "all_tied_weights_keys", None) or ())}
         missing = sorted({*load_result.missing_keys} - absent)
         if missing:
@@ -271,9 +252,7 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "go on with --resume_from_checkpoint last"
-            if self.args.save_only_model:
-                advice = "no run can go on from it, with --save_only_model"
+            advice = "go on with --resume_from_checkpoint last (not after --save_only_model)"
             print(f"stopped by SIGTERM after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
         leave_together()
         raise SystemExit(TERMINATED)
@@ -291,10 +270,10 @@ class RunTrainer(HubTrainer):
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with contextlib.ExitStack() as stack:
             if self.args.should_save:
-                stack.enter_context(replaced_folder(checkpoint))
+                stack.enter_context(checkpoints.replaced_folder(checkpoint))
             # All processes write into it.
             self.accelerator.wait_for_everyone()
-            self._aside = place_aside(checkpoint)
+            new = self._aside = checkpoints.place_aside(checkpoint)
             try:
                 super()._save_checkpoint(model, trial)
             finally:
@@ -305,37 +284,33 @@ class RunTrainer(HubTrainer):
                 self.state.best_model_checkpoint = str(best)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                new = place_aside(checkpoint)
                 self.state.save_to_json(str(new / STATE_FILE))
                 replace_text(new / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
-                write_manifest(new)
+                checkpoints.write_manifest(new)
         if self.args.should_save:
-            self._remove_checkpoints(folder, checkpoint)
-            remove_partial(folder)
+            self._remove_checkpoints(folder, {checkpoint, Path(self.state.best_model_checkpoint or checkpoint)})
+            checkpoints.remove_partial(folder)
 
-    def _remove_checkpoints(self, folder: Path, newest: Path):
-        limit, present = self.args.save_total_limit, self.state.global_step
-        if limit is None or limit <= 0:
-            return
-        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*")}
-        steps = {path: step for path, step in steps.items() if step >= 0}
-        protected = {newest, Path(self.state.best_model_checkpoint or newest)} & {*steps}
-        removable = sorted({*steps} - protected, key=lambda path: (steps[path] <= present, steps[path]))
-        for path in removable[: max(0, len(steps) - max(limit, len(protected)))]:
-            remove_folder(path)
+    def _remove_checkpoints(self, folder: Path, kept: set[Path]):
+        """Remove checkpoints beyond the limit, first those of later steps, which a resumed run replaces, then the oldest."""
+        limit = self.args.save_total_limit or 0
+        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*[0-9]")}
+        removable = sorted({*steps} - kept, key=lambda path: (steps[path] <= self.state.global_step, steps[path]))
+        excess = len(steps) - max(limit, len(kept & {*steps}))
+        if limit > 0 and excess > 0:
+            for path in removable[:excess]:
+                checkpoints.remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
         """Save the model (private: also `save_model` of FSDP and DeepSpeed comes here with the gathered weights)."""
-        folder = Path(output_dir or self.args.output_dir)
         # transformers masks it everywhere but in the arguments that are saved with a model.
-        token = self.args.hub_token
-        self.args.hub_token = None
+        token, self.args.hub_token = self.args.hub_token, None
         try:
             # Trainer calls it in all processes; a checkpoint is aside already.
             if self._aside is not None or not self.args.should_save:
                 super()._save(output_dir, state_dict)
             else:
-                with replaced_model(folder) as part:
+                with checkpoints.replaced_model(Path(output_dir or self.args.output_dir)) as part:
                     super()._save(str(part), state_dict)
         finally:
             self.args.hub_token = token
@@ -355,7 +330,7 @@ class RunTrainer(HubTrainer):
             folder = Path(self.args.output_dir)
             self.state.save_to_json(str(folder / f".{STATE_FILE}.part"))
             os.replace(folder / f".{STATE_FILE}.part", folder / STATE_FILE)
-            remove_partial(folder)
+            checkpoints.remove_partial(folder)
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:

