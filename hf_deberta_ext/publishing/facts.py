@@ -46,10 +46,9 @@ class RunFacts:
     pipeline: str | None = None
     # Of a pre-training: name in the results -> title.
     objectives: Mapping[str, str] = field(default_factory=dict)
-    # The data of the results, and (configuration, split) on the Hub of each evaluation set, "" for the main one.
+    # The data of the results, (configuration, split) on the Hub of each evaluation set ("" for the main one), and Hub ids.
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
-    # Ids on the Hub.
     datasets: Sequence[str] = ()
     # The checkpoint that was trained further, its id and its revision on the Hub; or the training began from random weights.
     base_model: str | None = None
@@ -59,10 +58,9 @@ class RunFacts:
     # Rows of two tables; a value is text, a number, a list or a dictionary of these.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    # Numbers of parameters, of the model with its adapters.
+    # Numbers of parameters, of the model with its adapters; columns of a text classifier: one, or two for pairs.
     parameters: int | None = None
     trained_parameters: int | None = None
-    # Of a text classifier: one, or two for pairs.
     text_columns: Sequence[str] = ()
     # Tokens of the longest input of the training, and in all documents of a pre-training.
     longest: int | None = None

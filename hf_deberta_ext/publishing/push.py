@@ -180,8 +180,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     for path, file in published.items():
         if leaves(file, folder.resolve()):
             raise ValueError(f"{path} is a link out of {folder}, to {file.resolve()}: replace it by a copy, or remove it")
-    kept = {path.partition("/")[0] for path in published}
-    left_out = set()
+    kept, left_out = {path.partition("/")[0] for path in published}, set()
     for path in files.keys() - published.keys():
         name, slash, rest = path.partition("/")
         left_out.add(name + slash + rest * (name in kept))

@@ -96,12 +96,8 @@ class RunArguments(TrainingArguments):
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             self.ddp_backend = "gloo"
         super().__post_init__()
-        self.check_optimizer()
         if self.fp16 and self.use_cpu:
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
-
-    def check_optimizer(self):
-        """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed."""
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
         try:
             # Trainer drops the options of constant schedules.

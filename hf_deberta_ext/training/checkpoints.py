@@ -88,11 +88,6 @@ def remove_partial(folder: Path):
             entry.unlink()
 
 
-def has_weights(folder: Path) -> bool:
-    """Return True for a folder into which a model was saved: `replaced_model` moves the weights last."""
-    return any(is_weight_file(file.name) for file in folder.iterdir())
-
-
 def write_manifest(checkpoint: Path):
     """Write size and digest of each file of a checkpoint, and flush all of them to the disk."""
     manifest = checkpoint / MANIFEST_FILE

@@ -256,5 +256,7 @@ def accepted_changes(folder: str | os.PathLike) -> str | None:
     lines = []
     for change in read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", []):
         step = change.pop("step")
-        lines.append(f"{', '.join(change)} from step {max(step, 0)} on")
+        lines.append(", ".join(change))
+        if step >= 0:
+            lines[-1] += f" from step {step} on"
     return "; ".join(lines) or None

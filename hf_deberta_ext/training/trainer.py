@@ -17,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..files import replace_text
-from ..model.checkpoint_files import checkpoint_step, read_json
+from ..model.checkpoint_files import checkpoint_step, is_weight_file, read_json
 from . import checkpoints, run_folder
 from .batch_size import is_split_free
 from .checkpoints import STATE_FILE
@@ -108,8 +108,9 @@ class RunTrainer(HubTrainer):
             if checkpoint is None or not self.is_last(checkpoint):
                 self._termination = stack.enter_context(Termination())
                 return super().train(checkpoint, *args, **kwargs)
-        ended = {STATE_FILE, "train_results.json"} <= {*os.listdir(folder)}
-        if not (ended and checkpoints.has_weights(folder)):
+        files = {*os.listdir(folder)}
+        # The weights of a model come last.
+        if not ({STATE_FILE, "train_results.json"} <= files and any(map(is_weight_file, files))):
             self.restore(checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
         # Trainer loads under FSDP only from its checkpoints.
