@@ -41,9 +41,9 @@ from hf_deberta_ext.finetuning.loop import prepare, train_and_report
 from hf_deberta_ext.finetuning.reports import PreparedRun
 from hf_deberta_ext.finetuning.run_folders import is_finished
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from hf_deberta_ext.training.checkpoints import digest_of
 from hf_deberta_ext.training.digests import json_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
-from hf_deberta_ext.training.manifest import digest_of
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 # Of run_glue.py's flags, where the command line names no other value.

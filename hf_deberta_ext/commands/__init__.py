@@ -10,11 +10,11 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from logging import ERROR, getLogger
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -27,18 +27,9 @@ PROGRAM = "deberta-ext"
 COMMANDS = ("finetune", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
+# The first command of each group -> what one wants to do.
+GROUPS = {"finetune": "train:", "convert": "checkpoints and the Hub:", "explain": "look inside a model:"}
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Parser of a command. With `takes_flags` its words are not read here: they become `flags`, of another parser."""
-
-    takes_flags = False
-
-    def parse_known_args(self, args=None, namespace=None):
-        if not self.takes_flags or {"-h", "--help"} & {*args}:
-            return super().parse_known_args(args, namespace)
-        return argparse.Namespace(flags=[*args]), []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,23 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         `int`: The exit status: 0, what the command returned, 2 for an error (one line on stderr), 130 after Ctrl-C.
     """
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="DeBERTa v1, v2, v3 and mDeBERTa for transformers: training, checkpoints, the Hub, and figures.",
-        epilog=f"{PROGRAM} COMMAND --help has the arguments of a command and examples.",
-        allow_abbrev=False,
-    )
+    overview = ["DeBERTa v1, v2, v3 and mDeBERTa for transformers. COMMAND --help shows arguments and examples."]
+    usage = f"{PROGRAM} [-h] [--version] [--debug] COMMAND ..."
+    parser = CommandParser(f"{PROGRAM} finetune --help", prog=PROGRAM, usage=usage, epilog=None)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--debug", action="store_true", help="show warnings, and the traceback of an error")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM, help=argparse.SUPPRESS)
     for name in COMMANDS:
         module = importlib.import_module(f".{name}", __name__)
-        command = commands.add_parser(name, help=module.HELP, **_texts(module))
+        if name in GROUPS:
+            overview += ["", GROUPS[name]]
+        overview.append(f"  {name:<10}{module.HELP}")
+        command = commands.add_parser(name, example=module.EXAMPLE, description=module.HELP)
         module.add_arguments(command)
         # Without a default, which would undo a --debug before the command.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show warnings and tracebacks")
+    parser.description = "\n".join(overview)
     try:
-        return _run(parser.parse_args(argv))
+        arguments = parser.parse_args(argv)
+        if getattr(arguments, "flags", None) == []:
+            commands.choices[arguments.command].error("flags are required; --help lists them")
+        return _run(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
 
@@ -74,19 +69,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command, as in `deberta-ext NAME --help`."""
     module = importlib.import_module(f".{name}", __name__)
-    parser = CommandParser(prog=f"{PROGRAM} {name}", **_texts(module))
+    parser = CommandParser(module.EXAMPLE, prog=f"{PROGRAM} {name}", description=module.HELP)
     module.add_arguments(parser)
     return parser
 
 
-def _texts(module: Any) -> dict[str, Any]:
-    return dict(
-        description=module.HELP,
-        epilog="examples:\n  " + module.EXAMPLE.strip().replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+class CommandParser(argparse.ArgumentParser):
+    """Parser whose help ends with examples, and whose errors end with the first of them.
+
+    With `takes_flags` its words are not read here: they become `flags`, of another parser.
+
+    Args:
+        example (`str`): command lines.
+    """
+
+    takes_flags = False
+
+    def __init__(self, example: str, **options):
+        self.example = example.strip().replace("\n", "\n  ")
+        options = {"epilog": f"examples:\n  {self.example}"} | options
         # A shortened option would change its meaning with the next option that begins alike.
-        allow_abbrev=False,
-    )
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        if not self.takes_flags or {"-h", "--help"} & {*args}:
+            return super().parse_known_args(args, namespace)
+        return argparse.Namespace(flags=[*args]), []
+
+    def error(self, message: str):
+        """Print usage, error and example, and exit with status 2."""
+        first = re.split(r"(?<!\\)\n", self.example)[0]
+        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\nfor example: {first}\n")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "write README.md, the model card, into a model's folder, add metadata to it, or check it"
+HELP = "write, complete or check README.md, the model card of a folder"
 EXAMPLE = """deberta-ext card sst2 --language en --license mit --base_model microsoft/deberta-v3-base
 deberta-ext card --check sst2"""
 
@@ -26,26 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the card, or raise what the Hub says of it.
-
-    Raises:
-        ValueError: the Hub refuses the card's metadata.
-    """
+    """Write the card, or raise what the Hub says of it."""
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card
 
+    metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
+    if arguments.check and any(metadata.values()):
+        raise ValueError(f"--check writes nothing: leave it out, or --{', --'.join(metadata)}")
     card = arguments.folder / "README.md"
     if not arguments.check:
-        write_model_card(
-            arguments.folder,
-            language=arguments.language,
-            license=arguments.license,
-            base_model=arguments.base_model,
-            datasets=arguments.datasets,
-            tags=arguments.tags,
-            overwrite=arguments.overwrite,
-        )
+        write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)
         print(f"{card} is written")
     text = card.read_text(encoding="utf-8")
     if arguments.print:

@@ -7,7 +7,7 @@ from ..heads import HEADS
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "any official or stock DeBERTa checkpoint to this package's format and back to stock deberta-v2"
+HELP = "convert any DeBERTa checkpoint to this package's format, or back to deberta-v2"
 EXAMPLE = """\
 deberta-ext convert microsoft/deberta-v3-base deberta-v3-base
 deberta-ext convert microsoft/deberta-base deberta-base --head masked-lm --dtype float32

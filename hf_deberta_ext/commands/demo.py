@@ -5,7 +5,7 @@ import argparse
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "serve a page on this machine to try a model: masked words, replaced words, classification, attention"
+HELP = "serve a page on this machine to try a model"
 EXAMPLE = """deberta-ext demo examples/models/deberta-ext-small-en
 deberta-ext demo runs/sst2 --port 7860"""
 

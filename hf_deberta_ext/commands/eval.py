@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "score minimal pairs, such as BLiMP's, and files of your own: is the good sentence more likely than the bad one?"
+HELP = "score minimal pairs: is the good sentence more likely than the bad one?"
 EXAMPLE = """\
 deberta-ext eval --model my_model --pairs blimp --frequency_text train.jsonl.gz --output_dir my_model_blimp
 deberta-ext eval --model my_model --pairs blimp --scoring pll within_word --max_pairs_per_phenomenon 200

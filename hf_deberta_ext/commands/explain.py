@@ -13,7 +13,7 @@ from ..checkpoints.files import read_json
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "draw figures that explain a model: attention and its parts, positions, replaced tokens, embeddings, curves"
+HELP = "draw figures that explain a model: attention, positions, embeddings, curves"
 EXAMPLE = """\
 deberta-ext explain --model my_model --text "a new store opened beside the new mall" --output_dir figures
 deberta-ext explain --model my_model --attention --layer 1 --head 3 --formats png svg
@@ -23,6 +23,7 @@ NUMBERS_FILE = "explain.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(usage_error=parser.error)
     parser.add_argument("--model", help="folder or repository: official or of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or repository of the tokenizer, if it is not in the model's")
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         if lost:
             raise ValueError(f"{lost[0]} would be overwritten: give --overwrite, or another --output_dir")
     if arguments.model is None and (subject or not arguments.curves):
-        raise ValueError("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
+        arguments.usage_error("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
     numbers = dict(subject)
     if is_same:
         numbers |= {name: value for name, value in saved.items() if name not in names}

@@ -7,7 +7,7 @@ from ..finetuning.tasks import TASKS, load_task
 
 __all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
-HELP = "fine-tune a model for classification, named entities, questions or choices, on the Hub's data or your own files"
+HELP = "fine-tune a model: classification, named entities, questions, multiple choice"
 EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/deberta-v3-small --train_file train.csv \\
     --validation_file dev.csv --do_train --do_eval --output_dir mine
 deberta-ext finetune glue --help"""

@@ -5,7 +5,7 @@ import argparse
 
 __all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
-HELP = "prepare a corpus for pre-training: filter, deduplicate, tokenise and pack it into shards, also on a cluster"
+HELP = "prepare a corpus for pre-training: filter, deduplicate, tokenise, pack into shards"
 EXAMPLE = """deberta-ext prepare --train_data articles/ --deduplicate exact minhash --train_tokenizer unigram \\
     --max_length 512 --workers 2 --output_dir prepared
 deberta-ext prepare --help_all"""

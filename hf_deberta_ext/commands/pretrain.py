@@ -5,7 +5,7 @@ import argparse
 
 __all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
-HELP = "pre-train a model on text: mlm, a masked language model, or rtd, generator and discriminator"
+HELP = "pre-train a model on text: masked language model, or generator and discriminator"
 EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe \\
     --vocab_size 8000 --output_dir small
 deberta-ext pretrain rtd --help"""

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--revision", metavar="BRANCH", help="branch to push to; created from main if it does not exist")
     add("--create_pr", action="store_true", help="open a pull request")
     add("--tag", help="name of a new tag for the commit, as v1.0; the code of the card then loads it")
-    add("--message", help="commit message; lines after the first are its description")
+    add("--message", dest="commit_message", help="commit message; lines after the first are its description")
     add("--include", nargs="+", default=[], metavar="PATTERN", help="publish these files too: *.txt, notes/*")
     add("--token", help="token of the Hub; default: HF_TOKEN, or the one of `hf auth login`")
     add("--dry_run", action="store_true", help="send nothing: list the files and what would be refused")
@@ -32,18 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Push the folder and print the report; return 1 for a dry run that has found problems."""
     from ..publishing import push
 
-    report = push(
-        arguments.folder,
-        arguments.repo,
-        private=arguments.private,
-        revision=arguments.revision,
-        create_pr=arguments.create_pr,
-        tag=arguments.tag,
-        commit_message=arguments.message,
-        include=arguments.include,
-        token=arguments.token,
-        dry_run=arguments.dry_run,
-        skip_checks=arguments.skip_checks,
-    )
+    names = ("private", "revision", "create_pr", "tag", "commit_message", "include", "token", "dry_run", "skip_checks")
+    report = push(arguments.folder, arguments.repo, **{name: getattr(arguments, name) for name in names})
     print(report)
     return 1 if report.problems else 0

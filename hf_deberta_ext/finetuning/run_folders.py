@@ -82,7 +82,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
     lock_folder(folder)
     if args.seeds:
         # Without seeds the trainer writes the record.
-        begin_run(folder, arguments, args.resume_from_checkpoint is not None, args.resume_anyway)
+        begin_run(folder, arguments, args.resume_from_checkpoint and folder, args.resume_anyway)
 
 
 def begin_seed(args: FineTuningArguments):

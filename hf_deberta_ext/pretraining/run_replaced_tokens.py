@@ -12,7 +12,7 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
 from ..training.checkpoints import replaced_model
 from ..training.flags import option
-from ..training.run_contents import weights_digest
+from ..training.run_folder import weights_digest
 from .masking import MaskingVocabulary
 from .packing import PAIR_MODES
 from .replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer, check_stepping

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData, metadata_load, metadata_save
 
 from ..analysis import results
 from ..checkpoints.files import read_json
@@ -31,13 +31,9 @@ for _head in HEADS.values():
         NOUNS[_head.pipeline_tag] = _head.description.removeprefix("A DeBERTa ")
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
 # Languages of data sets on the Hub, as their cards say.
-DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(
-    [
-        "allenai/swag", "aps/super_glue", "ehovy/race", "eriktks/conll2003", "jaredfern/codah", "leondz/wnut_17",
-        "nyu-mll/glue", "rajpurkar/squad", "rajpurkar/squad_v2",
-    ],
-    "en",
-)  # fmt: skip
+ENGLISH = """allenai/swag aps/super_glue ehovy/race eriktks/conll2003 jaredfern/codah leondz/wnut_17 nyu-mll/glue
+    rajpurkar/squad rajpurkar/squad_v2""".split()
+DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
@@ -65,23 +61,16 @@ def write_model_card(
         language (`str` or `list[str]`, *optional*): ISO 639 codes; a region may follow (pt-BR). The Hub lists models by the
             language without region.
         license (`str`, *optional*): the Hub's name of the licence: apache-2.0, mit, other.
-        base_model (`str`, *optional*): Hub id of the model that this one was trained from.
-        datasets (`str` or `list[str]`, *optional*): Hub ids of the data that it was trained on.
+        base_model, datasets (`str` or `list[str]`, *optional*): Hub ids of what the model was trained from and on.
         tags (`list[str]`): further tags.
         overwrite (`bool`): write a new card; a card that is there is kept beside it as README.md.old-1 (-2, ...).
-
-    Returns:
-        `Path`: the card.
 
     Raises:
         ValueError: the folder holds no model, or one of its files is damaged.
     """
-    from huggingface_hub import metadata_load, metadata_save
-
-    folder = Path(folder)
     values = {"language": language, "license": license, "base_model": base_model, "datasets": as_list(datasets)}
     metadata = {name: value for name, value in values.items() if value}
-    card = folder / CARD
+    card = Path(folder, CARD)
     if card.is_file() and not overwrite:
         known = metadata_load(card) or {}
         if tags:
@@ -211,21 +200,17 @@ def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalR
 
 
 def eval_results(
-    measured: Mapping[str, float],
-    *,
-    task_type: str,
-    task_name: str | None = None,
-    dataset_type: str = "text",
-    dataset_name: str = "held-out text",
-    sets: Mapping[str, Sequence[str | None]] | None = None,
+    measured: Mapping[str, float], *, sets: Mapping[str, Sequence[str | None]] | None = None, **names: str | None
 ) -> list[EvalResult]:
     """Return the scores among the metrics as entries of a card's model index.
 
     Args:
         measured (`dict`): by name, with the name of the evaluation set in front: "accuracy", "mm_accuracy".
         sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
+        names: task_type, task_name, dataset_type and dataset_name of the entries.
     """
     entries, sets = [], sets or {"": (None, None)}
+    names = {"dataset_type": "text", "dataset_name": "held-out text"} | names
     for name, value in measured.items():
         if not results.is_score(name) or results.shown_metric(name, value).startswith(">"):
             continue
@@ -233,16 +218,7 @@ def eval_results(
         # Metrics of the Hub, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
         metric = re.sub(r".*_(?=(accuracy|f1|precision|recall)$)", "", name.removeprefix(f"{own_set}_"))
         config, split = sets.get(own_set, (None, "validation"))
-        entry = EvalResult(
-            task_type=task_type,
-            task_name=task_name,
-            dataset_type=dataset_type,
-            dataset_name=dataset_name,
-            dataset_config=config,
-            dataset_split=split,
-            metric_type=metric,
-            metric_value=round(value, 4),
-            metric_name=name if name != metric else None,
-        )
-        entries.append(entry)
+        own_name = name if name != metric else None
+        place = {"dataset_config": config, "dataset_split": split}
+        entries.append(EvalResult(metric_type=metric, metric_value=round(value, 4), metric_name=own_name, **names, **place))
     return entries

@@ -21,13 +21,7 @@ from ..checkpoints.files import (
 )
 from ..heads import HEADS, PARTS
 
-__all__ = [
-    "AUTO_MODELS",
-    "REPORT_FILE",
-    "ModelFolder",
-    "RunFacts",
-    "read_folder",
-]
+__all__ = ["AUTO_MODELS", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder"]
 
 REPORT_FILE = "run_report.json"
 # The Hub's name of a task -> the Auto class that loads its model; "encoder" is a model without a head.
@@ -53,10 +47,9 @@ class RunFacts:
     pipeline: str | None = None
     # Of a pre-training: name in the results -> title.
     objectives: Mapping[str, str] = field(default_factory=dict)
-    # The data of the results, and (configuration, split) on the Hub of each evaluation set, "" for the main one.
+    # The data of the results, (configuration, split) on the Hub of each evaluation set ("" for the main one), and Hub ids.
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
-    # Ids on the Hub.
     datasets: Sequence[str] = ()
     # The checkpoint that was trained further, its id and its revision on the Hub; or the training began from random weights.
     base_model: str | None = None
@@ -66,10 +59,9 @@ class RunFacts:
     # Rows of two tables; a value is text, a number, a list or a dictionary of these.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    # Numbers of parameters, of the model with its adapters.
+    # Numbers of parameters, of the model with its adapters; columns of a text classifier: one, or two for pairs.
     parameters: int | None = None
     trained_parameters: int | None = None
-    # Of a text classifier: one, or two for pairs.
     text_columns: Sequence[str] = ()
     # Tokens of the longest input of the training, and in all documents of a pre-training.
     longest: int | None = None
@@ -78,7 +70,7 @@ class RunFacts:
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()
-    # The checkpoint was selected on the evaluation data; the evaluation data were also trained on.
+    # The checkpoint was selected on the evaluation data; they were also trained on.
     best_chosen: bool = False
     trained_on_results: bool = False
     # ISO codes, and the Hub's name of the licence.
@@ -94,22 +86,15 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's folder, as far as its files can be read without loading the model.
+    """A model's folder, as far as its files can be read without loading the model."""
 
-    Args:
-        folder (`Path`): of the card.
-        model_folder (`Path`): of the model: `folder`, or the folder of the first of several seeds.
-        half (`str`): "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
-        config, adapter (`dict`): config.json and adapter_config.json; {} without the file.
-        tensors (`dict`): shapes by name, from the headers of the .safetensors; {} without them.
-        results (`dict`): all_results.json, of the first of several seeds.
-        summary (`dict`): results over several seeds; {} for one.
-        run (`RunFacts`): what its run told.
-    """
-
+    # Of the card, and of the model: the same, or the folder of the first of several seeds.
     folder: Path
     model_folder: Path
+    # "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
     half: str
+    # config.json and adapter_config.json, shapes of tensors by name, all_results.json (of the first seed), results over
+    # several seeds; {} without the file. Only .safetensors have shapes.
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -142,14 +127,9 @@ class ModelFolder:
         """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
-        kind = self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")))
-        if kind is not None:
-            return kind
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
-        for end, kind in KINDS.items():
-            if name.endswith(end):
-                return kind
-        return "encoder"
+        kind = KINDS.get(next(filter(name.endswith, KINDS), ""), "encoder")
+        return self.run.pipeline or PEFT_KINDS.get(str(self.adapter.get("task_type")), kind)
 
     @property
     def is_joint(self) -> bool:
@@ -176,16 +156,14 @@ class ModelFolder:
         """Metrics by name, without "eval_"; means over several seeds."""
         if not self.summary:
             return measured_metrics(self.results)
-        means = {}
-        for name, value in self.summary.items():
-            if name.startswith("eval_"):
-                means[name.removeprefix("eval_")] = value["mean"]
-        return means
+        names = filter(lambda name: name.startswith("eval_"), self.summary)
+        return {name.removeprefix("eval_"): self.summary[name]["mean"] for name in names}
 
     @property
     def labels(self) -> list[str]:
         """Names of the classes; [] where they are only numbered."""
-        names = [str(name) for _, name in sorted((self.config.get("id2label") or {}).items(), key=lambda item: int(item[0]))]
+        labels = self.config.get("id2label") or {}
+        names = [str(labels[number]) for number in sorted(labels, key=int)]
         if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
             return []
         return names

@@ -2,7 +2,6 @@
 """Publish a model's folder on the Hub: files of an allow-list, a card, one commit by `HfApi.upload_folder`."""
 
 import dataclasses
-import json
 import mmap
 import os
 import posixpath
@@ -15,7 +14,7 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, get_token
 
-from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file
+from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file, read_json
 from ..files import format_size, is_hub_id, replace_text
 from ..model.configuration_deberta_ext import CODE_FILES
 from .card import CARD, write_cards
@@ -25,16 +24,14 @@ __all__ = ["PushReport", "published_files", "push"]
 
 # Published files of a model's folder, of these folders in it, and of the modules of sentence-transformers, as 1_Pooling.
 FOLDERS = re.compile(r"(discriminator/|generator/|onnx/|\d+_\w+/)?[^/]+")
-ALLOWED = (
-    "config.json", "generation_config.json", "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt",
-    "model.safetensors", "model[.-]*.safetensors", "model*.safetensors.index.json",
-    "pytorch_model.bin", "pytorch_model[.-]*.bin", "pytorch_model*.bin.index.json",
-    "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "*.onnx", "*.onnx.data", "*.onnx_data",
-    "spm.model", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    "special_tokens_map.json", "added_tokens.json", "sentencepiece.model", "sentencepiece.bpe.model",
-    "all_results.json", "train_results.json", "eval*_results.json", "predict*_results.json",
-    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
-)  # fmt: skip
+ALLOWED = """config.json generation_config.json README.md LICENSE LICENSE.md LICENSE.txt
+    model.safetensors model[.-]*.safetensors model*.safetensors.index.json
+    pytorch_model.bin pytorch_model[.-]*.bin pytorch_model*.bin.index.json
+    adapter_config.json adapter_model.safetensors adapter_model.bin *.onnx *.onnx.data *.onnx_data
+    spm.model vocab.json vocab.txt merges.txt tokenizer.json tokenizer_config.json chat_template.jinja
+    special_tokens_map.json added_tokens.json sentencepiece.model sentencepiece.bpe.model
+    all_results.json train_results.json eval*_results.json predict*_results.json
+    modules.json config_sentence_transformers.json sentence_*_config.json""".split()
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
 # It begins with its letters, and not with \b, so that the search skips to them: 30 times as fast in weights.
 TOKEN = re.compile(rb"hf_(?<=\bhf_)[A-Za-z0-9]{34}")
@@ -44,20 +41,15 @@ REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class PushReport:
-    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files.
-
-    Attributes:
-        repo_id (`str`): of the repository.
-        files (`dict[str, int]`): path in the repository -> size in bytes.
-        left_out (`list[str]`): files and folders (with a slash) that are not published.
-        problems (`list[str]`): of a dry run, for which a push would be refused.
-        commit (`huggingface_hub.CommitInfo`, *optional*): the commit; of an unchanged repository its last one.
-    """
+    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files."""
 
     repo_id: str
+    # Path in the repository -> size in bytes.
     files: Mapping[str, int]
+    # Files and folders (with a slash) that are not published, and of a dry run for what a push would be refused.
     left_out: Sequence[str]
     problems: Sequence[str] = ()
+    # Of an unchanged repository its last one.
     commit: CommitInfo | None = None
 
     def __str__(self) -> str:
@@ -67,11 +59,10 @@ class PushReport:
                 lines.append(f"  {format_size(size):>8}  {path}")
         lines += [f"not published (--include adds it): {path}" for path in self.left_out]
         lines += [f"problem: {problem}" for problem in self.problems]
-        if self.commit is None:
-            lines.append("dry run: nothing was sent")
-        else:
-            lines.append(self.commit.pr_url or self.commit.commit_url)
-        return "\n".join(lines)
+        address = "dry run: nothing was sent"
+        if self.commit is not None:
+            address = self.commit.pr_url or self.commit.commit_url
+        return "\n".join([*lines, address])
 
 
 def push(
@@ -104,23 +95,19 @@ def push(
         repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
         tokenizer (*optional*): saved into the folder, and published.
         private (`bool`, *optional*): of a new repository; None: the account's default.
-        revision (`str`, *optional*): the branch, created if it does not exist; None: main.
+        revision, tag (`str`, *optional*): the branch, created if it does not exist, and a new tag for the commit.
         create_pr (`bool`): open a pull request.
-        tag (`str`, *optional*): name of a new tag for the commit, which the card's code then loads.
-        commit_message, commit_description (`str`, *optional*): of the commit.
         include (`Iterable[str]`): patterns of further files: "*.txt" in the folder itself, "figures/*" below it.
         tags (`Iterable[str]`): further tags of a new card.
-        token (`str`, *optional*): of the Hub; None: HF_TOKEN or the one of `hf auth login`.
-        endpoint (`str`, *optional*): another Hub; None: HF_ENDPOINT or huggingface.co.
+        token, endpoint (`str`, *optional*): of the Hub; None: those of the environment, or of `hf auth login`.
         max_shard_size (`int` or `str`): a larger model is saved in several files.
         dry_run (`bool`): send nothing; report files and problems.
-        skip_checks (`bool`): publish a folder without configuration or weights; tokens and links are refused all the same.
+        skip_checks (`bool`): publish a folder without configuration or weights; tokens and links are refused still.
 
     Raises:
         ValueError: the folder holds a token, links to other places or is not a whole model; the repository is not as
             private as asked; the tag exists. Nothing was committed.
-        huggingface_hub.errors.HfHubHTTPError: the Hub refused a request, for example (412) because of a commit of someone
-            else in the meantime.
+        huggingface_hub.errors.HfHubHTTPError: the Hub refused a request, or had a commit of someone else meanwhile (412).
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = source
@@ -171,13 +158,7 @@ def push(
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
-    """Sort the files of a model's folder, or of a run's output folder.
-
-    Args:
-        include (`Iterable[str]`): patterns of further files, as for `push`.
-
-    Returns:
-        (path in the repository -> file, what is not published; a folder ends in a slash and stands for all in it).
+    """Return (path in the repository -> file, what is not published) of a folder; "folder/" stands for all in it.
 
     Raises:
         ValueError: a pattern fits no file, or a file to be published is a link out of the folder.
@@ -199,24 +180,22 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     for path, file in published.items():
         if leaves(file, folder.resolve()):
             raise ValueError(f"{path} is a link out of {folder}, to {file.resolve()}: replace it by a copy, or remove it")
-    left_out = {}
+    kept, left_out = {path.partition("/")[0] for path in published}, set()
     for path in files.keys() - published.keys():
-        folder_name = path.partition("/")[0]
-        is_kept = any(name.startswith(f"{folder_name}/") for name in published)
-        left_out[path if is_kept or "/" not in path else f"{folder_name}/"] = None
+        name, slash, rest = path.partition("/")
+        left_out.add(name + slash + rest * (name in kept))
     return dict(sorted(published.items())), sorted(left_out)
 
 
 def is_of_model(path: str, file: Path, card: str) -> bool:
     """True for a file that belongs to a model: weights, configuration, tokenizer, code, results, pictures of the card."""
-    if not FOLDERS.fullmatch(path):
-        return False
-    name = posixpath.basename(path)
-    if name.endswith(".py"):
-        return name in CODE_FILES
-    if name.endswith(PICTURES):
-        return f"({path})" in card
-    return any(fnmatchcase(name, pattern) for pattern in ALLOWED)
+    if path.endswith(".py"):
+        belongs = posixpath.basename(path) in CODE_FILES
+    elif path.endswith(PICTURES):
+        belongs = f"({path})" in card
+    else:
+        belongs = any(fnmatchcase(posixpath.basename(path), pattern) for pattern in ALLOWED)
+    return belongs and FOLDERS.fullmatch(path) is not None
 
 
 def leaves(file: Path, folder: Path) -> bool:
@@ -231,9 +210,7 @@ def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
     """Return a line for each file that holds a token of the Hub: one of `tokens`, the user's own, or any other."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
-    for name, file in files.items():
-        if file.stat().st_size == 0:
-            continue
+    for name, file in filter(lambda item: item[1].stat().st_size, files.items()):
         with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if TOKEN.search(data) or any(data.find(token) >= 0 for token in own):
                 problems.append(f"{name} holds a token of the Hub: remove it, and revoke it in your account's settings")
@@ -244,7 +221,7 @@ def model_problems(files: Mapping[str, Path]) -> list[str]:
     """Return what a folder lacks: configuration, weights, or for an adapter a base model that others can load."""
     problems = []
     if ADAPTER_CONFIG_FILE in files:
-        base = str(json.loads(files[ADAPTER_CONFIG_FILE].read_text(encoding="utf-8")).get("base_model_name_or_path"))
+        base = str(read_json(files[ADAPTER_CONFIG_FILE]).get("base_model_name_or_path"))
         if not is_hub_id(base) or Path(base).exists():
             problems.append(f"{ADAPTER_CONFIG_FILE}: set base_model_name_or_path, {base!r}, to the Hub id of the base model")
     elif "config.json" not in files:
@@ -266,14 +243,12 @@ def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> N
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
     """Return files of a repository that would be loaded instead of the `new` ones or together with them: a model's earlier
     weights and adapter, or an adapter's earlier weights."""
-    stale = []
-    for path in published:
+    stale, new = [], [*new]
+    for path in sorted({*published} - {*new}):
         folder, name = posixpath.split(path)
-        is_adapter = name.startswith("adapter_")
         siblings = [posixpath.basename(file) for file in new if posixpath.dirname(file) == folder]
-        replaced = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
-        if path in new or not replaced or not any(map(is_weight_file, siblings)):
-            continue
-        if is_adapter or ADAPTER_CONFIG_FILE not in siblings:
+        is_loaded = is_weight_file(name) or name == ADAPTER_CONFIG_FILE
+        is_replaced = name.startswith("adapter_") or ADAPTER_CONFIG_FILE not in siblings
+        if is_loaded and is_replaced and any(map(is_weight_file, siblings)):
             stale.append(path)
     return stale

@@ -5,14 +5,12 @@ import copy
 import inspect
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from .flags import option
@@ -22,6 +20,9 @@ __all__ = ["RunArguments", "has_warmup"]
 
 # Optimizers of projected gradients, the only ones that read optim_target_modules.
 LOW_RANK = ("apollo", "galore")
+# The least values of arguments.
+LEAST = dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "eval_steps", "save_steps"), 0)
+LEAST |= dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), 1)
 
 
 def has_warmup(schedule: str | SchedulerType) -> bool:
@@ -29,51 +30,37 @@ def has_warmup(schedule: str | SchedulerType) -> bool:
     return "num_warmup_steps" in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]).parameters
 
 
-def changes_optimizer(args: Any, name: str) -> bool:
-    """Return True if the optimizer would be another one with the argument `name` at its default."""
-    if args.published_optimizer or args.optim.value.startswith(LOW_RANK):
-        return True
-    others = copy.copy(args)
-    setattr(others, name, TrainingArguments.__dataclass_fields__[name].default)
-    try:
+def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
+    """Return an entry of `needs`: the optimizer would be another one with the argument `name` at its default."""
+
+    def changes(args: Any) -> bool:
+        if args.published_optimizer or args.optim.value.startswith(LOW_RANK):
+            return True
+        others = copy.copy(args)
+        setattr(others, name, TrainingArguments.__dataclass_fields__[name].default)
         return Trainer.get_optimizer_cls_and_kwargs(args) != Trainer.get_optimizer_cls_and_kwargs(others)
-    except ValueError:
-        # It asks for the model.
-        return True
+
+    return "with this --optim", changes
 
 
 @dataclass
 class RunArguments(TrainingArguments):
     """`TrainingArguments` of a run, whose trainer is a `RunTrainer`.
 
-    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs.
-
-    Raises:
-        ValueError: no `output_dir`; an optimizer or schedule of Trainer's beside `published_optimizer`; a rate or number
-            out of its range; options that the schedule does not take; fp16 on a CPU; or a tracker in `report_to` that is not
-            installed.
-        ImportError: the package of the optimizer is not installed.
+    On a machine without an accelerator `use_cpu` is set, and gloo is the backend of distributed runs. Values that would
+    have no effect or another one than they say raise a ValueError.
     """
 
     needs: ClassVar = {
-        "adam_beta1": ("with this --optim", partial(changes_optimizer, name="adam_beta1")),
-        "adam_beta2": ("with this --optim", partial(changes_optimizer, name="adam_beta2")),
-        "adam_epsilon": ("with this --optim", partial(changes_optimizer, name="adam_epsilon")),
-        "optim_args": ("with this --optim", partial(changes_optimizer, name="optim_args")),
-        "optim_target_modules": (
-            "without an --optim of GaLore or APOLLO",
-            lambda args: args.optim.value.startswith(LOW_RANK),
-        ),
+        **{name: changes_optimizer(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args")},
+        "optim_target_modules": ("without GaLore or APOLLO", lambda args: args.optim.value.startswith(LOW_RANK)),
         "warmup_steps": (
             "without a schedule that has a warm-up (--lr_scheduler_type constant_with_warmup, linear, ...)",
             lambda args: args.published_optimizer or has_warmup(args.lr_scheduler_type),
         ),
         "seed": ("with --seeds", lambda args: not getattr(args, "seeds", None)),
         "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
-        "load_best_model_at_end": (
-            "without evaluations during the training (--eval_strategy epoch --save_strategy epoch)",
-            lambda args: args.eval_strategy != "no",
-        ),
+        "load_best_model_at_end": ("without --eval_strategy steps or epoch", lambda args: args.eval_strategy != "no"),
     }
 
     output_dir: str | None = option(None, "folder of checkpoints, model, results and card; must be given")
@@ -92,16 +79,13 @@ class RunArguments(TrainingArguments):
         if self.output_dir is None:
             raise ValueError("--output_dir is missing: say where checkpoints, model and results go")
         fields = TrainingArguments.__dataclass_fields__
-        others = [f"--{name}" for name in sorted(OWN_OPTIMIZER) if getattr(self, name) != fields[name].default]
-        if self.published_optimizer and others:
-            raise ValueError(f"{', '.join(others)} cannot be had with --published_optimizer: leave one of them out")
-        for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_steps", "save_steps"):
+        for name in sorted(OWN_OPTIMIZER):
+            if self.published_optimizer and getattr(self, name) != fields[name].default:
+                raise ValueError(f"--{name} cannot be had with --published_optimizer: leave one of them out")
+        for name, least in LEAST.items():
             value = float(getattr(self, name) or 0)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"--{name} must be 0 or a positive number, got {value:g}")
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+            if not least <= value < math.inf:
+                raise ValueError(f"--{name} must be at least {least}, got {value:g}")
         if self.max_steps == 0:
             raise ValueError("--max_steps must be at least 1, or -1 for --num_train_epochs, got 0")
         if self.max_steps < 0 and not self.num_train_epochs > 0:
@@ -112,28 +96,18 @@ class RunArguments(TrainingArguments):
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             self.ddp_backend = "gloo"
         super().__post_init__()
-        self.check_optimizer()
         if self.fp16 and self.use_cpu:
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
-        missing = {*self.report_to} - {*get_available_reporting_integrations()}
-        if missing:
-            raise ValueError(
-                f"--report_to {' '.join(sorted(missing))}: no such tracker is installed; install it, or give none"
-            )
-
-    def check_optimizer(self):
-        """Check that the schedule takes `lr_scheduler_kwargs`, and that the package of the optimizer is installed."""
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
         try:
             # Trainer drops the options of constant schedules.
             inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).bind_partial(None, **options)
             get_scheduler(kind, torch.optim.SGD([torch.zeros(1)], lr=1.0), 0, 1, options)
+            Trainer.get_optimizer_cls_and_kwargs(self)
         except TypeError as error:
             raise ValueError(f"lr_scheduler_kwargs = {options!r} do not fit lr_scheduler_type: {error}") from error
-        try:
-            Trainer.get_optimizer_cls_and_kwargs(self)
         except ValueError as error:
-            # Some ask for the model, too.
+            # Some optimizers ask for the model, too.
             if "model" not in str(error):
                 raise
 

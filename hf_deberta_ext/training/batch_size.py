@@ -58,26 +58,19 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
         ValueError: the batch has no such divisors; names the numbers.
     """
     names = HARDWARE_FLAGS[:2]
-    both = " and --".join(names)
     given = {name: flags[name] for name in names if flags.get(name) is not None}
     if len(given) == 2:
         return {}
-    if batch % processes:
-        raise ValueError(f"the recipe's batch of {batch} cannot be shared equally by {processes} processes: give --{both}")
-    share = batch // processes
-    for name, value in given.items():
-        if value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-        if share % value:
-            raise ValueError(
-                f"the recipe's batch of {batch} is no multiple of --{name} {value} x {processes} processes: take a divisor "
-                f"of {share}, or give --{both}"
-            )
+    divisor = " x ".join([*(f"--{name} {value}" for name, value in given.items()), f"{processes} processes"])
+    share, rest = divmod(batch, processes)
+    if rest or any(value < 1 or share % value for value in given.values()):
+        raise ValueError(
+            f"the recipe's batch of {batch} is no multiple of {divisor}: take a divisor, or give --{' and --'.join(names)}"
+        )
+    size = max(number for number in range(1, max(1, fitting) + 1) if share % number == 0)
     if "gradient_accumulation_steps" in given:
         size = share // given["gradient_accumulation_steps"]
-    else:
-        sizes = [number for number in range(1, min(fitting, share) + 1) if share % number == 0]
-        size = given.get("per_device_train_batch_size", max(sizes, default=1))
+    size = given.get("per_device_train_batch_size", size)
     return dict(zip(names, (size, share // size), strict=True))
 
 
@@ -89,44 +82,31 @@ def is_split_free(args: TrainingArguments) -> bool:
 def hardware_facts(
     args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return rows of a card's table: devices, processes, precision, seconds and versions; nothing that names the machine.
-
-    Args:
-        parameters (`str`): their dtype.
-        results (`dict`, *optional*): of the training: "train_runtime", and "train_resumed_at_step" where it went on from a
-            checkpoint, which the seconds before are not known of.
-    """
-    results = results or {}
-    precision, seconds = f"{parameters} parameters", "seconds of training"
+    """Return rows of a card's table: devices, processes, precision (of parameters of this dtype), seconds (by the results of
+    the training) and versions; nothing that names the machine."""
+    device = f"CPU ({platform.machine()}), {os.cpu_count()} cores, threads of a process: {torch.get_num_threads()}"
+    if args.device.type != "cpu":
+        name = args.device.type
+        if name == "cuda":
+            name = torch.cuda.get_device_name(args.device)
+        device = f"{args.world_size * max(1, args.n_gpu)} x {name}, {os.cpu_count()} CPU cores"
+    precision = f"{parameters} parameters"
     for half in ("fp16", "bf16"):
         if getattr(args, half):
-            precision = f"{parameters} parameters, {half} autocast"
-    if "train_resumed_at_step" in results:
-        seconds = f"seconds of training, from step {results['train_resumed_at_step']} on"
-    facts = {"device": device_name(args), "processes": args.world_size, "precision": precision}
+            precision += f", {half} autocast"
+    facts, results = {"device": device, "processes": args.world_size, "precision": precision}, results or {}
     if "train_runtime" in results:
-        facts[seconds] = results["train_runtime"]
+        name = "seconds of training"
+        if "train_resumed_at_step" in results:
+            name += f", from step {results['train_resumed_at_step']} on"
+        facts[name] = results["train_runtime"]
     return facts | {"versions": versions()}
-
-
-def device_name(args: TrainingArguments) -> str:
-    """Return kind and number of the devices."""
-    if args.device.type == "cpu":
-        return f"CPU ({platform.machine()}), {os.cpu_count()} cores, threads of a process: {torch.get_num_threads()}"
-    name = args.device.type
-    if name == "cuda":
-        name = torch.cuda.get_device_name(args.device)
-    return f"{args.world_size * max(1, args.n_gpu)} x {name}, {os.cpu_count()} CPU cores"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide what a run computes."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "hf_deberta_ext": __version__,
-    }
+    modules = {"torch": torch.__version__, "transformers": transformers.__version__, "hf_deberta_ext": __version__}
+    return {"python": platform.python_version(), **modules}
 
 
 def settings_table(
@@ -135,8 +115,7 @@ def settings_table(
     """Return lines of a table of (setting, value, who set it), with its head.
 
     Args:
-        published (`dict`): settings of a recipe.
-        settings (`dict`): those that recipe and hardware have set.
+        published, settings (`dict`): settings of a recipe, and those that recipe and hardware have set.
         flags (`dict`): of the user; those that the recipe does not know are left out.
         rows: further ones.
     """
@@ -153,5 +132,4 @@ def settings_table(
             value = f"{value:,}"
         if name in flags or name in settings:
             table.append((name, str(value), origin))
-    table += rows
-    return [f"  {setting:<28}  {value:<10}  {origin}" for setting, value, origin in table]
+    return [f"  {setting:<28}  {value:<10}  {origin}" for setting, value, origin in (*table, *rows)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that are written aside and renamed, and the check of a checkpoint that a run is resumed from."""
+"""Folders that are written aside and renamed, and the digests of a checkpoint, compared when a run is resumed from it."""
 
 import contextlib
-import filecmp
+import functools
 import json
 import os
 import pickle
@@ -11,25 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
+from xxhash import xxh3_128
 
 from ..checkpoints.files import is_weight_file
-from .manifest import MANIFEST_FILE, digest_of
 
-__all__ = [
-    "STATE_FILE",
-    "checkpoint_problem",
-    "has_weights",
-    "is_partial",
-    "place_aside",
-    "readable_weights",
-    "remove_folder",
-    "remove_partial",
-    "replaced_folder",
-    "replaced_model",
-    "write_errors",
-]
+__all__ = ["MANIFEST_FILE", "digest_of", "readable_weights", "replaced_folder", "replaced_model", "write_manifest"]
 
-STATE_FILE, CARD = "trainer_state.json", "README.md"
+MANIFEST_FILE, STATE_FILE, CARD = "checkpoint_manifest.json", "trainer_state.json", "README.md"
 
 
 def place_aside(folder: Path) -> Path:
@@ -45,9 +33,10 @@ def written_aside(folder: Path) -> Iterator[Path]:
     new.mkdir(parents=True)
     try:
         yield new
-    except Exception:
+    # Of the system, torch, safetensors or tokenizers, each with a type of its own.
+    except Exception as error:
         shutil.rmtree(new.parent, ignore_errors=True)
-        raise
+        raise OSError(f"{folder} could not be written: {error}. Complete checkpoints before it are as they were") from error
 
 
 @contextlib.contextmanager
@@ -65,19 +54,16 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 def replaced_model(folder: Path) -> Iterator[Path]:
     """Context with a new folder to write a model into, whose files go to `folder` at the end; others there stay.
 
-    Old weights are removed first and new ones come last, so that new settings never lie beside old weights. Weights that
-    have not changed stay.
+    Old weights are removed first and new ones come last, so that new settings never lie beside old weights.
     """
     with written_aside(folder / "model") as part:
         yield part
     files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
-    new = {name for name in files if is_weight_file(str(name))}
-    old = {Path(file.name) for file in folder.iterdir() if is_weight_file(file.name)}
-    if old and (old != new or not all(filecmp.cmp(part / name, folder / name, shallow=False) for name in new)):
-        # The index first: shards without it are no model.
-        for name in sorted(old, key=lambda name: name.suffix == ".json", reverse=True):
-            (folder / name).unlink()
-    for name in sorted(files, key=lambda name: (name in new, name.suffix == ".json")):
+    old = [file for file in folder.iterdir() if is_weight_file(file.name)]
+    # The index first: shards without it are no model.
+    for file in sorted(old, key=lambda file: file.suffix == ".json", reverse=True):
+        file.unlink()
+    for name in sorted(files, key=lambda name: (is_weight_file(str(name)), name.suffix == ".json")):
         # The card is the run's; peft saves a template with every adapter.
         if str(name) != CARD or not (folder / CARD).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,54 +79,59 @@ def remove_folder(folder: Path):
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def is_partial(name: str) -> bool:
-    """Return True for the name of a file or folder that is half written or half removed."""
-    return name.startswith(".") and name.endswith(".part")
-
-
 def remove_partial(folder: Path):
     """Remove what killed processes have half written or half removed in a folder."""
-    for entry in folder.iterdir():
-        if is_partial(entry.name) and entry.is_dir():
+    for entry in folder.glob(".*.part"):
+        if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
-        elif is_partial(entry.name):
+        else:
             entry.unlink()
 
 
-def has_weights(folder: Path) -> bool:
-    """Return True for a folder into which a model was saved: `replaced_model` moves the weights last."""
-    return any(is_weight_file(file.name) for file in folder.iterdir())
+def write_manifest(checkpoint: Path):
+    """Write size and digest of each file of a checkpoint, and flush all of them to the disk."""
+    manifest = checkpoint / MANIFEST_FILE
+    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != manifest]
+    entries = {file.relative_to(checkpoint).as_posix(): (file.stat().st_size, digest_of(file)) for file in files}
+    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    # Windows opens no folders, and flushes no file that is open for reading.
+    if os.name != "nt":
+        for place in (*files, manifest, *{file.parent for file in files}, checkpoint):
+            descriptor = os.open(place, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+def digest_of(file: Path) -> str:
+    """Return the digest of a file, which is read again only if its size or time has changed."""
+    status = file.stat()
+    return _digest(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(1000)
+def _digest(file: Path, size: int, mtime_ns: int) -> str:
+    digest = xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def checkpoint_problem(checkpoint: Path) -> str | None:
-    """Return why no run can be resumed from a checkpoint, such as "its optimizer.pt is missing"; None if one can.
-
-    All files of its manifest are read, and compared with their digests.
-    """
+    """Return why no run can be resumed from a checkpoint, "its optimizer.pt is missing"; None if all its files are whole."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))
-        digests = {name: digest for name, (_, digest) in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError):
         return f"its {MANIFEST_FILE} is missing or damaged"
-    for name, digest in digests.items():
+    for name, (_, digest) in files.items():
         if not (checkpoint / name).is_file():
             return f"its {name} is missing"
         if digest_of(checkpoint / name) != digest:
             return f"its {name} is damaged: its content is not what was saved"
     # Trainer would go on with a new optimizer. DeepSpeed's is in global_step*.
-    if not any(name.startswith(("optimizer", "global_step")) for name in digests):
+    if not any(name.startswith(("optimizer", "global_step")) for name in files):
         return "its optimizer.pt is missing, as with --save_only_model"
     return None
-
-
-@contextlib.contextmanager
-def write_errors(place: str | os.PathLike) -> Iterator[None]:
-    """Context in which any error becomes an OSError that says what could not be written."""
-    try:
-        yield
-    # Of the system, torch, safetensors or tokenizers, each with a type of its own.
-    except Exception as error:
-        raise OSError(f"{place} could not be written: {error}. Complete checkpoints before it are as they were") from error
 
 
 @contextlib.contextmanager
@@ -149,8 +140,5 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
     try:
         yield
     except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"the weights of {source} cannot be read, or do not fit its configuration with --config_overrides "
-            f"{config_overrides}: {reason}"
-        ) from error
+        reason = f"with --config_overrides {config_overrides}: {str(error).splitlines()[0]}"
+        raise ValueError(f"the weights of {source} cannot be read, or do not fit its configuration {reason}") from error

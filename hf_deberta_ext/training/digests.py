@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from xxhash import xxh3_64
@@ -41,12 +42,11 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def json_digest(value: Any) -> str:
     """Return the digest of plain values, arrays and tensors."""
-
-    def plain(other: Any) -> Any:
-        if isinstance(other, Mapping):
-            return dict(other)
-        if hasattr(other, "tolist"):
-            return other.tolist()
-        return repr(other)
-
     return xxh3_64(json.dumps(value, default=plain).encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return a mapping as a dictionary, an array as a list, and anything else as its `repr`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return getattr(value, "tolist", partial(repr, value))()

@@ -21,15 +21,9 @@ def spread_seed(*numbers: int) -> int:
 
 
 def check_sharding(trainer: Trainer):
-    """Refuse FSDP for a trainer whose model it would not shard, or would train wrongly.
-
-    Raises:
-        ValueError: `fsdp` would have no effect, would compute other gradients, or cannot be had for this model.
-    """
+    """Refuse FSDP for a trainer whose model it would not shard, or would train wrongly."""
     if trainer.args.fsdp and not trainer.is_fsdp_enabled:
-        raise ValueError(
-            f"fsdp = {trainer.args.fsdp!r} has no effect here: accelerate shards on accelerators alone; leave it out"
-        )
+        raise ValueError(f"fsdp = {trainer.args.fsdp!r} has no effect here: accelerate shards on accelerators alone")
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is None:
         return
@@ -40,8 +34,8 @@ def check_sharding(trainer: Trainer):
         is_borrowing |= hasattr(module, "owns_attention") and not (module.owns_attention and module.owns_feed_forward)
     if plugin.activation_checkpointing and has_dropout:
         raise ValueError(
-            "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws anew on "
-            "the way back: leave it out and set gradient_checkpointing, which draws the same"
+            "activation_checkpointing in fsdp_config gives wrong gradients with dropout, which accelerate draws again in "
+            "the backward pass: use gradient_checkpointing instead"
         )
     if plugin.auto_wrap_policy is not None and is_borrowing:
         raise ValueError(

@@ -13,11 +13,7 @@ __all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Check the losses of a step after its last micro-batch, in all processes together; before that, remember this one.
-
-    Raises:
-        ValueError: a loss is not finite, here or in another process.
-    """
+    """Refuse a step with a loss that is not finite, after its last micro-batch, in all processes together."""
     loss = loss + trainer.unchecked_loss
     trainer.unchecked_loss = 0.0
     if not trainer.accelerator.sync_gradients:
@@ -29,17 +25,13 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
     if finite:
         return
-    args = trainer.args
-    causes = [f"the learning rate of {args.learning_rate:g} is too high, or --warmup_steps too few"]
-    if args.fp16:
-        causes.insert(0, "float16 overflows (mDeBERTa's activations do: use --bf16, or neither)")
-    if any(not torch.isfinite(parameter).all() for parameter in trainer.model.parameters()):
-        causes.insert(0, "the weights themselves are not finite")
     value = loss.float().mean().item()
     if math.isfinite(value):
         value = "not finite in another process"
-    step = trainer.state.global_step + 1
-    raise ValueError(f"the loss of step {step} is {value}: the training stops. Likely causes: {'; '.join(causes)}")
+    raise ValueError(
+        f"the loss of step {trainer.state.global_step + 1} is {value}: the training stops. Likely causes: the learning rate "
+        f"of {trainer.args.learning_rate:g} is too high, --warmup_steps are too few, or --fp16 overflows (use --bf16)"
+    )
 
 
 def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None) -> str | None:
@@ -54,14 +46,11 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
     losses = losses or [entry["train_loss"] for entry in history if "train_loss" in entry]
     if not losses:
         return None
-    level = uniform_loss or max(losses[0], 1.0)
-    loss = statistics.median(losses[-3:])
-    held_out = 0.0
-    for entry in history:
-        held_out = entry.get("eval_loss", held_out)
+    level, loss = uniform_loss or max(losses[0], 1.0), statistics.median(losses[-3:])
+    held_out = [0.0, *(entry["eval_loss"] for entry in history if "eval_loss" in entry)][-1]
     if loss <= 5 * level and min(loss, held_out) <= 1.25 * level:
         return None
-    text = f"The training diverged: its loss is {loss:.4g}, that of a uniform guess {level:.4g}"
-    if uniform_loss is None:
-        text = f"The training diverged: its loss is {loss:.4g}, the first one was {losses[0]:.4g}"
-    return f"{text}; lower the learning rate, or warm up longer."
+    return (
+        f"The training diverged: its loss is {loss:.4g}, above that of a guess or of the beginning, {level:.4g}; lower the "
+        "learning rate, or warm up longer."
+    )

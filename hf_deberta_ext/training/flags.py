@@ -16,7 +16,9 @@ import torch
 import yaml
 from transformers import HfArgumentParser
 
-__all__ = ["given_flags", "option", "overrides", "parse_flags"]
+from ..files import as_list
+
+__all__ = ["option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
@@ -33,9 +35,10 @@ def option(default: Any, text: str, **options) -> Any:
 class FlagParser(HfArgumentParser):
     """`HfArgumentParser` whose --help leaves the flags `hidden` out, and shows one spelling of the others."""
 
-    def __init__(self, groups: Sequence[type], hidden: Collection[str] = (), **options):
+    def __init__(self, groups: Sequence[type], hidden: Collection[str], **options):
         self.hidden = hidden
         super().__init__(groups, **options)
+        self.add_argument("--help_all", action="help", help="these flags, and those of Trainer: --learning_rate, ...")
 
     def add_argument(self, *names: str, **options) -> argparse.Action:
         if options.get("dest", names[0].lstrip("-")) in self.hidden:
@@ -60,9 +63,7 @@ def parse_flags(
 
     Args:
         groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names.
-        argv (`list[str]`, *optional*): without the name of the program; None = the program's own.
-        description (`str`): of which `--help` shows the first paragraph.
-        usage (`str`, *optional*): in place of argparse's.
+        description, usage (`str`): for `--help`, the description's first paragraph.
         defaults (`dict`, *optional*): of this script, by name.
         elsewhere (`dict[str, str]`, *optional*): names of flags of other scripts -> what to give here.
         recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a text to
@@ -70,25 +71,26 @@ def parse_flags(
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
-        ValueError: a flag is unknown, its value is wrong, or it has no effect without another. Errors that argparse finds
-            end the program.
+        ValueError: a flag is unknown, its value is wrong, or it has no effect without another.
     """
     if argv is None:
         argv = sys.argv[1:]
     if argv and Path(argv[0]).suffix in (".json", ".yaml", ".yml"):
         argv = [*flags_of_file(Path(argv[0])), *argv[1:]]
-    hidden = set()
+    hidden, names = set(), []
     for group in groups:
+        names += [field.name for field in fields(group) if field.init]
         hidden |= {*getattr(group, "refused", ())}
         if "--help_all" not in argv:
             # TrainingArguments' own; a preparation does not import it.
             inherited = [field for base in group.__mro__ if base.__name__ == "TrainingArguments" for field in fields(base)]
             hidden |= {field.name for field in fields(group) if field in inherited}
     parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)
-    parser.add_argument("--help_all", action="help", help="these flags, and those of Trainer: --learning_rate, ...")
     parser.set_defaults(**(defaults or {}))
-    refuse_unknown(parser, argv, elsewhere or {})
-    flags = given_flags(parser, argv)
+    absent = object()
+    parsed, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
+    refuse_unknown(unknown, names, elsewhere or {})
+    flags = {name: value for name, value in vars(parsed).items() if value is not absent}
     if recipe is not None:
         device = None
         if flags.get("use_cpu"):
@@ -112,24 +114,13 @@ def flags_of_file(file: Path) -> list[str]:
         raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
     argv = []
     for name, value in values.items():
-        if not isinstance(value, list):
-            value = [value]
-        if value in ([], [None]):
-            continue
-        argv.append(f"--{name}")
-        for item in value:
+        if as_list(value):
+            argv.append(f"--{name}")
+        for item in as_list(value):
             if not isinstance(item, str):
                 item = json.dumps(item)
             argv.append(item)
     return argv
-
-
-def given_flags(parser: HfArgumentParser, argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the flags of a command line by name, without defaults."""
-    names = [field.name for kind in parser.dataclass_types for field in fields(kind) if field.init]
-    absent = object()
-    parsed, _ = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(names, absent)))
-    return {name: value for name, value in vars(parsed).items() if value is not absent}
 
 
 def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
@@ -146,20 +137,15 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
     return values
 
 
-def refuse_unknown(parser: HfArgumentParser, argv: Sequence[str], elsewhere: Mapping[str, str]):
-    """Refuse flags that the parser does not know: say what to give in their place, or which flag is spelt most like them."""
-    names = [f"--{field.name}" for kind in parser.dataclass_types for field in fields(kind)]
-    _, unknown = parser.parse_known_args(argv)
+def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapping[str, str]):
+    """Refuse unknown flags: say what to give in their place, or which flag is spelt most like them."""
     problems = []
-    for text in unknown:
-        flag = text.partition("=")[0].replace("-", "_").replace("__", "--", 1)
-        close = difflib.get_close_matches(flag, names, 1)
-        if flag[2:] in elsewhere:
-            problems.append(f"{flag} is no flag of this script: {elsewhere[flag[2:]]}")
-        elif close:
-            problems.append(f"unknown flag {flag}: is it {close[0]}?")
-        elif text.startswith("--") or text == unknown[0]:
-            problems.append(f"unknown flag {text} (--help_all shows all)")
+    for text in [*filter(lambda text: text.startswith("--"), unknown)] or unknown[:1]:
+        flag = text.partition("=")[0].lstrip("-").replace("-", "_")
+        close = " or --".join(difflib.get_close_matches(flag, names, 1)) or "help_all"
+        problems.append(f"unknown flag --{flag}: is it --{close}?")
+        if flag in elsewhere:
+            problems[-1] = f"--{flag} is no flag of this script: {elsewhere[flag]}"
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -170,14 +156,12 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
     `needs` of a dataclass of flags, or of one that it extends, has for the name of a flag (where it has no effect: "without
     --lora", a function of the values of all groups: whether it has one).
     """
-    values = SimpleNamespace()
+    values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:
         vars(values).update(vars(group))
-    for group in groups:
-        needs = {}
+        defaults |= {field.name: field.default for field in fields(group)}
         for kind in reversed(type(group).__mro__):
             needs |= vars(kind).get("needs", {})
-        defaults = {field.name: field.default for field in fields(group)}
-        for name, (case, acts) in needs.items():
-            if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
-                raise ValueError(f"--{name} {flags[name]} has no effect {case}: change that, or leave --{name} out")
+    for name, (case, acts) in needs.items():
+        if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
+            raise ValueError(f"--{name} {flags[name]} has no effect {case}: change that, or leave --{name} out")

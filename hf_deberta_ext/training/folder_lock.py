@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lock of an output folder: one run at a time. The operating system opens it when the process ends, however it ends."""
 
-import atexit
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -22,33 +20,24 @@ logger = logging.get_logger(__name__)
 __all__ = ["LOCK_FILE", "lock_folder", "locked_folder", "unlock_folders"]
 
 LOCK_FILE = ".run.lock"
-_held: dict[Path, IO[str]] = {}
+_held: dict[Path, IO[bytes]] = {}
 
 
 def lock_folder(folder: str | os.PathLike) -> bool:
-    """Lock a folder, which is made, for this process; return False if the process has locked it already.
-
-    Raises:
-        ValueError: another process works in it; says which.
-    """
+    """Lock a folder, which is made, for this process; return False if the process has locked it already."""
     file = Path(folder).resolve() / LOCK_FILE
     if file in _held:
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
-    opened = open(file, "a+", encoding="utf-8")
+    stream = open(file, "ab")
     try:
         # Not flock, whose locks live on in forked processes.
-        fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        opened.seek(0)
-        owner = opened.read().strip()
-        raise ValueError(f"{folder} is locked by {owner}: wait for its end, or choose another --output_dir") from error
+        raise ValueError(f"{folder} is locked by another run: wait for its end, or choose another --output_dir") from error
     except (AttributeError, OSError) as error:
         logger.warning(f"the file system of {folder} has no locks ({error}): start no second run in it")
-    opened.truncate(0)
-    opened.write(f"process {os.getpid()} on {socket.gethostname()}")
-    opened.flush()
-    _held[file] = opened
+    _held[file] = stream
     return True
 
 
@@ -63,11 +52,9 @@ def locked_folder(folder: str | os.PathLike) -> Iterator[None]:
             unlock_folders(folder)
 
 
-@atexit.register
 def unlock_folders(*folders: str | os.PathLike):
-    """Unlock these folders, or all that this process has locked, and remove the files of the locks."""
-    files = [Path(folder).resolve() / LOCK_FILE for folder in folders] or [*_held]
-    for file in files:
-        if file in _held:
-            file.unlink(missing_ok=True)
-            _held.pop(file).close()
+    """Unlock these folders, or all that this process has locked."""
+    files = [Path(folder).resolve() / LOCK_FILE for folder in folders] or _held
+    for file in _held.keys() & {*files}:
+        file.unlink(missing_ok=True)
+        _held.pop(file).close()

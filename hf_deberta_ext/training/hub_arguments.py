@@ -18,11 +18,7 @@ class HubArguments:
     cache_dir: str | None = option(None, "for downloads and packed data")
 
     def download(self, revision: str | None = None) -> dict[str, Any]:
-        """Return the arguments of `from_pretrained` and `load_dataset` for the Hub, as far as flags set them.
-
-        Args:
-            revision (`str`, *optional*): of the repository.
-        """
+        """Return the arguments of `from_pretrained` and `load_dataset` for a repository, as far as flags set them."""
         arguments = dict(revision=revision, token=self.token, cache_dir=self.cache_dir)
         return {name: value for name, value in arguments.items() if value is not None}
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--push_to_hub` of our trainers: files of the model and no others, where transformers pushes all of the output folder."""
 
-import functools
 import json
 import os
 import shutil
@@ -9,14 +8,15 @@ import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo, run_as_future
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
+from ..checkpoints.files import read_json
+from ..files import replace_text
 from ..publishing.push import published_files, push
-from .checkpoints import STATE_FILE
-from .manifest import write_manifest
+from .checkpoints import STATE_FILE, write_manifest
 
 logger = logging.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class HubTrainer(Trainer):
             return None
         if not has_card:
             self.create_model_card(**{"model_name": self.hub_model_id.rpartition("/")[2], **kwargs})
-        job = self._start_push(folder, commit_message, token, revision, private)
+        job = self._start_push(folder, commit_message, token=token, revision=revision, private=private)
         return job.result() if blocking else job
 
     # Trainer calls it for each checkpoint; there is no public method for that.
@@ -62,12 +62,11 @@ class HubTrainer(Trainer):
         done = f"step {state.global_step}"
         if self.args.save_strategy == SaveStrategy.EPOCH:
             done = f"epoch {int(state.epoch)}"
-        place = ""
-        if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else Path(checkpoint_folder).name
+        places = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: Path(checkpoint_folder).name}
+        place = places.get(strategy, "")
         folder = self._linked(Path(checkpoint_folder), place)
-        include = [f"{place}/*"] if place else []
-        job = self._start_push(folder, f"Training in progress, {done}", include=include, removed=folder.parent)
+        options = {"include": [f"{place}/*"]} if place else {}
+        job = self._start_push(folder, f"Training in progress, {done}", removed=folder.parent, **options)
         jobs = self.push_in_progress.jobs if is_busy else []
         self.push_in_progress = PushInProgress([*jobs, job])
 
@@ -90,32 +89,21 @@ class HubTrainer(Trainer):
                 shutil.copyfile(file, folder / path)
         if place:
             state_file = folder / place / STATE_FILE
-            state = json.loads(state_file.read_text(encoding="utf-8"))
+            state = read_json(state_file)
             state["best_model_checkpoint"] = Path(state["best_model_checkpoint"] or "").name or None
-            state_file.unlink()
-            state_file.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+            replace_text(state_file, json.dumps(state, indent=2) + "\n")
             write_manifest(folder / place)
         return folder
 
-    def _start_push(
-        self, folder: Path, message: str | None, token=None, revision=None, private=None, include=(), removed=None
-    ) -> Future:
+    def _start_push(self, folder: Path, message: str | None, removed: Path | None = None, **options) -> Future:
         """Push a folder after the pushes before it, and delete the folder `removed` when it has ended."""
-        if private is None:
-            private = self.args.hub_private_repo
+        args = self.args
+        given = dict(token=args.hub_token, revision=args.hub_revision, private=args.hub_private_repo)
+        given |= {name: value for name, value in options.items() if value is not None}
 
         def send() -> CommitInfo:
             try:
-                return push(
-                    folder,
-                    self.hub_model_id,
-                    commit_message=message,
-                    token=token or self.args.hub_token,
-                    revision=revision or self.args.hub_revision,
-                    private=private,
-                    include=include,
-                    skip_checks=True,
-                ).commit
+                return push(folder, self.hub_model_id, commit_message=message, skip_checks=True, **given).commit
             except Exception as error:
                 logger.warning(f"{message}: the push to {self.hub_model_id} failed: {error}")
                 raise
@@ -123,9 +111,5 @@ class HubTrainer(Trainer):
                 if removed is not None:
                     shutil.rmtree(removed, ignore_errors=True)
 
-        return self._hub.run_as_future(send)
-
-    @functools.cached_property
-    def _hub(self) -> HfApi:
-        """One object for all pushes, which runs them one after the other."""
-        return HfApi()
+        # One thread for all: one push after the other.
+        return run_as_future(send)

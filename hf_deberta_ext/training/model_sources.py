@@ -11,9 +11,9 @@ from transformers.utils import logging
 
 from ..checkpoints.official_configurations import OFFICIAL_TYPES, configuration_file
 
-__all__ = ["announce_official", "check_source", "named_tokenizer"]
-
 logger = logging.get_logger(__name__)
+
+__all__ = ["announce_official", "check_source", "named_tokenizer"]
 
 
 def check_source(source: str, flag: str):
@@ -35,18 +35,13 @@ def named_tokenizer(source: str, flag: str) -> Iterator[None]:
 
 def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
     """Return True for a DeBERTa checkpoint of Microsoft or transformers, and say once that it is trained as this package's
-    model.
-
-    Args:
-        way_out (`str`): end of the line.
-        trust_remote_code (`bool`): code that comes with the checkpoint is meant to be its model.
-    """
-    kind = "a DeBERTa checkpoint in Microsoft's own files"
+    model; `way_out` ends the line. With `trust_remote_code`, code beside the checkpoint is meant to be its model."""
+    stored, maker = {"model_type": "deberta"}, "a DeBERTa checkpoint in Microsoft's own files"
     if not configuration_file(source):
         stored, _ = PretrainedConfig.get_config_dict(source, **download)
-        if stored.get("model_type") not in OFFICIAL_TYPES or (trust_remote_code and "auto_map" in stored):
-            return False
-        if "transformers_version" in stored:
-            kind = f"a checkpoint of transformers' {stored['model_type']} classes"
-    logger.warning_once(f"{source} is {kind}: it is trained as this package's model, deberta-ext{way_out}")
+    if stored.get("model_type") not in OFFICIAL_TYPES or (trust_remote_code and "auto_map" in stored):
+        return False
+    if "transformers_version" in stored:
+        maker = f"a checkpoint of transformers' {stored['model_type']} classes"
+    logger.warning_once(f"{source} is {maker}: it is trained as this package's model, deberta-ext{way_out}")
     return True

@@ -25,20 +25,10 @@ class PublishedAdam(Optimizer):
 
     Args:
         params: parameters, or groups of them.
-        lr (`float`): learning rate η.
-        betas (`tuple[float, float]`): β1 and β2.
-        eps (`float`): ε.
-        weight_decay (`float`): λ.
+        lr, betas, eps, weight_decay: η, (β1, β2), ε and λ.
     """
 
-    def __init__(
-        self,
-        params,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ):
+    def __init__(self, params, lr: float, betas=(0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.01):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -67,18 +57,13 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
     """Return the factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
 
     x / w for x = step / steps below w, the share of the warm-up; then 1 - x, where Trainer's linear schedule has
-    (1 - x) / (1 - w).
-
-    Args:
-        steps (`int`): of the whole training.
-        warmup (`float`): steps of the warm-up; below 1 a share of all steps.
+    (1 - x) / (1 - w). A `warmup` of 1 or more is a number of steps.
     """
-    x, share = step / steps, warmup
-    if warmup >= 1:
-        share = warmup / steps
-    if x < share:
-        return x / share
-    return max(0.0, 1 - x)
+    if warmup < 1:
+        warmup *= steps
+    if step < warmup:
+        return step / warmup
+    return max(0.0, 1 - step / steps)
 
 
 def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:

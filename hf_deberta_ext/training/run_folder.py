@@ -8,39 +8,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
+import torch
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
+from xxhash import xxh3_64
 
-from ..checkpoints.files import checkpoint_step, is_adapter_folder, read_json
+from .._version import __version__
+from ..checkpoints.files import checkpoint_step, is_weight_file, read_json
 from ..files import replace_text
 from .batch_size import is_split_free
-from .checkpoints import checkpoint_problem, is_partial
-from .folder_lock import LOCK_FILE
+from .checkpoints import checkpoint_problem, digest_of
+from .digests import add_values, json_digest, tokenizer_digest
 
 logger = logging.get_logger(__name__)
 
-__all__ = [
-    "ARGUMENTS_FILE",
-    "TOKENIZER_FOLDER",
-    "accepted_changes",
-    "begin_run",
-    "contents_line",
-    "find_checkpoint",
-    "follow_processes",
-    "is_decided_by_evaluation",
-    "repeated_arguments",
-    "resume_checkpoint",
-]
+__all__ = ["ARGUMENTS_FILE", "begin_run", "find_checkpoint", "repeated_arguments", "resume_checkpoint", "run_contents"]
 
 # Written before the first checkpoint, and again from the same arguments; each checkpoint has a copy.
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
 
 # Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
-# and published, how the data is read, and the machine. The trainer has the backend that attn_implementation stands for.
-FREE_PREFIXES = (
-    "ddp_", "dataloader_mult", "dataloader_num", "dataloader_p", "eval_", "hub_", "include_", "log_", "logging_", "resume_",
-    "save_", "trackio_",
-)  # fmt: skip
+# and published, how the data is read, and the machine. The configuration of the model has the attn_implementation.
+FREE_PREFIXES = tuple(
+    "ddp_ dataloader_mult dataloader_num dataloader_p eval_ hub_ include_ log_ logging_ resume_ save_ trackio_".split()
+)
 FREE = set(
     """attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug disable_tqdm do_eval do_predict
     do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank max_file_bytes max_predict_samples
@@ -55,6 +47,10 @@ EVALUATION = set(
 )
 # The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
+# Of a data set that is neither a list nor of the package datasets, whose rows may be made when they are read.
+MOST_ROWS = 1000
+# Fields of a configuration that say nothing about the weights, or that Trainer sets.
+NO_SETTINGS = ("_attn", "_name", "architectures", "attn_", "auto_map", "dtype", "torch_dtype", "transformers", "use_cache")
 
 
 def is_decided_by_evaluation(args: TrainingArguments) -> bool:
@@ -63,11 +59,9 @@ def is_decided_by_evaluation(args: TrainingArguments) -> bool:
 
 
 def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that a resumed run must repeat, or it would not be the same run.
+    """Return the arguments, also those of the dataclasses `groups`, that a resumed run must repeat to be the same run.
 
-    Args:
-        groups: dataclasses of a script's flags.
-        args (`TrainingArguments`): or a subclass. Where `is_split_free`, processes with the same batch may be more or fewer.
+    Where `is_split_free`, processes with the same batch may be more or fewer.
     """
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     flags["world_size"] = args.world_size
@@ -81,14 +75,83 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
     return {name: value for name, value in flags.items() if name not in free}
 
 
+def run_contents(trainer: Trainer) -> dict[str, Any]:
+    """Return what shapes the weights beside the arguments of a training, as entries of run_arguments.json."""
+    args, model, collator, rows = trainer.args, trainer.model, trainer.data_collator, trainer.train_dataset
+    if hasattr(model, "peft_config"):
+        model = model.get_base_model()
+    config = getattr(model, "config", None)
+    source = getattr(model, "name_or_path", None) or ""
+    contents = {
+        "data_digest": examples_digest(rows),
+        # The order of PreparedRows, in code without the script's flags.
+        "shuffle_buffer": getattr(getattr(rows, "dataset", None), "buffer", None),
+        "tokenizer_digest": tokenizer_digest(trainer.processing_class),
+        "trained_parameters": sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad),
+        # Private: a configuration has no public name for it. None is the choice of a model of this package.
+        "config.attn_implementation": str(getattr(config, "_attn_implementation", None)),
+        "hf_deberta_ext": __version__,
+        "data_collator": getattr(collator, "__name__", type(collator).__name__),
+        "data_collator_options": repr(getattr(collator, "options", None)),
+    }
+    if hasattr(rows, "lanes"):
+        # The order of a NumberedStream.
+        contents["stream_lanes"] = len(rows.lanes)
+    if is_decided_by_evaluation(args):
+        contents["evaluation_data_digest"] = examples_digest(trainer.eval_dataset)
+    # Checkpoints of the run itself are no beginning. _commit_hash is private: the one place that knows the commit.
+    if not Path(source).resolve().is_relative_to(Path(args.output_dir).resolve()):
+        contents["weights_digest"] = weights_digest(source, getattr(config, "_commit_hash", None))
+    if hasattr(config, "to_dict"):
+        for name, value in config.to_dict().items():
+            if not name.startswith(NO_SETTINGS) and not name.endswith("_token_id"):
+                contents[f"config.{name}"] = value
+    return {name: value for name, value in contents.items() if value is not None}
+
+
+def examples_digest(dataset: Any) -> str | None:
+    """Return number of rows and digest of their values; None for a stream.
+
+    Every value counts of a list and of a `datasets.Dataset`, however it is stored; of others about `MOST_ROWS` rows, none
+    where they are drawn anew each time.
+    """
+    if isinstance(dataset, Mapping):
+        return json_digest({name: examples_digest(part) for name, part in dataset.items()})
+    if hasattr(dataset, "epoch_columns"):
+        # NumberedExamples; a NumberedStream has lanes
+        dataset = getattr(dataset, "dataset", dataset)
+    # PreparedRows
+    if hasattr(dataset, "digest"):
+        return dataset.digest
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return None
+    if hasattr(dataset, "with_format"):
+        digest = xxh3_64()
+        for table in dataset.with_format("arrow").iter(batch_size=10_000):
+            for name in sorted(table.column_names):
+                digest.update(name.encode())
+                add_values(digest, table[name].combine_chunks())
+        return f"{len(dataset)} rows, {digest.hexdigest()}"
+    rows = range(len(dataset))
+    if not isinstance(dataset, list | tuple):
+        rows = rows[:: max(1, len(dataset) // MOST_ROWS)]
+    with torch.random.fork_rng(devices=[]):
+        digest, again = (json_digest([dataset[row] for row in rows]) for _ in range(2))
+    if digest != again:
+        digest = "drawn when they are read"
+    return f"{len(dataset)} rows, {digest}"
+
+
+def weights_digest(source: str | None, commit: str | None = None) -> str | None:
+    """Return the digest of the weight files in a folder, or the commit on the Hub of a model; None for new weights."""
+    if not source or not Path(source).is_dir():
+        return commit
+    return json_digest([digest_of(file) for file in sorted(Path(source).iterdir()) if is_weight_file(file.name)])
+
+
 def contents_line(folder: str | os.PathLike) -> str:
     """Return the end of a run in a line: what its folder holds."""
-    kind, code = "model", ""
-    if is_adapter_folder(folder):
-        kind = "adapter"
-    if any(Path(folder).rglob("modeling_deberta_ext.py")):
-        code = "; the .py files load it where this package is not installed"
-    return f"{folder} holds the {kind}, its tokenizer and its card{code}."
+    return f"{folder} holds the model, its tokenizer and its card."
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
@@ -103,134 +166,89 @@ def find_checkpoint(args: TrainingArguments) -> str | None:
 def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | None):
     """Set the accumulation of a run that is resumed by another number of processes, for as many examples a step as before.
 
-    Raises:
-        ValueError: these processes cannot share them equally.
+    Where they cannot share them equally, `begin_run` refuses the batch size.
     """
     if checkpoint is None or "batch_size" in getattr(args, "resume_anyway", ()):
         return
-    begun = begun_with(args.output_dir, checkpoint)
-    batch, before, processes = begun.get("batch_size"), begun.get("world_size"), args.world_size
-    if batch is None or before in (None, processes):
+    first = read_json(Path(checkpoint, ARGUMENTS_FILE))
+    batch = first.get("batch_size")
+    if batch is None or first["world_size"] == args.world_size or batch % (args.train_batch_size * args.world_size):
         return
-    accumulation, rest = divmod(batch, args.train_batch_size * processes)
-    if rest:
-        raise ValueError(
-            f"{processes} processes with {args.train_batch_size} examples each cannot share the {batch} examples of a step "
-            "that this run began with: take a number of processes that divides them"
-        )
-    if accumulation != args.gradient_accumulation_steps and args.process_index == 0:
-        logger.warning(
-            f"gradient_accumulation_steps = {accumulation}, for the {batch} examples of a step that this run began with: it "
-            f"is resumed by another number of processes, {processes} in place of {before}"
-        )
-    args.gradient_accumulation_steps = accumulation
+    steps = args.gradient_accumulation_steps = batch // (args.train_batch_size * args.world_size)
+    if args.process_index == 0:
+        logger.warning(f"gradient_accumulation_steps = {steps}, for the {batch} examples of a step that this run began with")
 
 
 def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> str | None:
     """Return the checkpoint from which a run is resumed, all of whose files are as they were saved; None for a new run.
 
     Args:
-        folder (`str` or path): the run's output folder.
         resume (`str` or `bool`, *optional*): True, "true" or "last" for the last checkpoint in `folder` that is whole; a
             checkpoint's folder; None, False or "false": a new run, whose folder must be absent, empty, or that of a run
-            which was stopped before the end of its first checkpoint; "auto": as "last" where there is a checkpoint, else as
-            None.
+            which was stopped before its first checkpoint; "auto": as "last" where there is a checkpoint, else as None.
 
     Raises:
         ValueError: a new run in a folder that is not empty, or a folder without a whole checkpoint.
     """
     folder, asked = Path(folder), str(resume).lower()
-    if asked not in ("none", "false", "true", "last", "auto"):
-        problem = checkpoint_problem(Path(resume))
-        if problem is not None:
-            raise ValueError(f"{resume} is not a complete checkpoint: {problem}; resume from an earlier one")
-        return str(resume)
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
+    if asked in ("none", "false") or (asked == "auto" and not checkpoints):
+        if {file.name for file in folder.glob("[!.]*")} - {ARGUMENTS_FILE, TOKENIZER_FOLDER}:
+            raise ValueError(
+                f"{folder} is not empty: choose another --output_dir, or resume its run with --resume_from_checkpoint last"
+            )
+        return None
+    if asked not in ("true", "last", "auto"):
+        checkpoints = [Path(resume)]
     problems = ""
-    if asked in ("true", "last", "auto"):
-        for checkpoint in sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True):
-            problem = checkpoint_problem(checkpoint)
-            if problem is None:
-                if problems:
-                    logger.warning(f"in {folder}{problems}: the run is resumed from {checkpoint.name}")
-                return str(checkpoint)
-            problems += f", {checkpoint.name} is not a complete checkpoint: {problem}"
-    if asked in ("true", "last") or problems:
-        raise ValueError(
-            f"there is no checkpoint-* in {folder} to resume from{problems}; leave --resume_from_checkpoint out, and choose "
-            "another --output_dir if there are results in it"
-        )
-    refuse_results(folder)
-    return None
-
-
-def refuse_results(folder: Path):
-    """Refuse a folder for a new run that holds more than a run leaves which was stopped before its first checkpoint."""
-    if not folder.exists():
-        return
-    names = {file.name for file in folder.iterdir() if not is_partial(file.name)}
-    if names - {ARGUMENTS_FILE, TOKENIZER_FOLDER, LOCK_FILE}:
-        advice = "choose another --output_dir"
-        if [*folder.glob("checkpoint-*")]:
-            advice = f"go on from its last checkpoint with --resume_from_checkpoint last, or {advice}"
-        raise ValueError(f"{folder} is not empty: {advice}")
+    for checkpoint in checkpoints:
+        problem = checkpoint_problem(checkpoint)
+        if problem is None:
+            if problems:
+                logger.warning(f"{problems}the run is resumed from {checkpoint}")
+            return str(checkpoint)
+        problems += f"{checkpoint} is not a complete checkpoint: {problem}; "
+    raise ValueError(
+        f"{problems}there is no checkpoint to resume from; for a new run leave --resume_from_checkpoint out, and choose "
+        f"another --output_dir if there are results in {folder}"
+    )
 
 
 def begin_run(
     folder: str | os.PathLike,
     arguments: Mapping[str, Any],
-    resumed: str | os.PathLike | bool | None = None,
+    resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the arguments that decide what is learned into the folder of a run, and return them; of a resumed one compare
     them before. Arguments that only one of the two has are not compared.
 
     Args:
-        resumed (`str`, path or `bool`, *optional*): the checkpoint that the run is resumed from, or True without one.
-        anyway (`list[str]`): arguments that may differ all the same; `accepted_changes` tells of them.
-    Raises:
-        ValueError: resumed with other arguments, names each with both values; a wrong name in `anyway`.
+        resumed (`str` or path, *optional*): the folder with the first arguments of a resumed run: a checkpoint.
+        anyway (`list[str]`): arguments that may differ; `accepted_changes` tells of them.
     """
     record = json.loads(json.dumps(arguments, default=str))
-    if anyway and not resumed:
-        raise ValueError(f"--resume_anyway {' '.join(anyway)} is for a resumed run: give --resume_from_checkpoint")
     if resumed:
-        checkpoint = Path(folder)
-        if resumed is not True:
-            checkpoint = Path(resumed).resolve()
-        first = begun_with(folder, checkpoint)
+        first = read_json(Path(resumed, ARGUMENTS_FILE))
         compared = {*first} & {*record}
         if "batch_size" in record:
             compared -= {"world_size"}
         changed = {name: [first[name], record[name]] for name in sorted(compared) if first[name] != record[name]}
-        unknown = sorted({*anyway} - {*first} - {*record})
-        if unknown:
-            raise ValueError(f"--resume_anyway {unknown[0]} is no argument of this run, which differs in {[*changed]}")
         refused = [name for name in changed if name not in anyway or name in STORED]
         if refused:
             values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
-            advice = f"to resume it otherwise give --resume_anyway {' '.join(changed)}"
-            if STORED & {*refused}:
-                advice = f"its checkpoint holds {', '.join(sorted(STORED & {*refused}))}"
             raise ValueError(
                 f"a resumed run must have the arguments that it began with: {values}. Begin a new run from its model in "
-                f"another --output_dir; {advice}"
+                f"another --output_dir, or give --resume_anyway {' '.join(changed)} (not for {', '.join(sorted(STORED))}: "
+                "the checkpoint holds them)"
             )
         record = first | record
         if changed:
-            accepted = {"step": checkpoint_step(checkpoint), **changed}
+            accepted = {"step": checkpoint_step(Path(resumed).resolve()), **changed}
             record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
     Path(folder).mkdir(parents=True, exist_ok=True)
     replace_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
     return record
-
-
-def begun_with(folder: str | os.PathLike, checkpoint: str | os.PathLike) -> dict[str, Any]:
-    """Return the record of a run in or beside its checkpoint, or in its folder; {} without one."""
-    for place in (Path(checkpoint), Path(checkpoint).resolve().parent, Path(folder)):
-        record = read_json(place / ARGUMENTS_FILE)
-        if record:
-            return record
-    return {}
 
 
 def accepted_changes(folder: str | os.PathLike) -> str | None:
@@ -238,8 +256,7 @@ def accepted_changes(folder: str | os.PathLike) -> str | None:
     lines = []
     for change in read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", []):
         step = change.pop("step")
-        line = ", ".join(change)
+        lines.append(", ".join(change))
         if step >= 0:
-            line += f" from step {step} on"
-        lines.append(line)
+            lines[-1] += f" from step {step} on"
     return "; ".join(lines) or None

@@ -20,7 +20,6 @@ class Termination:
     requested = False
 
     def __enter__(self) -> "Termination":
-        self.requested = False
         in_main_thread = threading.current_thread() is threading.main_thread()
         self.is_ours = in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self.is_ours:

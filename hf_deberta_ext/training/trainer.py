@@ -16,27 +16,17 @@ from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
-from ..checkpoints.files import checkpoint_step
+from ..checkpoints.files import checkpoint_step, is_weight_file, read_json
 from ..files import replace_text
+from . import checkpoints, run_folder
 from .batch_size import is_split_free
-from .checkpoints import (
-    STATE_FILE,
-    has_weights,
-    place_aside,
-    remove_folder,
-    remove_partial,
-    replaced_folder,
-    replaced_model,
-    write_errors,
-)
+from .checkpoints import STATE_FILE
 from .distributed import leave_together, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
-from .manifest import write_manifest
 from .published_optimizer import PublishedAdam, published_schedule
-from .run_contents import run_contents
-from .run_folder import ARGUMENTS_FILE, begin_run, follow_processes, repeated_arguments, resume_checkpoint
+from .run_folder import ARGUMENTS_FILE
 from .termination import TERMINATED, Termination
 
 logger = logging.get_logger(__name__)
@@ -56,20 +46,16 @@ class RunTrainer(HubTrainer):
     - No other process trains in the output folder meanwhile.
     - A checkpoint is written aside, flushed to the disk and renamed. No run is resumed from one that is not as it was saved,
       or that lacks weights; a finished run is loaded as it ended. Models, results and states are replaced, not written over.
-    - Of checkpoints beyond `save_total_limit`, those of later steps than the present one, which a resumed run replaces, go
-      first, then the oldest.
-    - The arguments that are saved with a model are without `hub_token`.
     """
 
     # Loss of a uniform guess, where a subclass knows it.
     uniform_loss: float | None = None
     # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
     unchecked_loss: torch.Tensor | float = 0.0
-    # Of a script, beside the trainer's arguments, for run_arguments.json.
+    # Of a script, beside the trainer's arguments, and all of run_arguments.json.
     flags: Mapping[str, Any] = MappingProxyType({})
-    _step, _micro_batch = -1, -1
     _record: Mapping[str, Any] = MappingProxyType({})
-    _saved_step = -1
+    _step = _micro_batch = _saved_step = -1
     # The new folder of a checkpoint, while it is written.
     _aside: Path | None = None
 
@@ -89,16 +75,14 @@ class RunTrainer(HubTrainer):
 
     def print_divergence(self):
         """Print this sentence, the last line of a program."""
-        sentence = self.divergence()
-        if sentence and self.is_world_process_zero():
-            print(sentence, flush=True)
+        if self.divergence() and self.is_world_process_zero():
+            print(self.divergence(), flush=True)
 
     def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
-        """Train as in transformers; but a finished run is loaded, where Trainer takes one more step.
+        """Train as in transformers; True resumes from the last whole checkpoint, as `resume_checkpoint` finds it.
 
-        Its result has no metrics where they and the model are in the output folder; else they are lost, but for the epoch.
-
-        True resumes from the last whole checkpoint, as `resume_checkpoint` finds it.
+        A finished run is loaded, where Trainer takes one more step. Its result has no metrics where they and the model are
+        in the output folder; else they are lost, but for the epoch.
 
         Args:
             resume_anyway (`list[str]`, *optional*): names of arguments that may differ from those that the run began with;
@@ -106,20 +90,27 @@ class RunTrainer(HubTrainer):
         Raises:
             ValueError: the run began otherwise, as `begin_run` says; or a file of the checkpoint is not as it was saved.
         """
-        checkpoint = None
+        checkpoint, folder = None, Path(self.args.output_dir)
         if resume_from_checkpoint:
-            checkpoint = resume_checkpoint(self.args.output_dir, resume_from_checkpoint)
-            if resume_anyway is None:
-                resume_anyway = getattr(self.args, "resume_anyway", None)
+            checkpoint = run_folder.resume_checkpoint(folder, resume_from_checkpoint)
+        if resume_anyway is None:
+            resume_anyway = getattr(self.args, "resume_anyway", ())
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
-                stack.enter_context(locked_folder(self.args.output_dir))
-            self.begin(checkpoint, resume_anyway or ())
+                stack.enter_context(locked_folder(folder))
+            run_folder.follow_processes(self.args, checkpoint)
+            # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide
+            # it again, by the number of steps that the arguments had when the Trainer was made.
+            self.accelerator.gradient_accumulation_steps = 1
+            if self.args.should_save:
+                arguments = {**run_folder.repeated_arguments((), self.args), **run_folder.run_contents(self), **self.flags}
+                self._record = run_folder.begin_run(folder, arguments, checkpoint, resume_anyway)
             if checkpoint is None or not self.is_last(checkpoint):
                 self._termination = stack.enter_context(Termination())
                 return super().train(checkpoint, *args, **kwargs)
-        folder = Path(self.args.output_dir)
-        if not ((folder / STATE_FILE).is_file() and (folder / "train_results.json").is_file() and has_weights(folder)):
+        files = {*os.listdir(folder)}
+        # The weights of a model come last.
+        if not ({STATE_FILE, "train_results.json"} <= files and any(map(is_weight_file, files))):
             self.restore(checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
         # Trainer loads under FSDP only from its checkpoints.
@@ -128,19 +119,9 @@ class RunTrainer(HubTrainer):
         self.restore(checkpoint)
         # What was measured after the training is measured again.
         history = self.state.log_history
-        ends = [number for number, entry in enumerate(history, 1) if "train_runtime" in entry or "loss" in entry]
-        self.state.log_history = history[: max(ends, default=0)]
+        while history and not {"train_runtime", "loss"} & {*history[-1]}:
+            history.pop()
         return TrainOutput(self.state.global_step, 0.0, {})
-
-    def begin(self, checkpoint: str | os.PathLike | None, anyway: Sequence[str]):
-        """Write what shapes the weights of the run into its folder; of a resumed one, compare it."""
-        follow_processes(self.args, checkpoint)
-        # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide it
-        # again, by the number of steps that the arguments had when the Trainer was made.
-        self.accelerator.gradient_accumulation_steps = 1
-        if self.args.should_save:
-            arguments = {**repeated_arguments((), self.args), **run_contents(self), **self.flags}
-            self._record = begin_run(self.args.output_dir, arguments, checkpoint, anyway)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args, model=None):
@@ -164,8 +145,7 @@ class RunTrainer(HubTrainer):
         return (state.epoch or 0) >= self.args.num_train_epochs
 
     def restore(self, folder: str | os.PathLike):
-        """Load model and state of a finished run from its folder, or from its last checkpoint; with
-        --load_best_model_at_end the best model."""
+        """Load model and state of a finished run from its folder, or the best or last model from its checkpoints."""
         self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
         best = self.state.best_model_checkpoint
         if Path(folder).name.startswith("checkpoint-") and self.args.load_best_model_at_end and best and os.path.isdir(best):
@@ -174,8 +154,7 @@ class RunTrainer(HubTrainer):
         self._load_from_checkpoint(str(folder))
 
     def train_and_save(self, checkpoint: str | None, **facts: float) -> dict[str, float]:
-        """Train, from a checkpoint if one is given, and save model, state and metrics with these facts, unless the run had
-        ended."""
+        """Train, perhaps from a checkpoint, and save model, state and metrics with these facts, unless the run had ended."""
         if checkpoint is not None:
             # Before the training: the checkpoint may be removed when it ends.
             facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
@@ -202,9 +181,9 @@ class RunTrainer(HubTrainer):
 
     def begin_micro_batch(self) -> int:
         """Seed the next micro-batch of the current step, and return its number."""
-        if self._step != self.state.global_step:
-            self._step, self._micro_batch = self.state.global_step, -1
         self._micro_batch += 1
+        if self._step != self.state.global_step:
+            self._step, self._micro_batch = self.state.global_step, 0
         self.seed_micro_batch(self._micro_batch)
         return self._micro_batch
 
@@ -215,10 +194,7 @@ class RunTrainer(HubTrainer):
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Take out the rows that accelerate repeats at the end of an epoch, so that all processes have as many.
-
-        Where none is left, one stays, marked as "repeated".
-        """
+        """Take out the rows that accelerate repeats at the end of an epoch; where none is left, one stays, as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
@@ -245,28 +221,19 @@ class RunTrainer(HubTrainer):
         """Raise a ValueError if --metric_for_best_model is not among the metrics of an evaluation during the training."""
         best = self.args.metric_for_best_model
         if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
-            uninteresting = ("epoch", "_runtime", "_per_second", "_samples")
-            names = ", ".join(name for name in metrics if not name.endswith(uninteresting))
-            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {names}")
+            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {', '.join(metrics)}")
 
     def _issue_warnings_after_load(self, load_result: Any):
         """Raise where Trainer warns and continues (private: there is no other place between loading and the first step).
 
-        Tied weights, which no file holds twice, are no reason to warn. transformers 5.4 saves some weights of BERT in a
-        checkpoint under old names, which its Trainer does not find again.
+        transformers 5.4 saves some weights of BERT under old names, which its Trainer does not find again.
         """
-        # Private, and what Trainer itself compares with.
-        unsaved = {*(self.model._keys_to_ignore_on_save or ())}
-        tied = {*(getattr(self.model, "all_tied_weights_keys", None) or ())}
-        missing = sorted({*load_result.missing_keys} - tied - unsaved)
+        # Private, and what Trainer itself compares with; tied weights are in no file twice.
+        absent = {*(self.model._keys_to_ignore_on_save or ()), *(getattr(self.model, "all_tied_weights_keys", None) or ())}
+        missing = sorted({*load_result.missing_keys} - absent)
         if missing:
-            raise ValueError(
-                f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: it is not the model that was trained; "
-                "begin anew in another --output_dir, with a newer transformers if the run wrote it so"
-            )
-        if {*load_result.missing_keys} != unsaved:
-            load_result = type(load_result)([], load_result.unexpected_keys)
-        super()._issue_warnings_after_load(load_result)
+            raise ValueError(f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: begin a new run")
+        super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         """Log, evaluate and save at the end of each step; after SIGTERM save, and end the program.
@@ -286,9 +253,7 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "go on with --resume_from_checkpoint last"
-            if self.args.save_only_model:
-                advice = "no run can go on from it, with --save_only_model"
+            advice = "go on with --resume_from_checkpoint last (not after --save_only_model)"
             print(f"stopped by SIGTERM after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
         leave_together()
         raise SystemExit(TERMINATED)
@@ -305,12 +270,11 @@ class RunTrainer(HubTrainer):
         folder = Path(self._get_output_dir(trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(write_errors(checkpoint))
             if self.args.should_save:
-                stack.enter_context(replaced_folder(checkpoint))
+                stack.enter_context(checkpoints.replaced_folder(checkpoint))
             # All processes write into it.
             self.accelerator.wait_for_everyone()
-            self._aside = place_aside(checkpoint)
+            new = self._aside = checkpoints.place_aside(checkpoint)
             try:
                 super()._save_checkpoint(model, trial)
             finally:
@@ -321,64 +285,53 @@ class RunTrainer(HubTrainer):
                 self.state.best_model_checkpoint = str(best)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                new = place_aside(checkpoint)
                 self.state.save_to_json(str(new / STATE_FILE))
                 replace_text(new / ARGUMENTS_FILE, json.dumps(dict(self._record), indent=2) + "\n")
-                write_manifest(new)
+                checkpoints.write_manifest(new)
         if self.args.should_save:
-            self._remove_checkpoints(folder, checkpoint)
-            remove_partial(folder)
+            self._remove_checkpoints(folder, {checkpoint, Path(self.state.best_model_checkpoint or checkpoint)})
+            checkpoints.remove_partial(folder)
 
-    def _remove_checkpoints(self, folder: Path, newest: Path):
-        limit, present = self.args.save_total_limit, self.state.global_step
-        if limit is None or limit <= 0:
-            return
-        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*")}
-        steps = {path: step for path, step in steps.items() if step >= 0}
-        protected = {newest, Path(self.state.best_model_checkpoint or newest)} & {*steps}
-        removable = sorted({*steps} - protected, key=lambda path: (steps[path] <= present, steps[path]))
-        for path in removable[: max(0, len(steps) - max(limit, len(protected)))]:
-            remove_folder(path)
+    def _remove_checkpoints(self, folder: Path, kept: set[Path]):
+        """Remove checkpoints beyond the limit, first those of later steps, which a resumed run replaces, then the oldest."""
+        limit = self.args.save_total_limit or 0
+        steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*[0-9]")}
+        removable = sorted({*steps} - kept, key=lambda path: (steps[path] <= self.state.global_step, steps[path]))
+        excess = len(steps) - max(limit, len(kept & {*steps}))
+        if limit > 0 and excess > 0:
+            for path in removable[:excess]:
+                checkpoints.remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
         """Save the model (private: also `save_model` of FSDP and DeepSpeed comes here with the gathered weights)."""
-        folder = Path(output_dir or self.args.output_dir)
         # transformers masks it everywhere but in the arguments that are saved with a model.
-        token = self.args.hub_token
-        self.args.hub_token = None
+        token, self.args.hub_token = self.args.hub_token, None
         try:
             # Trainer calls it in all processes; a checkpoint is aside already.
             if self._aside is not None or not self.args.should_save:
                 super()._save(output_dir, state_dict)
             else:
-                with write_errors(folder), replaced_model(folder) as part:
+                with checkpoints.replaced_model(Path(output_dir or self.args.output_dir)) as part:
                     super()._save(str(part), state_dict)
         finally:
             self.args.hub_token = token
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
         """Write the metrics of a split, and with `combined` all of them in one file, as in transformers but atomically."""
-        if not self.is_world_process_zero():
-            return
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / RESULTS_FILE
+        files = {f"{split}_results.json": metrics}
         if combined:
-            together = {}
-            if file.is_file():
-                together = json.loads(file.read_text(encoding="utf-8"))
-            replace_text(file, json.dumps(together | metrics, indent=4, sort_keys=True))
-        replace_text(folder / f"{split}_results.json", json.dumps(metrics, indent=4, sort_keys=True))
+            files[RESULTS_FILE] = read_json(Path(self.args.output_dir, RESULTS_FILE)) | metrics
+        for name, values in files.items():
+            if self.is_world_process_zero():
+                replace_text(Path(self.args.output_dir, name), json.dumps(values, indent=4, sort_keys=True))
 
     def save_state(self):
         """Write the state of the trainer, as in transformers but atomically."""
-        if not self.is_world_process_zero():
-            return
-        folder = Path(self.args.output_dir)
-        part = folder / f".{STATE_FILE}.part"
-        self.state.save_to_json(str(part))
-        os.replace(part, folder / STATE_FILE)
-        remove_partial(folder)
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir)
+            self.state.save_to_json(str(folder / f".{STATE_FILE}.part"))
+            os.replace(folder / f".{STATE_FILE}.part", folder / STATE_FILE)
+            checkpoints.remove_partial(folder)
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:

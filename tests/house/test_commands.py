@@ -5,6 +5,7 @@ import configparser
 import importlib
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from scripts import ROOT
 from transformers.utils import logging as transformers_logging
 
 from hf_deberta_ext import __version__
-from hf_deberta_ext.commands import COMMANDS, command_parser, main
+from hf_deberta_ext.commands import COMMANDS, GROUPS, command_parser, main
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_the_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
+        ([], "the following arguments are required: COMMAND\nfor example: deberta-ext finetune --help"),
         (["convret", "a", "b"], "invalid choice: 'convret'"),
         (["info"], "the following arguments are required: FOLDER_OR_ID"),
         (["convert", "a", "b", "--over"], "unrecognized arguments: --over"),
@@ -78,6 +79,24 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, message, cap
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""
     assert printed.err.startswith("usage: deberta-ext")
+
+
+def test_help_shows_the_commands_by_groups_in_one_screen(capsys):
+    """24 lines of 100 columns, also with one more command."""
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 23 and max(map(len, lines)) <= 100
+    assert [line for line in lines if line in GROUPS.values()] == [*GROUPS.values()]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_without_its_arguments_says_what_to_give_with_an_example(name, capsys):
+    first = importlib.import_module(f"hf_deberta_ext.commands.{name}").EXAMPLE.strip().splitlines()[0]
+    words = {"finetune": ["glue"], "pretrain": ["mlm"]}.get(name, [])
+    for given in ([name], [name, *words]):
+        assert main(given) == 2
+        printed = capsys.readouterr().err
+        assert re.search("required|missing", printed) and f"\nfor example: {first}" in printed
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])

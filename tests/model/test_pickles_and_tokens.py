@@ -38,8 +38,8 @@ from hf_deberta_ext import (
 from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
 from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
+from hf_deberta_ext.training.checkpoints import write_manifest
 from hf_deberta_ext.training.hub_trainer import HubTrainer
-from hf_deberta_ext.training.manifest import write_manifest
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
 material, text = glue.material, mlm.text

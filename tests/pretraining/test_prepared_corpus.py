@@ -25,7 +25,7 @@ from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, prep
 from hf_deberta_ext.pretraining.packing import COUNTS
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared, write_manifest
 from hf_deberta_ext.tokenization import load_tokenizer
-from hf_deberta_ext.training.run_contents import run_contents
+from hf_deberta_ext.training.run_folder import run_contents
 
 pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
 

@@ -215,6 +215,9 @@ SENTENCES = {
     "windows": (dict(longest=384, pipeline="question-answering"), ["windows of at most 384", "AutoModelForQuestion"], []),
     "choices": (dict(longest=64, pipeline="multiple-choice"), ["choices of at most 64", "AutoModelForMultipleChoice"], []),
     "pairs": (dict(text_columns=["premise", "hypothesis"]), ['{"text": "A text.", "text_pair": "Another text."}'], []),
+    "languages": (dict(language=["de", "en"]), ["The data is in de, en"], []),
+    "of the data": (dict(datasets=["clue/clue"]), ["The data is in zh"], []),
+    "unknown data": (dict(datasets=["someone/unknown"]), [], ["The data is in"]),
     "own text": (dict(opening="A toy.", limits=["It is a toy."], diverged="It diverged."),
                  ["\nA toy.\n", "## Limits\n\n- It is a toy.\n", "> **Warning.** It diverged."], []),
     "baselines": (dict(metrics=METRICS | dict(baselines={"majority class": {"accuracy": 0.5}})),
@@ -228,12 +231,6 @@ def test_sentences_are_those_of_the_run(name, tmp_path):
     card = card_of(tmp_path, **facts)
     assert_texts(card, *texts)
     assert [text for text in absent if text in card.text.replace(tmp_path.name, "")] == []
-
-
-def test_languages_of_the_run_win_over_those_of_the_data_set(tmp_path):
-    assert card_of(tmp_path, language=["de", "en"]).data.language == ["de", "en"]
-    assert card_of(tmp_path, datasets=["clue/clue"]).data.language == "zh"
-    assert card_of(tmp_path, datasets=["someone/unknown"]).data.language is None
 
 
 def test_adapters_name_the_model_that_they_are_for(tmp_path):
@@ -276,9 +273,7 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation_of_the_metrics_of_a
     assert summary["eval_accuracy"]["mean"] == pytest.approx(0.93)
     assert summary["eval_accuracy"]["standard_deviation"] == pytest.approx(0.0008**0.5)
     assert "| eval_accuracy | 0.9300 | 0.0283 | 0.9100 | 0.9500 |" in summary_table(summary).splitlines()
-    one = summarise_seeds({1: METRICS})
-    assert one["eval_loss"] == dict(mean=0.25, standard_deviation=None, values=[0.25])
-    assert "| eval_loss | 0.2500 |  | 0.2500 |" in summary_table(one)
+    assert "| eval_loss | 0.2500 |  | 0.2500 |" in summary_table(summarise_seeds({1: METRICS}))
 
 
 def test_metrics_are_scores_of_the_hub_by_their_own_names():
@@ -389,6 +384,8 @@ def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys)
     assert main(["card", str(tmp_path), "--language", "en", "--license", "mit", "--print"]) == 0
     assert "license: mit" in capsys.readouterr().out
     assert main(["card", str(tmp_path), "--check"]) == 0 and hub.sent("/api/validate-yaml")
+    assert main(["card", str(tmp_path), "--check", "--language", "de", "--tags", "x"]) == 2
+    assert "--check writes nothing: leave it out, or --language, " in capsys.readouterr().err
     hub.fail("/api/validate-yaml", status=400, body=b'"license" must be one of [...]')
     assert main(["card", str(tmp_path), "--check"]) == 2
     assert '"license" must be one of' in capsys.readouterr().err

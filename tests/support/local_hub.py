@@ -97,15 +97,8 @@ class LocalHub:
 
     def environment(self, home: str | Path, token: str = "hf_write") -> dict[str, str]:
         """Environment variables for a process that knows only this Hub; its caches are below `home`."""
-        return {
-            "HF_ENDPOINT": self.endpoint,
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_TOKEN": token,
-        }
+        switched_off = dict.fromkeys(("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"), "1")
+        return switched_off | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_TOKEN": token}
 
     def connect(self, monkeypatch, home: str | Path, token: str | None = "hf_write"):
         """Let this process, which has imported huggingface_hub already, know only this Hub until the test ends."""
@@ -145,12 +138,8 @@ class LocalHub:
         if verb == "resolve":
             return self._file(repo, rest[0], "/".join(rest[1:]))
         if verb == "refs":
-            branches = [name for name in repo.refs if name not in repo.tags and not name.startswith("refs/")]
-            listed = {"branches": branches, "tags": repo.tags}
-            return {
-                kind: [{"name": name, "ref": name, "targetCommit": repo.refs[name]} for name in listed.get(kind, [])]
-                for kind in ("branches", "tags", "converts")
-            }
+            tags = [{"name": name, "ref": name, "targetCommit": repo.refs[name]} for name in repo.tags]
+            return {"branches": [], "tags": tags, "converts": []}
         if verb == "branch":
             repo.refs.setdefault("/".join(rest), repo.refs["main"])
             return {}

@@ -2,10 +2,8 @@
 """One run in one folder: a second process is refused, and nobody by a process that is gone."""
 
 import contextlib
-import fcntl
 import os
 import signal
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +18,7 @@ pytest.importorskip("accelerate")
 
 @contextlib.contextmanager
 def other_process(folder):
-    """A process that has locked the folder; its id."""
+    """A process that has locked the folder."""
     ready, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -31,16 +29,15 @@ def other_process(folder):
         os._exit(1)
     try:
         assert os.read(ready, 1)
-        yield child
+        yield
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
 def arguments(folder):
-    return SimpleNamespace(
-        output_dir=str(folder), overwrite_output_dir=True, resume_from_checkpoint=None, resume_anyway=[], seeds=[]
-    )
+    given = dict(overwrite_output_dir=True, resume_from_checkpoint=None, resume_anyway=[], seeds=[])
+    return SimpleNamespace(output_dir=str(folder), **given)
 
 
 def prepare(folder):
@@ -61,33 +58,25 @@ STARTS = {
 def test_a_second_run_in_a_folder_is_refused_before_it_writes_until_the_first_is_gone(start, tmp_path):
     """Both ended with exit status 0, and one model was lost; --overwrite_output_dir moved the other's folder aside."""
     folder = tmp_path / "run"
-    with other_process(folder) as owner:
+    with other_process(folder):
         (folder / "notes.txt").write_text("mine", encoding="utf-8")
-        with pytest.raises(ValueError, match=rf"run is locked by process {owner} on {socket.gethostname()}: wait"):
+        with pytest.raises(ValueError, match="run is locked by another run: wait for its end, or choose another"):
             start(folder)
         assert sorted(os.listdir(folder)) == [LOCK_FILE, "notes.txt"] and os.listdir(tmp_path) == ["run"]
     # Killed: its file is there, its lock is not.
     (folder / "notes.txt").unlink()
-    assert (folder / LOCK_FILE).exists()
     start(folder)
     unlock_folders()
     assert not (folder / LOCK_FILE).exists()
 
 
-def test_a_process_may_train_in_a_folder_again_and_leaves_no_lock_behind(tmp_path):
+def test_a_process_may_train_in_a_folder_again_also_without_locks_and_leaves_none_behind(tmp_path, monkeypatch):
     with locked_folder(tmp_path):
         train(tmp_path, max_steps=2)
         assert (tmp_path / LOCK_FILE).exists()
-    train(tmp_path, tmp_path / "checkpoint-2", max_steps=2)
-    assert not [*tmp_path.rglob(LOCK_FILE)]
-
-
-def test_a_file_system_without_locks_is_told_and_trained_on(tmp_path, monkeypatch):
-    def no_locks(*args):
-        raise OSError("No locks available")
-
     said = []
-    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    # As on Windows.
+    monkeypatch.setattr(folder_lock, "fcntl", None)
     monkeypatch.setattr(folder_lock.logger, "warning", said.append)
-    train(tmp_path, max_steps=2)
-    assert len(said) == 1 and "has no locks (No locks available): start no second run in it" in said[0]
+    train(tmp_path, tmp_path / "checkpoint-2", max_steps=2)
+    assert not [*tmp_path.rglob(LOCK_FILE)] and "start no second run in it" in said[0]

@@ -37,13 +37,12 @@ def test_rates_are_those_of_the_official_schedule(warmup):
     assert published_rate(500, steps=500, warmup=warmup) == 0
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_500_steps_are_those_of_the_official_formula(weight_decay):
+def test_500_steps_are_those_of_the_official_formula():
     """Trainer's AdamW and linear schedule take a path of another length, 1.9 times as short here."""
     generator, dtype = torch.Generator().manual_seed(0), torch.float64
     start = torch.randn(8, generator=generator, dtype=dtype)
     gradients = torch.randn(500, 8, generator=generator, dtype=dtype) + 0.5
-    lr, options = 3e-2, dict(betas=(0.9, 0.999), eps=1e-6, weight_decay=weight_decay)
+    lr, options = 3e-2, dict(betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
     rates = [lr * official_schedule(step, 500, 0.1) for step in range(500)]
     expected = torch.tensor(
         [official_path(x, g.tolist(), rates, **options) for x, g in zip(start.tolist(), gradients.T, strict=True)],

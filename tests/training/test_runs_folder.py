@@ -3,21 +3,18 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hf_deberta_ext.files import replace_text
-from hf_deberta_ext.finetuning.run_folders import first_checkpoint
 from hf_deberta_ext.training import checkpoints as whole_files
 from hf_deberta_ext.training.checkpoints import (
-    has_weights,
     remove_folder,
     remove_partial,
     replaced_folder,
     replaced_model,
+    write_manifest,
 )
-from hf_deberta_ext.training.manifest import write_manifest
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
 
 
@@ -48,51 +45,33 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
     assert resume_checkpoint(tmp_path, str(tmp_path / "checkpoint-9")) == str(tmp_path / "checkpoint-9")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("adapter_model.safetensors", "optimizer.pt"), ("pytorch_model_fsdp_0/0", "optimizer_0/0"), ("global_step4/0",)],
-)
-def test_checkpoints_of_adapters_and_of_sharded_training_are_whole(names, tmp_path):
-    made = checkpoint(tmp_path, 4, names)
-    assert resume_checkpoint(tmp_path, "last") == str(made)
-
-
-def test_a_checkpoint_of_the_model_alone_is_refused(tmp_path):
+def test_checkpoints_of_sharded_training_are_whole_and_those_of_the_model_alone_are_refused(tmp_path):
     """Trainer would train on with a new optimizer."""
+    for step, names in enumerate([("pytorch_model_fsdp_0/0", "optimizer_0/0"), ("global_step4/0",)]):
+        made = checkpoint(tmp_path, step, names)
+        assert resume_checkpoint(tmp_path, "last") == str(made)
     with pytest.raises(ValueError, match=r"its optimizer\.pt is missing, as with --save_only_model"):
         resume_checkpoint(tmp_path, str(checkpoint(tmp_path, 4, ["model.safetensors"])))
 
 
-def test_several_seeds_begin_or_go_on_by_one_flag(tmp_path):
-    """Each seed has checkpoints in a folder of its own."""
-    args = SimpleNamespace(output_dir=tmp_path, seeds=[1, 2], resume_from_checkpoint="auto", world_size=1)
-    assert first_checkpoint(args) is None and args.resume_from_checkpoint is None
-    begin_run(tmp_path, dict(seed=1))
-    (tmp_path / "seed-1").mkdir()
-    args.resume_from_checkpoint = "auto"
-    assert first_checkpoint(args) is None and args.resume_from_checkpoint == "last"
+FOLDERS = [
+    ("full", None, "is not empty: choose another --output_dir, or resume its run with --resume_from_checkpoint last"),
+    ("full", "elsewhere", "elsewhere is not a complete checkpoint"),
+    ("other", None, "is not empty"),
+    ("other", "auto", "checkpoint-5 is not a complete checkpoint: .*there is no checkpoint"),
+    ("other", "last", "checkpoint-5 is not a complete checkpoint: .*there is no checkpoint"),
+    ("results", "auto", "is not empty"),
+    ("missing", "last", "there is no checkpoint"),
+]
 
 
-def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(tmp_path):
-    checkpoint(tmp_path, 9)
+@pytest.mark.parametrize(("name", "resume", "message"), FOLDERS)
+def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(name, resume, message, tmp_path):
+    checkpoint(tmp_path / "full", 9)
     (tmp_path / "results" / "mine").mkdir(parents=True)
     (tmp_path / "other" / "checkpoint-5").mkdir(parents=True)
-    (tmp_path / "other" / "notes.txt").write_text("mine", encoding="utf-8")
-    for folder, resume, message in (
-        (tmp_path, None, "is not empty: go on from its last checkpoint with --resume_from_checkpoint last, or choose"),
-        (tmp_path, str(tmp_path / "elsewhere"), "elsewhere is not a complete checkpoint"),
-        (tmp_path / "other", None, "is not empty: go on from .* or choose another --output_dir"),
-        (tmp_path / "other", "auto", r"no checkpoint-\* in .*, checkpoint-5 is not a complete checkpoint"),
-        (tmp_path / "results", "auto", "is not empty: choose another --output_dir"),
-        (
-            tmp_path / "other",
-            "last",
-            r"no checkpoint-\* in .*, checkpoint-5 is not a complete checkpoint",
-        ),
-        (tmp_path / "missing", "last", "there is no checkpoint"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            resume_checkpoint(folder, resume)
+    with pytest.raises(ValueError, match=message):
+        resume_checkpoint(tmp_path / name, resume)
 
 
 def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
@@ -188,17 +167,6 @@ def test_new_settings_never_lie_beside_old_weights(old, new, tmp_path, monkeypat
     assert outcomes[0] == order[0] and outcomes[-1] == "new" and {*outcomes} <= {*order}
     assert outcomes == sorted(outcomes, key=order.index)
     assert {*os.listdir(tmp_path / "run-19")} == {"config.json", "modeling.py", "tokenizer.json", "notes.txt", *new}
-
-
-def test_weights_that_did_not_change_are_not_touched(tmp_path):
-    """A model that is saved again, when a finished run is resumed or pushed, is there all the time."""
-    for step in ("old", "new"):
-        with replaced_model(tmp_path) as part:
-            saved(part, step)
-            (part / "model.safetensors").write_text("weights of both", encoding="utf-8")
-            assert has_weights(tmp_path) == (step == "new")
-        assert (tmp_path / "config.json").read_text(encoding="utf-8") == f"config.json of {step}"
-    assert has_weights(tmp_path)
 
 
 def test_the_card_of_a_run_stays_and_a_model_that_could_not_be_saved_leaves_the_one_before(tmp_path):
