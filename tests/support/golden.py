@@ -54,7 +54,10 @@ VARIABLE = {
 
 def record_help(root: Path) -> dict:
     """--help of every script and every command, 100 columns wide."""
-    texts = {script.stem: call(root, [script.stem, "--help"])["stdout"] for script in sorted(root.glob("examples/*.py"))}
+    texts = {}
+    for script in sorted([*root.glob("examples/*.py"), *root.glob("examples/benchmarks/*.py")]):
+        program = script.relative_to(root / "examples").with_suffix("").as_posix()
+        texts[program] = call(root, [program, "--help"])["stdout"]
     texts["deberta-ext"] = listing = call(root, ["deberta-ext", "--help"])["stdout"]
     names = re.findall(r"^    (\w+) ", "\n".join(listing), re.MULTILINE)
     return texts | {f"deberta-ext {name}": call(root, ["deberta-ext", name, "--help"])["stdout"] for name in names}
