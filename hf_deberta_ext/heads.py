@@ -47,7 +47,10 @@ def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
 # By their names on the command line.
 HEADS = {
     "base": Head(
-        "DebertaExtModel", "A DeBERTa encoder", outputs=("last_hidden_state",), stock_class="DebertaV2Model",
+        "DebertaExtModel",
+        "A DeBERTa encoder",
+        outputs=("last_hidden_state",),
+        stock_class="DebertaV2Model",
         pipeline_tag="feature-extraction",
     ),
     "masked-lm": task_head("MaskedLM", "A DeBERTa masked language model", "fill-mask", labels="words"),
@@ -61,7 +64,10 @@ HEADS = {
         "TokenClassification", "A DeBERTa token classifier", "token-classification", labels="tokens"
     ),
     "question-answering": task_head(
-        "QuestionAnswering", "A DeBERTa model that finds answers in texts", "question-answering", labels="span",
+        "QuestionAnswering",
+        "A DeBERTa model that finds answers in texts",
+        "question-answering",
+        labels="span",
         outputs=("start_logits", "end_logits"),
     ),
     "multiple-choice": task_head(
@@ -71,10 +77,12 @@ HEADS = {
         "DebertaExtForEntityScoring", "A DeBERTa model that scores the entities of a text", labels="entities"
     ),
     "pretraining": Head(
-        "DebertaExtForPreTraining", "Generator and discriminator of replaced token detection (DeBERTaV3)",
-        outputs=("generator_logits", "discriminator_logits"), labels="words",
+        "DebertaExtForPreTraining",
+        "Generator and discriminator of replaced token detection (DeBERTaV3)",
+        outputs=("generator_logits", "discriminator_logits"),
+        labels="words",
     ),
-}  # fmt: skip
+}
 
 
 def model_class(name: str) -> type[Any]:

@@ -12,6 +12,11 @@ from .presets import PRESETS
 __all__ = ["OfficialConfigMixin"]
 
 OUR_TYPE = "deberta-ext"
+# At least 1.
+SIZES = (
+    "vocab_size hidden_size embedding_size num_hidden_layers num_attention_heads intermediate_size "
+    "max_position_embeddings conv_groups emd_layers"
+).split()
 # Fields in which a generator that shares every weight with the discriminator may differ.
 NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
@@ -24,10 +29,7 @@ class OfficialConfigMixin:
         # It imports the front end of torch.compile.
         from transformers.activations import ACT2FN
 
-        for name in (
-            "vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-            "max_position_embeddings", "conv_groups", "emd_layers",
-        ):  # fmt: skip
+        for name in SIZES:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in ("type_vocab_size", "conv_kernel_size"):
             self._require(name, getattr(self, name) >= 0, "0 (none) or more")

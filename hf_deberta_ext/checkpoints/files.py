@@ -19,16 +19,36 @@ from safetensors.torch import load_file
 from transformers.utils import cached_file
 
 __all__ = [
-    "ADAPTER_CONFIG_FILE", "ADAPTER_WEIGHT_FILES", "GENERATOR_CONFIG_FILE", "GENERATOR_FILE", "TOKENIZER_FILES",
-    "WEIGHT_FILES", "Tensor", "checkpoint_step", "damage_named", "header_tensor", "is_adapter_folder", "is_weight_file",
-    "microsoft_weights", "optional_file", "read_index", "read_json", "read_tensors", "read_weights", "refuse_integers",
-    "tokenizer_files", "weight_files",
-]  # fmt: skip
+    "ADAPTER_CONFIG_FILE",
+    "ADAPTER_WEIGHT_FILES",
+    "GENERATOR_CONFIG_FILE",
+    "GENERATOR_FILE",
+    "TOKENIZER_FILES",
+    "WEIGHT_FILES",
+    "Tensor",
+    "checkpoint_step",
+    "damage_named",
+    "header_tensor",
+    "is_adapter_folder",
+    "is_weight_file",
+    "microsoft_weights",
+    "optional_file",
+    "read_index",
+    "read_json",
+    "read_tensors",
+    "read_weights",
+    "refuse_integers",
+    "tokenizer_files",
+    "weight_files",
+]
 
 # Of a whole model and of an adapter, in the order in which transformers and peft look for them.
 WEIGHT_FILES = (
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
-)  # fmt: skip
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # The generator beside an official discriminator (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
@@ -37,9 +57,21 @@ TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded only on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
 # safetensors' names of the types -> torch's.
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-          "I16": "int16", "U8": "uint8", "I8": "int8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
-          "F8_E5M2": "float8_e5m2", "C64": "complex64"}  # fmt: skip
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "U8": "uint8",
+    "I8": "int8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+}
 
 
 def is_weight_file(name: str) -> bool:

@@ -26,10 +26,10 @@ __all__ = ["JointCheckpointsMixin"]
 DERIVED = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
 # Fields in which models differ that cannot exchange the weights of their layers.
 SHAPES = (
-    "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "type_vocab_size", "position_biased_input",
-    "relative_attention", "pos_att_type", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key",
-    "conv_kernel_size", "conv_groups", "share_layers",
-)  # fmt: skip
+    "embedding_size hidden_size num_attention_heads intermediate_size type_vocab_size position_biased_input "
+    "relative_attention pos_att_type max_relative_positions position_buckets norm_rel_ebd share_att_key "
+    "conv_kernel_size conv_groups share_layers"
+).split()
 
 
 class JointCheckpointsMixin:

@@ -30,9 +30,7 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["DOWNLOAD_ARGUMENTS", "LoadingMixin", "in_eval_mode"]
 
-PUSH_ARGUMENTS = (
-    "repo_id", "tokenizer", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags",
-)  # fmt: skip
+PUSH_ARGUMENTS = "repo_id tokenizer commit_message commit_description private token revision create_pr tags".split()
 # Names under which other packages give packed batches of one row (transformers' DataCollatorWithFlattening).
 OF_PACKED_BATCHES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")

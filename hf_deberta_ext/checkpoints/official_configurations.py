@@ -8,8 +8,13 @@ from typing import Any
 import transformers
 
 __all__ = [
-    "MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "stored_configuration",
-]  # fmt: skip
+    "MICROSOFT",
+    "OFFICIAL_TYPES",
+    "absent_fields",
+    "configuration_file",
+    "from_official",
+    "stored_configuration",
+]
 
 # Of files without a model_type: Microsoft's code, which knows none.
 MICROSOFT = "microsoft"
@@ -17,9 +22,16 @@ MICROSOFT_CONFIG = "model_config.json"
 
 # Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
 _COMMON = dict(
-    relative_attention=False, position_biased_input=True, pos_att_type=[], position_buckets=-1, norm_rel_ebd="none",
-    share_att_key=False, conv_act="tanh", hidden_size=768, num_attention_heads=12,
-)  # fmt: skip
+    relative_attention=False,
+    position_biased_input=True,
+    pos_att_type=[],
+    position_buckets=-1,
+    norm_rel_ebd="none",
+    share_att_key=False,
+    conv_act="tanh",
+    hidden_size=768,
+    num_attention_heads=12,
+)
 _V2_SIZES = dict(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144)
 STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
     "deberta": _COMMON | dict(vocab_size=50265),

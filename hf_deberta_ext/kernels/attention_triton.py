@@ -28,7 +28,7 @@ from .triton_backward import (
     disentangled_bwd_kernel_dq,
     disentangled_bwd_kernel_far,
     disentangled_bwd_kernel_fold,
-)  # fmt: skip
+)
 from .triton_forward import disentangled_fwd_kernel, disentangled_prepare_kernel
 from .triton_launches import find_launches
 from .triton_tiles import INTERPRETED, PADDING, dropout_mask_kernel
