@@ -140,5 +140,8 @@ def readable_weights(source: str, config_overrides: str | None) -> Iterator[None
     try:
         yield
     except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = f"with --config_overrides {config_overrides}: {str(error).splitlines()[0]}"
-        raise ValueError(f"the weights of {source} cannot be read, or do not fit its configuration {reason}") from error
+        first_line = str(error).partition("\n")[0]
+        overrides = f" with --config_overrides {config_overrides}" if config_overrides else ""
+        raise ValueError(
+            f"the weights of {source} cannot be read, or do not fit its configuration{overrides}: {first_line}"
+        ) from error
