@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ..checkpoints.configuration import is_joint
 from ..checkpoints.files import checkpoint_step, is_adapter_folder, read_json
 from ..heads import PARTS
-from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
+from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from ..tokenization import check_tokenizer, load_tokenizer

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
 from .presets import PRESETS
 
-__all__ = ["OfficialConfigMixin"]
+__all__ = ["OfficialConfigMixin", "is_joint"]
 
 OUR_TYPE = "deberta-ext"
 # At least 1.
@@ -102,6 +102,14 @@ class OfficialConfigMixin:
                     f"under embedding_sharing = {self.embedding_sharing!r}"
                 )
 
+    @staticmethod
+    def single_fields() -> list[str]:
+        """Return the names of our fields that a model which is not joint has."""
+        from ..model.configuration_deberta_ext import JOINT_FIELDS, DebertaExtConfig
+
+        # Of this class, not of a subclass or of every transformers configuration.
+        return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
+
     def difference(self, base: "OfficialConfigMixin") -> dict[str, Any]:
         """Return the fields of a single model in which this differs from `base`, with the values here."""
         return {name: getattr(self, name) for name in self.single_fields() if getattr(self, name) != getattr(base, name)}
@@ -163,3 +171,8 @@ def _translated(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("model_type") not in OFFICIAL_TYPES:
         return config
     return from_official(config) | {"model_type": OUR_TYPE}
+
+
+def is_joint(config: dict[str, Any]) -> bool:
+    """Return True for the config.json of generator and discriminator in one model."""
+    return config.get("generator") is not None

@@ -8,11 +8,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
+from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 
 # Of a module that imports this one, after it has defined them.
 from ..model.replaced_tokens_deberta_ext import TABLES, DebertaExtForReplacedTokenDetection, GradientDisentangledEmbedding
+from .configuration import is_joint
 from .files import GENERATOR_FILE
 from .layouts import LoadingReport, convert_official, read_generator
 from .loading import DOWNLOAD_ARGUMENTS

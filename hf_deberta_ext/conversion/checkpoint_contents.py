@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import NotASafetensorsRepoError
 
+from ..checkpoints.configuration import is_joint
 from ..checkpoints.files import (
     ADAPTER_CONFIG_FILE,
     GENERATOR_FILE,
@@ -27,7 +28,7 @@ from ..checkpoints.files import (
 from ..checkpoints.layouts import convert_official, set_fields_of_head
 from ..checkpoints.official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file
 from ..heads import HEADS, model_class
-from ..model.configuration_deberta_ext import DebertaExtConfig, is_joint
+from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, load_tokenizer
 
 __all__ = [

@@ -17,14 +17,17 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
+TOO_OLD = (
+    f"the code of this model needs transformers 5.4 or newer, found {transformers.__version__}. For older ones, and for "
+    "packages that need them, write it as deberta-v2 where transformers is newer and hf_deberta_ext is installed: "
+    "deberta-ext convert MODEL FOLDER --to deberta-v2"
+)
 try:
     from transformers import PreTrainedConfig
 except ImportError as error:
-    raise ImportError(
-        f"the code of this model needs transformers 5.4 or newer, found {transformers.__version__}. For older ones, and for "
-        "packages that need them, write it as deberta-v2 where transformers is newer: deberta-ext convert MODEL FOLDER --to "
-        "deberta-v2, or hf_deberta_ext.conversion.deberta_v2.save_as_deberta_v2(model, FOLDER)"
-    ) from error
+    raise ImportError(TOO_OLD) from error
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
+    raise ImportError(TOO_OLD)
 
 CODE_FILES = (
     "configuration_deberta_ext.py", "attention_deberta_ext.py", "modeling_deberta_ext.py", "replaced_tokens_deberta_ext.py",
@@ -48,16 +51,18 @@ JOINT_FIELDS = (
 
 
 def installed_module(name: str) -> Any:
-    """Return a module of the package hf_deberta_ext; None where the package is not installed."""
+    """Return a module of the package hf_deberta_ext, for remote code too; None where the package is not installed."""
     try:
         return importlib.import_module(f"hf_deberta_ext.{name}")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "hf_deberta_ext":
+            raise
         return None
 
 
 def package_mixin(module: str, name: str) -> type:
-    """Return a base class of the package for what remote code has not: presets, official checkpoints, adapters, publishing.
-    In remote code, an empty class."""
+    """Return a base class of the package for what remote code has not: validation, presets, official checkpoints, adapters,
+    publishing. An empty class where this file is not the package's own."""
     if not __name__.startswith("hf_deberta_ext."):
         return type(name, (), {})
     return getattr(importlib.import_module(f"hf_deberta_ext.{module}"), name)
@@ -67,8 +72,8 @@ def package_mixin(module: str, name: str) -> type:
 class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfigMixin"), PreTrainedConfig):
     """Configuration of every `DebertaExt` model. The defaults are DeBERTa-v3-base.
 
-    `DebertaExtConfig.from_preset(name)` knows the published sizes; `DebertaExtConfig.from_pretrained(x)` also reads the
-    config.json of official `deberta` and `deberta-v2` checkpoints.
+    In the package, `DebertaExtConfig.from_preset(name)` knows the published sizes, and `from_pretrained` also reads official
+    `deberta` and `deberta-v2` checkpoints.
 
     Args:
         vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's (128100 for 128001).
@@ -111,8 +116,8 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         initializer_range, layer_norm_eps (`float`).
 
     Raises:
-        StrictDataclassError: a value out of its type or range, or two fields that contradict each other; it names them.
-            `from_pretrained`, `from_dict` and `from_preset` raise a ValueError.
+        StrictDataclassError: a value of a wrong type. In the package also a value out of range, or fields that contradict
+            each other; there, `from_pretrained`, `from_dict` and `from_preset` raise a ValueError.
     """
 
     model_type: ClassVar[str] = "deberta-ext"
@@ -177,7 +182,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
 
     @property
     def relative_distance(self) -> int:
-        """Largest relative distance M with its own embedding; larger ones are clamped."""
+        """The distance M at which relative positions are clamped."""
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
 
     @property
@@ -202,12 +207,6 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         """True for the configuration of generator and discriminator in one model."""
         return self.generator is not None
 
-    @staticmethod
-    def single_fields() -> list[str]:
-        """Return the names of our fields that a model which is not joint has."""
-        # Of this class, not of a subclass or of every transformers configuration.
-        return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
-
     def discriminator_config(self) -> "DebertaExtConfig":
         """Return the configuration of only the discriminator of a joint model."""
         config = copy.deepcopy(self)
@@ -227,7 +226,9 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         """Return what a generator has if it does not say otherwise: half the layers, and heads of the same size."""
         derived = {}
         if self.embedding_sharing != "all":
-            derived["num_hidden_layers"] = max(2 if self.conv_kernel_size else 1, self.num_hidden_layers // 2)
+            # A convolution needs two layers.
+            least = 2 if self.conv_kernel_size else 1
+            derived["num_hidden_layers"] = max(least, self.num_hidden_layers // 2)
         width = (self.generator or {}).get("hidden_size")
         if width is not None:
             derived["num_attention_heads"] = max(1, width * self.num_attention_heads // self.hidden_size)
@@ -255,20 +256,12 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
 
-def is_joint(config: dict[str, Any]) -> bool:
-    """Tell the config.json of generator and discriminator in one model."""
-    return config.get("generator") is not None
-
-
 def _copy_code(folder: Path, loaded_from: str):
-    """Copy the files of the model's code into `folder`.
-
-    They lie beside this one, or, where transformers has put only a part of them into its module cache, where the
-    configuration came from.
-    """
+    """Copy the files of the model's code into `folder`. They lie beside this one or, where transformers has put only a part
+    of them into its module cache, where the configuration came from."""
     source = Path(__file__).resolve().parent
     if not all((source / name).exists() for name in CODE_FILES):
-        if Path(loaded_from, CODE_FILES[0]).is_file():
+        if loaded_from and Path(loaded_from, CODE_FILES[0]).is_file():
             source = Path(loaded_from).resolve()
         else:
             with contextlib.suppress(OSError, ValueError):

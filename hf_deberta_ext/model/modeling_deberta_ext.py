@@ -41,24 +41,29 @@ from .attention_deberta_ext import (
 )
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
-# Arguments of decoders that trainers give to every model; transformers' encoders ignore them, too.
-OF_DECODERS = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
+# Arguments that trainers and code for decoders give to every model; a forward pass without them ignores them.
+IGNORED = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
+OPTIONS = ("output_attentions", "output_hidden_states")
 # The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
 EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Make a model's forward take `return_dict`, and ignore the arguments of decoders that it does not have itself. In the
-    package, it takes the packed batches of other packages too, and refuses adapters that would not be saved."""
+    """Make a model's forward take `return_dict` and, as **options, `OPTIONS` only, and ignore what of `IGNORED` it does not
+    have. In the package, it also takes packed batches of other packages, and refuses adapters that would not be saved."""
     parameters = inspect.signature(forward).parameters
-    ignored = [name for name in OF_DECODERS if name not in parameters]
+    ignored = [name for name in IGNORED if name not in parameters]
 
     @can_return_tuple
     @functools.wraps(forward)
     def wrapped(self, *args, **kwargs):
         if hasattr(self, "prepare_call"):
             kwargs = self.prepare_call(parameters, kwargs)
-        return forward(self, *args, **{name: value for name, value in kwargs.items() if name not in ignored})
+        kwargs = {name: value for name, value in kwargs.items() if name not in ignored}
+        unknown = kwargs.keys() - parameters.keys() - {*OPTIONS}
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.forward() got unexpected arguments: {', '.join(sorted(unknown))}")
+        return forward(self, *args, **kwargs)
 
     return wrapped
 
@@ -87,7 +92,7 @@ def batch_shape(
 def cls_states(
     hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
 ) -> torch.Tensor:
-    """Return [B, hidden], the state of each row's first real token (of each packed document's first token)."""
+    """Return [B, hidden], the state of the first real token of each row (with a mask [B, N, N], of column 0) or document."""
     if packed is not None:
         return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
     if attention_mask is None or attention_mask.dim() != 2:
@@ -99,10 +104,7 @@ def cls_states(
 
 def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None = None):
     """Return the sum of `losses` over `num_items_in_batch` (Trainer's count over all accumulation steps and processes) or
-    `count`.
-
-    With nothing to learn from the result is 0 and still has a gradient, so that distributed training does not hang.
-    """
+    `count`; with nothing to learn from 0, with a gradient, so that distributed training does not hang."""
     items = count if num_items_in_batch is None else num_items_in_batch
     return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
@@ -118,7 +120,7 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     """Return the loss of sequence classification for `config.problem_type`, which is set from labels and num_labels if None.
 
     Of logits [B, C], labels are for a regression [B] (or [B, 1]) for C = 1, else [B, C]; for a single label ints [B] or
-    [B, 1], -100 ignored; for several 0/1 [B, C], -100 ignored."""
+    [B, 1], -100 ignored; for several [B, C] in [0, 1], -100 ignored."""
     B, C = logits.shape
     labels = labels.to(logits.device)
     one_each = list(labels.shape) in ([B], [B, 1])
@@ -127,7 +129,8 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
         several = "single_label_classification" if one_each else "multi_label_classification"
         problem = "regression" if C == 1 else several
     is_single = problem == "single_label_classification"
-    if not (one_each if is_single or C == 1 else list(labels.shape) == [B, C]):
+    expects_one = is_single or C == 1
+    if not (one_each if expects_one else list(labels.shape) == [B, C]):
         raise ValueError(
             f"labels of shape {list(labels.shape)} do not fit {B} rows, num_labels = {C} and problem_type = {problem!r}: "
             "one label a row is [B] or [B, 1], several are [B, num_labels]"
@@ -173,9 +176,9 @@ class DebertaExtEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, E, padding_idx=config.pad_token_id)
         if config.has_absolute_positions:
             self.position_embeddings = nn.Embedding(config.max_position_embeddings, E)
-        if config.type_vocab_size > 0:
-            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, E)
         self.has_token_types = config.type_vocab_size > 0
+        if self.has_token_types:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, E)
         self.embed_proj = nn.Linear(E, config.hidden_size, bias=False) if config.hidden_size != E else None
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -312,10 +315,10 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         passes: int = 1,
         **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the layer; options as in `DisentangledSelfAttention`; `first()` returns the layer that owns the shared half.
+        """Run the layer `passes` times: the queries of each pass are the states of the one before; keys and values stay.
 
-        Returns states and probabilities, of the last of the passes, whose queries are the states of the one before.
-        Tensors with gradients are positional: reentrant checkpointing loses keywords.
+        Returns states and probabilities of the last pass. `first()` returns layer 0, which owns a shared half. Tensors with
+        gradients are positional: reentrant checkpointing loses keywords. Options are of `DisentangledSelfAttention`.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -360,7 +363,8 @@ class DebertaExtEncoder(PositionCache):
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
-        """Return relative embeddings [R, hidden], and delta and reach, for up to `length` tokens on `device`."""
+        """Return relative embeddings [R, hidden] and options, delta and reach, for up to `length` tokens on `device`. With
+        gradients these are only the rows that they read, otherwise the whole table."""
         if not self.relative_table_size:
             return None, {}
         delta, reach = self.relative_position(length), self.relative_position.max_distance
@@ -513,10 +517,12 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
+        # The joint model has no prefix.
         if getattr(config, "is_joint", False) and self.base_model_prefix:
+            source = config.name_or_path or "the configuration"
             raise ValueError(
-                f"{config.name_or_path} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder "
-                "of one, or export_discriminator() or export_generator() of DebertaExtForPreTraining"
+                f"{source} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder of one, or "
+                "export_discriminator() or export_generator() of DebertaExtForPreTraining"
             )
         super().__init__(config, *args, **kwargs)
 
@@ -527,8 +533,9 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         There, `model.loading_report` says what was loaded, converted, newly initialised and unused.
         """
         loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         # Loading has replaced the parameters.
-        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_unread_positions()
+        model._freeze_unread_positions()
         return loaded
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -579,7 +586,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
 
     def set_unpadding(self, unpadding: bool | None):
         """Let padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the default)
-        where it pays: on CPU, with at least a tenth of padding, and in evaluation mode without forward hooks."""
+        on CPU where at least a tenth of the batch is padding and, in evaluation mode, no module has a forward hook."""
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(
@@ -693,7 +700,7 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
             token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
             position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
                 reads it; None counts from the first real token. Relative positions count from one token to the next.
-                In a single row without a mask, positions that restart at 0 begin another document.
+                In the package, in a single row without a mask, positions that restart at 0 begin another document.
             document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
                 one number > 0, padding 0. Documents do not see each other, and positions start again in each.
             skip_last_layer (`bool`): leave out the last layer, which EMD runs itself. For heads, as the next.
@@ -836,9 +843,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             masked_only = self.config.masked_only and self.training and labels is not None
         output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        predicted = self.predict(
-            *inputs, labels, document_ids, masked_only, output_attentions, output_hidden_states or output_attentions
-        )
+        predicted = self.predict(*inputs, labels, document_ids, masked_only, output_attentions, output_hidden_states)
         logits = predicted.logits
         loss = None if labels is None else cross_entropy(logits, predicted.targets, num_items_in_batch)
         if predicted.packed is not None and not masked_only:
@@ -865,6 +870,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             output_hidden_states (`bool`): False: the encoder's own pass of the last layer is left out if EMD runs, since it
                 would only be an output.
         """
+        # The encoder's own pass of the last layer has the last attentions.
+        output_hidden_states = output_hidden_states or output_attentions
         skip_last_layer = self.mask_decoder is not None and not output_hidden_states
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         options = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
@@ -959,11 +966,12 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         if self.proj is not None:
             states = ACT2FN[self.config.classifier_act](self.proj(states))
         logits = self.classifier(self.dropout(states))
+        if packed is not None and labels is not None:
+            # Not the labels at padding.
+            labels = packed.unpad(labels.reshape(packed.shape))
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         if packed is not None:
             logits = packed.pad(logits)
-        if labels is not None and document_ids is not None:
-            labels = labels.reshape(document_ids.shape).masked_fill(document_ids == 0, -100)
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -1001,7 +1009,8 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         outputs, _ = self.encode(*inputs, may_pack=False, **options)
         states = outputs.last_hidden_state
         places, is_token = entity_indices.long().clamp(min=0), entity_indices > 0
-        scores = (states @ states[:, 0, :, None]).squeeze(-1) / states.shape[-1] ** 0.5
+        cls = cls_states(states, attention_mask, None)
+        scores = (states @ cls[:, :, None]).squeeze(-1) / states.shape[-1] ** 0.5
         scores = scores.gather(1, places.flatten(1)).view(places.shape).masked_fill(~is_token, EXCLUDED)
         weights = states.new_zeros(*places.shape[:2], states.shape[1])
         weights = weights.scatter_add(2, places, scores.softmax(-1).to(states.dtype))

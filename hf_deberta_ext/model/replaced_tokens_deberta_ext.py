@@ -3,6 +3,7 @@
 of the generator, embedding sharing (ES, NES and GDES, DeBERTaV3 section 3.3), and generator and discriminator in one model.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ from .modeling_deberta_ext import (
 # The halves of a joint model, which are folders and models by themselves.
 PARTS = ("generator", "discriminator")
 TABLES = ("word_embeddings", "position_embeddings")
-# Logits, of as many rows as they belong to: copies of all of a batch would take several times their memory.
+# Logits that are sampled at once, so that their float copies stay small.
 CHUNK = 2**24
 
 
@@ -52,8 +53,8 @@ class ReplacedTokenDetectionHead(nn.Module):
 
 
 class DeltaEmbedding(nn.Embedding):
-    """A table that begins at zero. A separate class, because transformers initialises modules by their class, and leaves
-    out modules without parameters, such as the next."""
+    """A table that begins at zero. A class of its own, since `_init_weights` sees modules with parameters only, and finds it
+    by `begins_at_zero`."""
 
     begins_at_zero = True
 
@@ -119,8 +120,8 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> TokenClassifierOutput:
-        """Tell replaced tokens. `labels` [B, N]: 1 = replaced, 0 = original, -100 = not counted; padding is not counted
-        either (label it -100 where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        """Detect replaced tokens. `labels` [B, N] or [B * N] in [0, 1]: 1 = replaced, -100 = not counted, as padding (label
+        it -100 where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, document_ids=document_ids, **options)
         states = outputs.last_hidden_state
@@ -135,14 +136,19 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
                 raise ValueError(f"labels must have shape [{B}, {N}] or [{B * N}], got {list(labels.shape)}")
             check_fractions(labels)
             labels = labels.reshape(B, N)
-            counted = labels != -100
-            _, token_mask = attention_masks(attention_mask, labels.shape)
-            if document_ids is not None:
-                counted = counted & (document_ids != 0)
-            if token_mask is not None:
-                counted = counted & token_mask
+            counted = (labels != -100) & real_tokens(labels, attention_mask, document_ids)
             loss = binary_loss(logits, labels, counted, num_items_in_batch)
         return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+def real_tokens(
+    labels: torch.Tensor, attention_mask: torch.Tensor | None, document_ids: torch.Tensor | None
+) -> torch.Tensor:
+    """Return [B, N] bool, True where `labels` [B, N] are of tokens and not of padding."""
+    _, real = attention_masks(attention_mask, labels.shape)
+    if real is None:
+        real = torch.ones_like(labels, dtype=torch.bool)
+    return real if document_ids is None else real & (document_ids != 0)
 
 
 def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module) -> list[str]:
@@ -198,7 +204,8 @@ def sample_replacements(
 
 @dataclass
 class DebertaExtForPreTrainingOutput(ModelOutput):
-    """
+    """Outputs of `DebertaExtForPreTraining`.
+
     Args:
         loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
         generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
@@ -238,6 +245,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     def __init__(self, config: DebertaExtConfig):
         if config.generator is None:
             # A generator that only differs in its depth; the field marks a joint checkpoint.
+            config = copy.deepcopy(config)
             config.generator = {}
         super().__init__(config)
         self.generator = DebertaExtForMaskedLM(config.generator_config())
@@ -377,14 +385,9 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn."""
-        selected = labels != -100
-        _, counted = attention_masks(attention_mask, input_ids.shape)
-        if counted is None:
-            counted = torch.ones_like(selected)
-        if document_ids is not None:
-            counted = counted & (document_ids != 0)
+        counted = real_tokens(labels, attention_mask, document_ids)
         if not self.config.rtd_special_tokens:
-            original = torch.where(selected, labels, input_ids)
+            original = torch.where(labels != -100, labels, input_ids)
             special = torch.tensor(self.config.special_token_ids, device=original.device)
             counted = counted & ~torch.isin(original, special)
         return counted

@@ -360,3 +360,9 @@ def test_masked_lm_equals_eager_with_every_query_stream(
 
     ran = compare_models(build, loss_of, backend, relative_error)
     assert ran == ({backend} if backend else {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO})
+
+
+def test_a_dropout_of_nearly_one_drops_everything():
+    leaves, options = make_inputs(40, ("c2p", "p2c"))
+    for dropout_p in (0.99999, 1.0):
+        assert not call("blocked", leaves, options, dropout_p=dropout_p).any()

@@ -357,3 +357,37 @@ def test_labels_of_any_usual_type_give_the_same_loss(dtype, tiny_config):
 def test_masks_that_would_broadcast_or_mean_something_else_are_refused(mask, message, tiny_config):
     with pytest.raises(ValueError, match=message):
         DebertaExtForSequenceClassification(tiny_config())(IDS, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["question-answering", "entity-scoring", "multiple-choice", "sequence-classification"])
+def test_heads_of_whole_rows_refuse_documents(name, tiny_config):
+    """Their documents would attend to each other, or be rows of their own."""
+    model, batch = small(name, "v3", tiny_config).eval(), call_of(name)
+    with pytest.raises(TypeError, match="unexpected arguments: document_ids"):
+        model(**batch, document_ids=torch.ones_like(batch["input_ids"]))
+
+
+def test_labels_of_masked_tokens_of_documents_are_not_counted(tiny_config, shake):
+    model = shake(small("token-classification", "v3", tiny_config)).eval()
+    ids, real = torch.arange(1, 13)[None], torch.arange(12)[None] < 9
+    documents, labels = torch.tensor([[1] * 5 + [2] * 7]), torch.tensor([[0, 1] * 6])
+    out = model(ids, attention_mask=real.long(), document_ids=documents, labels=labels)
+    expected = functional.cross_entropy(out.logits[real], labels[real])
+    assert torch.allclose(out.loss, expected)
+
+
+def test_entities_of_a_left_padded_row_have_the_scores_of_the_row(tiny_config, shake):
+    model = shake(small("entity-scoring", "v3", tiny_config)).eval()
+    ids, entities = torch.arange(1, 10)[None], torch.tensor([[[2, 3], [5, 0]]])
+    padded = functional.pad(ids, (3, 0))
+    expected = model(ids, attention_mask=torch.ones_like(ids), entity_indices=entities).logits
+    moved = torch.where(entities > 0, entities + 3, 0)
+    assert torch.allclose(
+        model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits, expected, atol=1e-5
+    )
+
+
+def test_a_joint_model_leaves_the_configuration_of_the_caller_as_it_was(tiny_config):
+    config = tiny_config()
+    CLASSES["pretraining"](config)
+    assert config.generator is None and not config.is_joint

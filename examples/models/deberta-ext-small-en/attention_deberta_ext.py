@@ -18,8 +18,8 @@ from .configuration_deberta_ext import installed_module
 
 
 def is_traced() -> bool:
-    """Tell if torch.compile, torch.export, TorchScript's tracer or a transform of torch.func (vmap, jvp, grad) is running,
-    where values cannot be read or would become constants."""
+    """Return True while torch.compile, torch.export, torch.jit.trace or a transform of torch.func (vmap, jvp, grad) runs:
+    values of tensors can then not be read, or would become constants."""
     # torch has no public name for the last.
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
@@ -31,7 +31,7 @@ def check_whole(name: str, x: torch.Tensor):
 
 
 def values_at_hand(x: torch.Tensor) -> bool:
-    """Tell tensors whose values can be read without a synchronisation, and without breaking a graph or a transform."""
+    """Return True if the values of x can be read at no cost: a plain tensor on CPU, and nothing is traced."""
     plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
     return plain and not is_traced()
 
@@ -41,7 +41,7 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
     With m = buckets / 2 and M = max_distance, r clamped to [-(M - 1), M - 1]:
     r where |r| <= m, else sign(r) · (ceil(ln(|r| / m) / ln((M - 1) / m) · (m - 1)) + m).
-    transformers leaves out the clamp, so that beyond M it reads row 0, which no training ever touched.
+    transformers leaves out the clamp, so that for r <= -M it reads row 0, which no training ever touched.
     """
     r = max(-(max_distance - 1), min(r, max_distance - 1))
     middle = buckets // 2
@@ -52,8 +52,8 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
 
 class RelativePosition(nn.Module):
-    """The offset table delta of any length: delta(i, j) = delta[i - j + N - 1], O(N) memory, with `buckets` b, or a row for
-    each distance (-1), and M = `max_distance`."""
+    """Rows of the relative table by offset, for any length: delta(i, j) = delta[i - j + N - 1], O(N) memory. There are
+    `buckets` b, -1 = a row for each distance, up to M = `max_distance`."""
 
     def __init__(self, *, buckets: int, max_distance: int):
         super().__init__()
@@ -65,7 +65,7 @@ class RelativePosition(nn.Module):
         M, b = self.max_distance, self.buckets
         if b < 0:
             return torch.arange(2 * M, dtype=torch.int64)
-        # Symmetric: half of the logarithms.
+        # Symmetric in r, so only r >= 0 is computed.
         far = torch.tensor([log_bucket(r, buckets=b, max_distance=M) for r in range(M)], dtype=torch.int64)
         return torch.cat([-far[-1:], -far[1:].flip(0), far]) + b
 
@@ -210,7 +210,7 @@ LINE = 16
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return the reason why the backend cannot serve a call now, or None: it takes every device, dtype and head size."""
-    return "torch.compile cannot trace it" if torch.compiler.is_compiling() else None
+    return "it cannot be compiled, traced or transformed" if is_traced() else None
 
 
 def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
@@ -233,8 +233,8 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
     """
     Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, reach, _ = inputs
     wide = torch.promote_types(Q_c.dtype, torch.float32)
-    if dropout_p == 1:
-        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
+    if dropout_p > 1 - 2**-16:
+        # All probabilities are dropped: the others cannot be scaled by 1 / 0, and 16 bits hold no such threshold.
         V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
     if reach is None or reach > N:
@@ -678,9 +678,9 @@ def choose_backend(
     if needs_probs:
         return "eager", "attention probabilities were asked for"
     compiling = torch.compiler.is_compiling()
-    # Not in torch 2.6.
-    if compiling and getattr(torch.compiler, "is_exporting", bool)():
-        return "eager", "exported: these operations go into any format"
+    # torch 2.6 has no is_exporting.
+    if compiling and getattr(torch.compiler, "is_exporting", lambda: False)():
+        return "eager", "exported: every format has these operations"
     if not compiling and is_traced():
         return "eager", "traced or transformed"
     if device.type == "meta":
@@ -693,7 +693,8 @@ def choose_backend(
             return name, f"best on {device.type}"
     if few:
         return "eager", "few queries"
-    return "sdpa", "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"
+    reason = "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"
+    return "sdpa", reason
 
 
 def attention_masks(
@@ -871,14 +872,14 @@ class DisentangledSelfAttention(PositionCache):
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
 
-        At inference on CPU, `PositionCache` keeps them.
+        At inference on CPU, the package's `PositionCache` keeps them.
         """
         key, query = self.position_projections()
 
         def project(P):
             return tuple(None if module is None else self.split_heads(module(P)) for module in (key, query))
 
-        if key is query is None:
+        if key is None and query is None:
             return None, None
         varies = is_traced() or torch.is_grad_enabled() or self.pos_dropout.training
         if varies or rel_embeddings.device.type != "cpu" or not hasattr(self, "kept_projections"):
@@ -905,7 +906,7 @@ class DisentangledSelfAttention(PositionCache):
             hidden_states (`torch.Tensor`): keys and values, [B, N, hidden].
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
             query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
-                Queries that share a position must be equal.
+                Queries that share a position must be equal: some backends scatter them.
             packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden], which do not see each
                 other; without a mask.
             keys_values (`tuple`, *optional*): K_c and V_c of these hidden_states, from `keys_and_values`; None = computed.
@@ -938,14 +939,10 @@ class DisentangledSelfAttention(PositionCache):
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the context [B, Q, hidden], and probabilities or None, by the requested or else the best backend.
-
-        Arguments as in `forward`; `inputs` describe the documents of `packed` as one stream without a mask.
-        """
+        """Return the context [B, Q, hidden], and probabilities or None, by the requested or else the best backend. `inputs`
+        describe the documents of `packed` as one stream without a mask."""
         Q_c, positions = inputs.Q_c, inputs.query_positions
-        query_share = 1.0
-        if positions is not None and packed is None:
-            query_share = Q_c.shape[2] / inputs.K_c.shape[2]
+        query_share = 1.0 if positions is None or packed is not None else Q_c.shape[2] / inputs.K_c.shape[2]
         name, reason = choose_backend(
             requested, Q_c.device, Q_c.dtype, Q_c.shape[-1], needs_probs=output_attentions, query_share=query_share
         )
@@ -989,8 +986,8 @@ class ResidualOutput(nn.Module):
 
 
 class DebertaExtAttention(nn.Module):
-    """Disentangled self-attention and its output; the residual is the query stream. In this file, since transformers allows
-    no other attention backend to a model whose file has an attention without its AttentionInterface."""
+    """Disentangled self-attention and its output; the residual is the query stream. Not in modeling_deberta_ext.py:
+    transformers refuses `set_attn_implementation` to a model whose file has an *Attention*(nn.Module)."""
 
     def __init__(self, config):
         super().__init__()
