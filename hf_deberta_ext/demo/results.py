@@ -140,7 +140,7 @@ def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, lis
         states = {"with EMD": masked.decode(outputs.hidden_states[-2])} | states
     words: list[dict[str, list[tuple[str, float]]]] = [{} for _ in places]
     for name, values in states.items():
-        logits = masked.lm_predictions.lm_head(values[0, places])  # [number of masks, V]
+        logits = masked.lm_predictions(values[0, places])  # [number of masks, V]
         # A vocabulary may be smaller than the table of its model.
         best = logits[:, : len(tokenizer)].softmax(-1).topk(count)
         for row, ids, probabilities in zip(words, best.indices, best.values.tolist(), strict=True):

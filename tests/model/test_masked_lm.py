@@ -58,7 +58,7 @@ def test_emd_equals_the_official_algorithm(kind, tiny_config, shake, batch, rela
         logits = model(ids, attention_mask=mask).logits
         expected = official_emd(model, ids, mask)
         assert relative_error("EMD against the official algorithm", logits, expected, mask.bool()) < 1e-5
-        plain = model.lm_predictions.lm_head(model.deberta(ids, attention_mask=mask).last_hidden_state)
+        plain = model.lm_predictions(model.deberta(ids, attention_mask=mask).last_hidden_state)
     assert (plain - logits).norm() > 0.05 * logits.norm()
 
 
@@ -67,7 +67,7 @@ def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, ba
     assert not hasattr(model.deberta.embeddings, "position_embeddings")
     ids, mask = batch(2, 30, [30, 17])
     with torch.no_grad():
-        plain = model.lm_predictions.lm_head(model.deberta(ids, attention_mask=mask).last_hidden_state)
+        plain = model.lm_predictions(model.deberta(ids, attention_mask=mask).last_hidden_state)
         got = model(ids, attention_mask=mask).logits
     assert relative_error("EMD as BERT's decoder", got, plain, mask.bool()) < 1e-5
 

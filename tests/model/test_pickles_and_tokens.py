@@ -245,8 +245,9 @@ def test_what_cannot_be_downloaded_is_told_without_the_token(
         with pytest.raises(SystemExit):
             run_glue.main([*map(str, argv)])
     said = everything_said()
-    # The token was sent, and refused.
-    assert "401 Unauthorized" in said and "someone/nothing" in said and SECRET not in said
+    assert "someone/nothing" in said and SECRET not in said
+    # The token was sent, and refused; `datasets` asks another server.
+    assert what == "data" or "401 Unauthorized" in said
 
 
 @pytest.mark.parametrize("way", ["command", "model", "trainer"])

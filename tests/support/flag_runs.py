@@ -101,7 +101,7 @@ def groups_of(kind: str) -> tuple[type, ...]:
     main = module_of(script_of(kind)).main
     if kind in PRETRAINING:
         return sys.modules[main.func.__module__].GROUPS
-    return main.args[1], ModelArguments, FineTuningArguments
+    return main.args[0].arguments, ModelArguments, FineTuningArguments
 
 
 class FlagRuns:

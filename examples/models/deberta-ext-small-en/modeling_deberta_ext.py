@@ -5,6 +5,7 @@ Enhanced Mask Decoder (3.2), and the models with their heads. Replaced token det
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -760,8 +761,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         super().__init__(config)
         self.deberta = DebertaExtModel(config)
         self.mask_decoder = EnhancedMaskDecoder(config.emd_layers, config.emd_input) if config.has_mask_decoder else None
-        # The names of the official checkpoints.
-        self.lm_predictions = nn.ModuleDict({"lm_head": LMTransform(config)})
+        self.lm_predictions = nn.Sequential(OrderedDict(lm_head=LMTransform(config)))
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -896,7 +896,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
             states = self.decode(states, attention_mask, position_ids, packed=packed)
         if masked_only:
             targets = targets[targets != -100]
-        return MaskedLMPrediction(self.lm_predictions.lm_head(states), targets, outputs, packed)
+        return MaskedLMPrediction(self.lm_predictions(states), targets, outputs, packed)
 
 
 class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
