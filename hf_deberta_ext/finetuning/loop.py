@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
 from ..training.distributed import leave_together
-from ..training.flags import overrides
+from ..training.flags import command_line, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.run_folder import contents_line, repeated_arguments
 from ..training.user_errors import ExitOnUserError
@@ -29,10 +29,10 @@ from .recipes import divergence_warnings, find_recipe
 from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
-from .tasks import Task
+from .tasks import Task, load_task
 from .trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 
-__all__ = ["main", "prepare", "train_and_report"]
+__all__ = ["fine_tune", "main", "prepare", "train_and_report"]
 
 logger = logging.get_logger(__name__)
 
@@ -52,6 +52,24 @@ def main(task: Task, argv: Sequence[str] | None = None, *, description: str, pro
         errors.show_traceback = True
         errors.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
         return train_and_report(prepared)
+
+
+def fine_tune(task: str, **flags: Any) -> dict[str, Any]:
+    """Fine-tune a model, as `deberta-ext finetune TASK` does.
+
+    Args:
+        task (`str`): classification, glue, superglue, ner, qa, race or multiple-choice.
+        flags: of the command, by name; `deberta-ext finetune TASK --help` lists them.
+
+    Returns:
+        Metrics by name; of several seeds mean, standard deviation and values.
+
+    Raises:
+        ValueError: a flag is unknown or wrong, or the data are.
+    """
+    chosen = load_task(task)
+    argv = command_line(flags)
+    return train_and_report(prepare(chosen.read, *parse(argv, chosen.arguments, description="", program="fine_tune")))
 
 
 def prepare(

@@ -18,7 +18,7 @@ from transformers import HfArgumentParser
 
 from ..files import as_list
 
-__all__ = ["option", "overrides", "parse_flags"]
+__all__ = ["command_line", "option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
@@ -112,12 +112,19 @@ def flags_of_file(file: Path) -> list[str]:
         raise ValueError(f"{file} is no {file.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
+    return command_line(values)
+
+
+def command_line(flags: Mapping[str, Any]) -> list[str]:
+    """Return the command line for flags by name: numbers, true and null as in JSON, several values in a list."""
     argv = []
-    for name, value in values.items():
+    for name, value in flags.items():
         if as_list(value):
             argv.append(f"--{name}")
         for item in as_list(value):
-            if not isinstance(item, str):
+            if isinstance(item, Path):
+                item = str(item)
+            elif not isinstance(item, str):
                 item = json.dumps(item)
             argv.append(item)
     return argv

@@ -12,6 +12,7 @@ from scripts import EXAMPLES
 from toy_task import read
 
 from hf_deberta_ext.commands import main
+from hf_deberta_ext.finetuning.loop import fine_tune
 
 pytest.importorskip("sentencex")
 material = glue_script.material
@@ -74,3 +75,16 @@ def test_two_processes_train_as_one(run_glue, material, tmp_path):
     files = [(tmp_path / name / "predict_results.tsv").read_text(encoding="utf-8") for name in ("one", "two")]
     assert files[0] == files[1]
     assert {file.name for file in (tmp_path / "two").iterdir()} == {file.name for file in (tmp_path / "one").iterdir()}
+
+
+def test_fine_tuning_is_one_call_in_python_whose_errors_are_raised(material, tmp_path):
+    flags = dict(
+        model_name_or_path=material / "model", train_file=material / "train.tsv", validation_file=material / "dev.jsonl",
+        do_train=True, do_eval=True, max_steps=2, learning_rate=1e-3, report_to="none", output_dir=tmp_path / "run",
+    )  # fmt: skip
+    metrics = fine_tune("classification", **flags)
+    assert {"eval_accuracy", "train_loss"} <= {*metrics} and (tmp_path / "run" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="is not empty"):
+        fine_tune("classification", **flags)
+    with pytest.raises(ValueError, match="unknown flag --max_step"):
+        fine_tune("classification", **flags, max_step=3)
