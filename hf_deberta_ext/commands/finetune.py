@@ -5,7 +5,7 @@ import argparse
 
 from ..finetuning.tasks import TASKS, load_task
 
-__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
+__all__ = ["EXAMPLE", "EXTRA", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
 HELP = "fine-tune a model: classification, named entities, questions, multiple choice"
 EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/deberta-v3-small --train_file train.csv \\
@@ -13,6 +13,8 @@ EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/
 deberta-ext finetune glue --help"""
 # Logs and progress bars are shown.
 SHOWS_PROGRESS = True
+# The extra that brings its packages.
+EXTRA = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 
 import argparse
 
-__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
+__all__ = ["EXAMPLE", "EXTRA", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
 HELP = "pre-train a model on text: masked language model, or generator and discriminator"
 EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe \\
@@ -11,6 +11,8 @@ EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --
 deberta-ext pretrain rtd --help"""
 # Logs and progress bars are shown.
 SHOWS_PROGRESS = True
+# The extra that brings its packages.
+EXTRA = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser):

@@ -34,7 +34,7 @@ class DataArguments:
     dataset_name: str | None = option(None, "data set of the Hub, instead of the task's")
     dataset_config_name: str | None = option(None, "its configuration")
     train_file: list[str] = option(
-        list, "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, each also .gz"
+        list, "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, of words also CoNLL; each also .gz"
     )
     validation_file: list[str] = option(list, "files to evaluate on")
     test_file: list[str] = option(list, "files to predict on; labels are not needed")

@@ -86,5 +86,10 @@ def test_fine_tuning_is_one_call_in_python_whose_errors_are_raised(material, tmp
     assert {"eval_accuracy", "train_loss"} <= {*metrics} and (tmp_path / "run" / "model.safetensors").exists()
     with pytest.raises(ValueError, match="is not empty"):
         fine_tune("classification", **flags)
-    with pytest.raises(ValueError, match="unknown flag --max_step"):
-        fine_tune("classification", **flags, max_step=3)
+    with pytest.raises(ValueError, match="unknown flag --qqq"):
+        fine_tune("classification", **flags, qqq=3)
+    # Which column is the text, not that labels are missing.
+    (tmp_path / "two.csv").write_text("body,note\nhello,x\n")
+    predict = dict(test_file=tmp_path / "two.csv", do_predict=True, report_to="none", output_dir=tmp_path / "predictions")
+    with pytest.raises(ValueError, match=r"which columns of .* are texts"):
+        fine_tune("classification", model_name_or_path=tmp_path / "run", **predict)

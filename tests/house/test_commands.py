@@ -196,3 +196,9 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hf_deberta_ext.finetuning.loop", None)
+    assert main(["finetune", "classification", "--do_train"]) == 2
+    assert 'pip install "hf_deberta_ext[train]"' in capsys.readouterr().err
