@@ -18,8 +18,8 @@ from .configuration_deberta_ext import installed_module
 
 
 def is_traced() -> bool:
-    """Return True while torch.compile, torch.export, torch.jit.trace or a transform of torch.func (vmap, jvp, grad) runs:
-    values of tensors can then not be read, or would become constants."""
+    """Return True while torch.compile, torch.export, TorchScript's tracer or a transform of torch.func (vmap, jvp, grad)
+    runs: values of tensors can then not be read, or would become constants."""
     # torch has no public name for the last.
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
