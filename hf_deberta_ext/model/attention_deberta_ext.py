@@ -5,6 +5,7 @@ Relative positions (Eq. 3) and the equation (Eq. 4); its backends: `eager`, as i
 which give the same numbers; the table of backends; packed documents; the module `DisentangledSelfAttention`.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -32,8 +33,7 @@ def check_whole(name: str, x: torch.Tensor):
 
 def values_at_hand(x: torch.Tensor) -> bool:
     """Return True if the values of x can be read at no cost: a plain tensor on CPU, and nothing is traced."""
-    plain = type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu"
-    return plain and not is_traced()
+    return type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu" and not is_traced()
 
 
 def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
@@ -794,24 +794,22 @@ class PackedSequences:
         B, N = self.shape
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
+    @functools.cached_property
+    def rows(self) -> "tuple[PackedSequences, torch.Tensor | None]":
+        """The documents as rows of a batch [D, longest], and its mask [D, 1, 1, longest], None if all are as long."""
+        shape = len(self.lengths), max(self.lengths)
+        rows = PackedSequences(self.documents * shape[1] + self.positions, self.cu_seqlens.diff(), shape)
+        mask = rows.pad(torch.ones_like(self.positions, dtype=torch.bool)[None])[:, None, None]
+        return rows, None if min(self.lengths) == shape[1] else mask
+
     def attend(self, backend: Backend, inputs: AttentionInputs) -> torch.Tensor:
         """Return the attention within each document, [1, H, T, d], of the stream's `inputs` without a mask."""
         if backend.takes_cu_seqlens:
             return backend.attend(inputs._replace(cu_seqlens=self.cu_seqlens))[0]
-        # Padded to the longest document.
-        D, longest = len(self.lengths), max(self.lengths)
-        places = self.documents * longest + self.positions
-        mask = self.positions.new_zeros(D * longest, dtype=torch.bool).index_fill(0, places, True)
-
-        def padded(x):
-            stream = x[0].transpose(0, 1)  # [T, H, d]
-            batch = stream.new_zeros(D * longest, *stream.shape[1:]).index_copy(0, places, stream)
-            return batch.unflatten(0, (D, longest)).transpose(1, 2)
-
-        Q_c, K_c, V_c = map(padded, inputs[:3])
-        mask = None if min(self.lengths) == longest else mask.view(D, 1, 1, longest)
+        rows, mask = self.rows
+        Q_c, K_c, V_c = (rows.pad(x.transpose(1, 2)).transpose(1, 2) for x in inputs[:3])
         out, _ = backend.attend(inputs._replace(Q_c=Q_c, K_c=K_c, V_c=V_c, mask=mask))
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, places).transpose(0, 1)[None]
+        return rows.unpad(out.transpose(1, 2)).transpose(1, 2)
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
         """Return the indices [T] of the tokens in a stream with `margin` zeros around every document, and its length."""

@@ -210,8 +210,7 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
         loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
         generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
         discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that count.
-        generator_logits (`torch.Tensor`, *optional*): [n, V] at the selected positions, in the order of
-            `labels[labels != -100]`.
+        generator_logits (`torch.Tensor`, *optional*): [n, V], in the order of `labels[labels != -100]`.
         discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
         corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
         discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.

@@ -54,6 +54,7 @@ def model_forward(forward: Callable) -> Callable:
     have. In the package, it also takes packed batches of other packages, and refuses adapters that would not be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
+    known = {*parameters, *OPTIONS}
 
     @can_return_tuple
     @functools.wraps(forward)
@@ -61,9 +62,9 @@ def model_forward(forward: Callable) -> Callable:
         if hasattr(self, "prepare_call"):
             kwargs = self.prepare_call(parameters, kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name not in ignored}
-        unknown = kwargs.keys() - parameters.keys() - {*OPTIONS}
+        unknown = [name for name in kwargs if name not in known]
         if unknown:
-            raise TypeError(f"{type(self).__name__}.forward() got unexpected arguments: {', '.join(sorted(unknown))}")
+            raise TypeError(f"{type(self).__name__}.forward() got unexpected arguments: {', '.join(unknown)}")
         return forward(self, *args, **kwargs)
 
     return wrapped
@@ -571,10 +572,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return self.get_correct_attn_implementation(attn_implementation)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
-        """Check `attn_implementation`; None (also spelled "auto") chooses the best backend for each call.
-
-        transformers' AttentionInterface is not asked: its functions have no place for a relative table.
-        """
+        """Check `attn_implementation`; None (also spelled "auto") chooses the best backend for each call. transformers'
+        AttentionInterface is not asked: its functions have no place for a relative table."""
         if requested_attention in (None, "auto"):
             return None
         # Weights come to their device after this check; what a call needs is checked when it is made.
@@ -899,17 +898,27 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         return MaskedLMPrediction(self.lm_predictions(states), targets, outputs, packed)
 
 
-class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
-    """A classifier or regressor of a text or a pair, on the pooled [CLS] state."""
+class PooledClassifier(DebertaExtPreTrainedModel):
+    """An encoder with logits on the pooled [CLS] state: `outputs` of them, or None = `config.num_labels`."""
 
-    def __init__(self, config: DebertaExtConfig):
+    def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.deberta = DebertaExtModel(config)
         self.pooler = ContextPooler(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, outputs or config.num_labels)
         self.post_init()
+
+    def classify(self, input_ids, attention_mask, *inputs, **options) -> tuple[torch.Tensor, BaseModelOutput]:
+        """Return logits [B, outputs] and the outputs of the encoder; arguments as in `encode`."""
+        outputs, packed = self.encode(input_ids, attention_mask, *inputs, **options)
+        cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
+        return self.classifier(self.dropout(self.pooler(cls))), outputs
+
+
+class DebertaExtForSequenceClassification(PooledClassifier):
+    """A classifier or regressor of a text or a pair, on the pooled [CLS] state."""
 
     @model_forward
     def forward(
@@ -926,9 +935,8 @@ class DebertaExtForSequenceClassification(DebertaExtPreTrainedModel):
         """Classify rows. `labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression),
         [B, C] (regression or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the
         labels."""
-        outputs, packed = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
-        cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
-        logits = self.classifier(self.dropout(self.pooler(cls)))
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        logits, outputs = self.classify(*inputs, **options)
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -1075,16 +1083,11 @@ def span_loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits, positions.where((positions >= 0) & (positions < N), -100))
 
 
-class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
+class DebertaExtForMultipleChoice(PooledClassifier):
     """One score for each choice, softmax over the choices."""
 
     def __init__(self, config: DebertaExtConfig):
-        super().__init__(config)
-        self.deberta = DebertaExtModel(config)
-        self.pooler = ContextPooler(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
+        super().__init__(config, 1)
 
     @model_forward
     def forward(
@@ -1110,11 +1113,9 @@ class DebertaExtForMultipleChoice(DebertaExtPreTrainedModel):
                 raise ValueError(f"expected inputs of shape {list(batch.shape[:2])} x ..., got {list(x.shape)}")
             return None if x is None else x.flatten(0, 1)
 
-        attention_mask = flat(attention_mask)
-        inputs = (flat(input_ids), attention_mask, flat(token_type_ids), flat(position_ids), flat(inputs_embeds))
-        outputs, packed = self.encode(*inputs, **options)
-        cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
-        logits = self.classifier(self.dropout(self.pooler(cls))).view(batch.shape[:2])
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        logits, outputs = self.classify(*map(flat, inputs), **options)
+        logits = logits.view(batch.shape[:2])
         loss = None
         if labels is not None:
             check_labels("labels", labels, [len(batch)], [len(batch), 1])
