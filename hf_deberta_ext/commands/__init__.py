@@ -3,7 +3,7 @@
 
 A command is a module of this folder with HELP (one line), EXAMPLE (command lines, shown at the end of its --help),
 add_arguments(parser), and run(arguments), which returns the exit status (None is 0) and does the heavy imports. With
-SHOWS_PROGRESS it logs, and shows progress bars, as a script does; EXTRA is the extra of setup.cfg that it needs.
+SHOWS_PROGRESS it logs, and shows progress bars, as a script does.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from logging import ERROR, getLogger
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -115,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
             with quiet:
                 if getattr(arguments, "model", None) is not None:
                     check_source(arguments.model, "model")
-                status = _run_module(module, arguments)
+                status = module.run(arguments)
             # Here and not at the exit, where nothing could be done about a reader that has gone.
             sys.stdout.flush()
             return int(status or 0)
@@ -124,16 +123,6 @@ def _run(arguments: argparse.Namespace) -> int:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-
-
-def _run_module(module: Any, arguments: argparse.Namespace) -> int | None:
-    """Run a command; a missing package is told with the extra that brings it."""
-    try:
-        return module.run(arguments)
-    except ImportError as error:
-        if not hasattr(module, "EXTRA"):
-            raise
-        raise ImportError(f'{error}: pip install "hf_deberta_ext[{module.EXTRA}]"') from error
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@
 import argparse
 
 from ..finetuning.tasks import TASKS, load_task
+from ..training.user_errors import needs_extra
 
-__all__ = ["EXAMPLE", "EXTRA", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
+__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
 HELP = "fine-tune a model: classification, named entities, questions, multiple choice"
 EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/deberta-v3-small --train_file train.csv \\
@@ -13,8 +14,6 @@ EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/
 deberta-ext finetune glue --help"""
 # Logs and progress bars are shown.
 SHOWS_PROGRESS = True
-# The extra that brings its packages.
-EXTRA = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -25,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(arguments: argparse.Namespace) -> None:
     """Train, evaluate or predict, as the flags say."""
-    from ..finetuning.loop import main as fine_tune
+    with needs_extra("train"):
+        from ..finetuning.loop import main as fine_tune
 
     program, (_, text) = f"deberta-ext finetune {arguments.task}", TASKS[arguments.task]
     fine_tune(load_task(arguments.task), arguments.flags, description=f"Fine-tune a model: {text}.", program=program)

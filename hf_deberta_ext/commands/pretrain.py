@@ -3,7 +3,9 @@
 
 import argparse
 
-__all__ = ["EXAMPLE", "EXTRA", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
+from ..training.user_errors import needs_extra
+
+__all__ = ["EXAMPLE", "HELP", "SHOWS_PROGRESS", "add_arguments", "run"]
 
 HELP = "pre-train a model on text: masked language model, or generator and discriminator"
 EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe \\
@@ -11,8 +13,6 @@ EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --
 deberta-ext pretrain rtd --help"""
 # Logs and progress bars are shown.
 SHOWS_PROGRESS = True
-# The extra that brings its packages.
-EXTRA = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(arguments: argparse.Namespace) -> None:
     """Train and evaluate, as the flags say."""
-    from ..pretraining import run_masked_lm, run_replaced_tokens
+    with needs_extra("train"):
+        from ..pretraining import run_masked_lm, run_replaced_tokens
 
     script = {"mlm": run_masked_lm, "rtd": run_replaced_tokens}[arguments.objective]
     script.main(arguments.flags, program=f"deberta-ext pretrain {arguments.objective}")

@@ -12,7 +12,7 @@ from ..training.digests import tokenizer_digest
 from ..training.flags import option, parse_flags
 from ..training.folder_lock import locked_folder
 from ..training.model_sources import named_tokenizer
-from ..training.user_errors import ExitOnUserError
+from ..training.user_errors import ExitOnUserError, needs_extra
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .packing import PAIR_MODES, check_packing
 from .prepared_corpus import load_manifest, manifest_text, read_manifest, write_manifest
@@ -67,10 +67,8 @@ def run(args: PreparationArguments) -> dict[str, Any]:
     """Check the flags, run the stages, and return the manifest."""
     # 1. Errors of the user end the run here, before anything long begins
     check(args)
-    try:
+    with needs_extra("prepare"):
         from . import preparation, preparation_blocks
-    except ImportError as error:
-        raise ImportError(f'{error}; the preparation needs datatrove: pip install "hf_deberta_ext[prepare]"') from error
 
     output = args.output_dir
     groups = preparation.grouped_sources(args)

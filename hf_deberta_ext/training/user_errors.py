@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the user: one line on stderr, `program: error: ...`, and exit status 2, in every script and command."""
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["ExitOnUserError"]
+__all__ = ["ExitOnUserError", "needs_extra"]
 
 EXPECTED = (ValueError, OSError, ImportError)
 
@@ -47,3 +49,12 @@ class ExitOnUserError:
         ended.args = (f"{self.program}: {text}",)
         print(ended, file=sys.stderr)
         raise ended from error
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Context of imports, in which the error of a missing package names the extra that brings it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f'{error}: pip install "hf_deberta_ext[{extra}]"') from error
