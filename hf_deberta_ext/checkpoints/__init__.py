@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models can do in the package and not as remote code: read official checkpoints, join them, watch over adapters."""
+"""Abilities of models that remote code has not: read official checkpoints, join them, watch over adapters."""

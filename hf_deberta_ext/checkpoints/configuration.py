@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `DebertaExtConfig` can do in the package: validation, published sizes, official configurations."""
+"""The part of `DebertaExtConfig` that only the package has: validation, published sizes, official configurations."""
 
 from dataclasses import fields
 from typing import Any

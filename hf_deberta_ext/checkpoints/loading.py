@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models can do in the package: `from_pretrained` takes official checkpoints as they are; `push_to_hub`."""
+"""The part of a model that only the package has: `from_pretrained` of official checkpoints as they are, `push_to_hub`."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token"
 
 
 class LoadingMixin(AdapterMixin):
-    """What a model can do in the package; a base of `DebertaExtPreTrainedModel`, before `PreTrainedModel`."""
+    """The part of a model that only the package has; a base of `DebertaExtPreTrainedModel`, before `PreTrainedModel`."""
 
     loading_report: LoadingReport | None = None
 

@@ -38,7 +38,7 @@ class DemoModel:
 
     @property
     def absent(self) -> dict[str, str]:
-        """What the page cannot show, with the reasons."""
+        """The parts that the page cannot show, with the reasons."""
         reasons = {}
         for name, (shown, reason) in HEADS.items():
             if getattr(self, name) is None:

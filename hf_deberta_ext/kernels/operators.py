@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels share as operators of torch.
+"""Code that the kernels share as operators of torch.
 
 forward(q, k, v, K_r, Q_r, bias, ...) -> (out, lse), and backward(grad, out, lse, all operands of forward, wanted) ->
 gradients of the first six. `wanted`, three bools, tells for which of K_r, Q_r and bias.

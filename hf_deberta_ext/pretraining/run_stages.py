@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from transformers import TrainingArguments, set_seed
 
+from ..checkpoints.files import read_json
 from ..data.columns import first
 from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
@@ -33,7 +34,6 @@ from ..training.run_folder import (
     accepted_changes,
     contents_line,
     find_checkpoint,
-    read_json,
     repeated_arguments,
 )
 from ..training.trainer import RunTrainer

@@ -168,7 +168,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     card = ""
     if CARD in files:
         card = files[CARD].read_text(encoding="utf-8", errors="replace")
-    published = {path: file for path, file in files.items() if is_of_model(path, file, card)}
+    published = {path: file for path, file in files.items() if is_of_model(path, card)}
     visible = [path for path in files if not re.search(r"(^|/)\.", path)]
     for pattern in include:
         fitting = [path for path in visible if path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)]
@@ -187,7 +187,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     return dict(sorted(published.items())), sorted(left_out)
 
 
-def is_of_model(path: str, file: Path, card: str) -> bool:
+def is_of_model(path: str, card: str) -> bool:
     """True for a file that belongs to a model: weights, configuration, tokenizer, code, results, pictures of the card."""
     if path.endswith(".py"):
         belongs = posixpath.basename(path) in CODE_FILES

@@ -75,8 +75,9 @@ class RunTrainer(HubTrainer):
 
     def print_divergence(self):
         """Print this sentence, the last line of a program."""
-        if self.divergence() and self.is_world_process_zero():
-            print(self.divergence(), flush=True)
+        sentence = self.divergence()
+        if sentence and self.is_world_process_zero():
+            print(sentence, flush=True)
 
     def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
         """Train as in transformers; True resumes from the last whole checkpoint, as `resume_checkpoint` finds it.

@@ -20,7 +20,7 @@ TASKS = {
 
 
 class Task(NamedTuple):
-    """What a training loop needs of a task.
+    """A task, as a training loop needs it.
 
     Args:
         read (`Callable`): (flags of the task, flags of downloads) -> its data, read and checked.
