@@ -276,7 +276,10 @@ STAGES = {
     "tuning": Stage(cases_of_tuning, tune, warm_up=True),
     "training": Stage(lambda args: [*SCRIPTS, "run_mlm in transformers"], train),
     "tests": Stage(
-        pytest_cases(f"tests/attention -m gpu --deselect {FLOAT64}", "tests/attention/test_attention_backends.py -m gpu"),
+        pytest_cases(
+            f"tests/attention tests/training/test_flags_have_effects.py -m gpu --deselect {FLOAT64}",
+            "tests/attention/test_attention_backends.py -m gpu",
+        ),
         run_pytest,
     ),
 }

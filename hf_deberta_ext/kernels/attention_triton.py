@@ -15,7 +15,6 @@ All sums have a fixed order: two runs give the same bits. Offsets are clamped to
 
 import functools
 import math
-import re
 from collections.abc import Callable
 
 import torch
@@ -278,18 +277,16 @@ def fold_bias(call, windows, sums, *, block, inner):
     return grad * call.scale
 
 
-# The file may be loaded twice in one process (this package, and a copy from the Hub): each has its own operators.
-NAMESPACE = re.sub(r"\W", "_", __name__)
 OPERANDS = (
     "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? bias, Tensor? rows, Tensor? mask, Tensor? documents, "
     "Tensor? seed, int reach, float scale, float dropout_p"
 )
 BACKWARD = f"(Tensor grad, Tensor out, Tensor lse, {OPERANDS}, bool[] wanted) -> ({', '.join(['Tensor'] * 6)})"
 attend_op = torch.library.custom_op(
-    f"{NAMESPACE}::attend", attend, mutates_args=(), schema=f"({OPERANDS}) -> (Tensor, Tensor)"
+    "hf_deberta_ext::attend", attend, mutates_args=(), schema=f"({OPERANDS}) -> (Tensor, Tensor)"
 )
 attend_backward_op = torch.library.custom_op(
-    f"{NAMESPACE}::attend_backward", attend_backward, mutates_args=(), schema=BACKWARD
+    "hf_deberta_ext::attend_backward", attend_backward, mutates_args=(), schema=BACKWARD
 )
 attend_op.register_fake(fake_forward)
 attend_backward_op.register_fake(fake_backward)

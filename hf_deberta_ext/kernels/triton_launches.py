@@ -44,7 +44,7 @@ LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
     ("dkv", "half", 128): [(80, None, Launch(32, 4, 2, 1))],
     ("bands", "half", 16): [(80, None, Launch(64, 4, 1, 1))],
     ("bands", "half", 32): [(80, None, Launch(32, 4, 1, 1))],
-    ("bands", "half", 64): [(80, None, Launch(32, 4, 1, 1))],
+    ("bands", "half", 64): [(90, None, Launch(64, 4, 2, 1)), (80, None, Launch(32, 4, 1, 1))],
     ("bands", "half", 128): [(90, None, Launch(16, 4, 1, 1)), (80, None, Launch(32, 8, 1, 1))],
 }
 

@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType, get_scheduler
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from ..analysis.embedding_similarity import average_cosine_similarity, word_tables
 from ..heads import PARTS
@@ -179,8 +180,10 @@ class ReplacedTokenTrainer(TargetTrainer):
         metrics |= detection_metrics(*sums[2], sums[1][2])
         metrics["discriminator_guess_loss"] = guess_loss(metrics["replaced_share"])
         special = self.model.config.special_token_ids or []
-        for name, table in word_tables(self.model.generator, self.model.discriminator, special).items():
-            metrics[f"{name}_similarity"] = average_cosine_similarity(table)
+        embeddings = [half.get_input_embeddings() for half in (self.model.generator, self.model.discriminator)]
+        with gathered([parameter for embedding in embeddings for parameter in embedding.parameters()]):
+            for name, table in word_tables(self.model.generator, self.model.discriminator, special).items():
+                metrics[f"{name}_similarity"] = average_cosine_similarity(table)
         return metrics
 
     def create_optimizer(self, *args, **kwargs):
@@ -305,6 +308,15 @@ class ReplacedTokenTrainer(TargetTrainer):
         if grad_norm is None:
             grad_norm = self._norms.get("discriminator")
         return super()._get_grad_norm(model, grad_norm)
+
+
+def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager:
+    """Return a context in which parameters are whole; under ZeRO-3 each process holds a part of them."""
+    if not is_deepspeed_zero3_enabled():
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def check_stepping(stepping: str, embedding_sharing: str):

@@ -179,11 +179,10 @@ class TargetTrainer(RunTrainer):
             if "masked_from" in batch:
                 batches[number] = lower_rate(batch, self.masking_rate())
         batches = self.without_repeated_rows(batches)
-        counts = torch.zeros(len(self.objectives))
+        counts = torch.zeros(len(self.objectives), device=device)
         for batch in batches:
             if "repeated" not in batch:
-                counts += self.count_targets(batch)
-        counts = counts.to(device)
+                counts += self.count_targets(batch).to(device)
         if self.args.world_size > 1:
             counts = self.accelerator.gather(counts).view(-1, len(self.objectives)).sum(0)
         return batches, counts

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernels beside the equation: on a GPU where there is one, else small shapes by Triton's interpreter."""
 
-import importlib.util
 import itertools
 import math
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -352,17 +350,6 @@ def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
         for wanted in ([x is not None for x in tables[:3]], [False] * 3):
             args = (torch.ones_like(out), out, lse, *inputs, *numbers, wanted)
             torch.library.opcheck(attention_triton.attend_backward_op, args, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_a_second_copy_of_the_file_has_operators_of_its_own(monkeypatch):
-    package = types.ModuleType("copy_from_the_hub")
-    package.__path__ = [os.path.dirname(attention_triton.__file__)]
-    monkeypatch.setitem(sys.modules, "copy_from_the_hub", package)
-    spec = importlib.util.spec_from_file_location("copy_from_the_hub.attention_triton", attention_triton.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    assert copy.NAMESPACE != attention_triton.NAMESPACE
-    assert hasattr(torch.ops, copy.NAMESPACE) and copy.attend_op is not attention_triton.attend_op
 
 
 def test_only_the_wanted_gradients_are_computed(monkeypatch):

@@ -108,8 +108,9 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
             ends = documents(N).bincount().cumsum(0)
             how |= dict(mask=None, cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int().to(DEVICE))
         errors = worst_rows(out_and_gradients(backend.function, leaves, **how), exact)
-        # A row may be worse than eager's worst by chance; another result is worse by orders of magnitude.
-        bounds = {key: 4 * max(rows[0][key], torch.finfo(dtype).eps) for key in errors}
+        # A row may be worse than eager's worst by chance, and in a document of few tokens by the backward's row sums, which
+        # are taken of the rounded output, as in FlashAttention; another result is worse by orders of magnitude.
+        bounds = {key: 8 * max(rows[0][key], torch.finfo(dtype).eps) for key in errors}
         rows.append(dict(backend=name, N=N, **errors, ok=all(errors[key] <= bounds[key] for key in errors)))
     return rows
 
@@ -121,10 +122,14 @@ def study_lines(file):
             yield json.loads(line)
 
 
+def is_right(line):
+    return "rows" in line and all(row.get("ok", True) for row in line["rows"])
+
+
 @pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "reach"), CASES)
 def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, kind, dropout_p, d, reach, monkeypatch):
     file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
-    if file and any(case == row["case"] and "rows" in row for row in study_lines(file)):
+    if file and any(case == line["case"] and is_right(line) for line in study_lines(file)):
         pytest.skip("the study has it")
     if dropout_p and backend_unavailable("triton", DEVICE, getattr(torch, dtype), d):
         pytest.skip("no backend here says which probabilities its dropout keeps")

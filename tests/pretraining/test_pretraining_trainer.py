@@ -141,6 +141,16 @@ def test_the_masking_rate_falls_on_a_line_and_z_loss_is_part_of_the_training_alo
     assert not any("_z_" in name for name in metrics)
 
 
+def test_targets_are_counted_on_the_device_of_the_batches(model, tmp_path, monkeypatch):
+    """accelerate has moved them before they are counted, which failed on every GPU; "meta" stands for one."""
+    monkeypatch.setattr("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", True)
+    batch = {name: torch.stack([row[name] for row in rows()]) for name in rows()[0]}
+    trainer = build(model, tmp_path, rows())
+    _, counts = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
+    _, moved = trainer.get_batch_samples(iter([{k: v.to("meta") for k, v in batch.items()}]), 1, torch.device("meta"))
+    assert counts.all() and (moved.device.type, moved.shape) == ("meta", counts.shape)
+
+
 def test_first_rows_of_a_batch_need_less_padding():
     batch = dict(
         labels=torch.tensor([[1, 2, -100, -100], [3, 4, 5, 6]]), sentence_labels=torch.tensor([0, 1]),

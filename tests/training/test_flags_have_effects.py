@@ -176,6 +176,14 @@ def test_an_optimizer_without_its_package_is_refused_before_anything_begins(tmp_
         RunArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_trains_and_evaluates_on_a_gpu(kind, runs):
+    """Pre-training counted targets of a batch on a GPU into a tensor on the CPU."""
+    weights = runs.run(kind, use_cpu="false", bf16="true", do_eval="true", eval_strategy="steps", eval_steps=2)
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_flag_of_any_script_is_ignored(kind, runs):

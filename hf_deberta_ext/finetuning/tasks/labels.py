@@ -23,7 +23,7 @@ logger = logging.get_logger(__name__)
 
 REGRESSION, SINGLE, MULTI = PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 NEEDED = {
-    REGRESSION: "a finite number",
+    REGRESSION: "a finite number for regression",
     SINGLE: "one of the labels",
     MULTI: "a list of labels, each once,",
 }
