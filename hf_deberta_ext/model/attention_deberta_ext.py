@@ -612,14 +612,17 @@ BACKENDS = {
         takes_query_positions=True,
     ),
     "sdpa": Backend(
-        disentangled_attention_sdpa, "the position bias made once, then torch's SDPA", takes_query_positions=True
+        disentangled_attention_sdpa,
+        "the position bias made once, then torch's SDPA",
+        best_on=("cuda",),
+        takes_query_positions=True,
     ),
     "blocked": Backend(
         disentangled_attention_blocked,
         "pure PyTorch: position scores as strided views of matrix products, one number a row where distances are beyond the "
         "table; blocks of queries, forward and backward keep no [B, H, N, N] tensor; dropout",
         blocked_unavailable,
-        best_on=("cpu", "cuda"),
+        best_on=("cpu",),
     ),
 }
 # Where the package is installed, remote code too has its kernels, and a cache of relative positions for inference on CPU.
@@ -693,8 +696,7 @@ def choose_backend(
             return name, f"best on {device.type}"
     if few:
         return "eager", "few queries"
-    reason = "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"
-    return "sdpa", reason
+    return "sdpa", "best under torch.compile on this device" if compiling else f"nothing was measured on {device.type}"
 
 
 def attention_masks(
