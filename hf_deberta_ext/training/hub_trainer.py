@@ -41,7 +41,10 @@ class HubTrainer(Trainer):
         """Save the model and publish the output folder; `kwargs` are for the card, if there is none."""
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if getattr(self, "hub_model_id", None) is None:
-            self.init_hf_repo(token=token, private=private)
+            # It takes no `private` in older versions of transformers.
+            if private is not None:
+                self.args.hub_private_repo = private
+            self.init_hf_repo(token=token)
         folder = Path(self.args.output_dir)
         has_card = (folder / "README.md").is_file()
         self.save_model(_internal_call=True)

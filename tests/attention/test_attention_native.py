@@ -15,7 +15,7 @@ import torch
 from attention_inputs import call, make_inputs, whole
 from backends import AUTO
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from hf_deberta_ext import DebertaExtModel, native
 from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
@@ -180,11 +180,14 @@ def test_operators_are_registered_as_torch_expects():
 def test_remote_code_takes_the_operator_of_the_installed_package(tiny_config, shake, batch, tmp_path):
     model = shake(DebertaExtModel(tiny_config("v3", num_attention_heads=2)))
     model.save_pretrained(tmp_path)
-    remote = AutoModel.from_pretrained(tmp_path, trust_remote_code=True, code_revision=None)
+    remote_class = get_class_from_dynamic_module("modeling_deberta_ext.DebertaExtModel", str(tmp_path))
+    assert remote_class is not DebertaExtModel
+    remote = remote_class.from_pretrained(tmp_path)
     ids, mask = batch(2, 30, [30, 12])
     with torch.no_grad():
         states = [m(ids, attention_mask=mask).last_hidden_state for m in (model, remote)]
-    assert torch.allclose(*states, atol=1e-6) and {name for name, _ in remote.attention_backends().values()} == {"native"}
+    served = {module.last_backend[0] for module in remote.modules() if hasattr(module, "last_backend")}
+    assert torch.allclose(*states, atol=1e-6) and served == {"native"}
 
 
 @needs_library
