@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import transformers
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download
 from huggingface_hub.dataclasses import strict
 
 TOO_OLD = (
@@ -257,8 +257,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
 
 
 def _copy_code(folder: Path, loaded_from: str):
-    """Copy the files of the model's code into `folder`. They lie beside this one or, where transformers has put only a part
-    of them into its module cache, where the configuration came from."""
+    """Copy the model's code into `folder`: from here or, if transformers cached only a part of it, from where it came."""
     source = Path(__file__).resolve().parent
     if not all((source / name).exists() for name in CODE_FILES):
         if loaded_from and Path(loaded_from, CODE_FILES[0]).is_file():
@@ -266,7 +265,8 @@ def _copy_code(folder: Path, loaded_from: str):
         else:
             with contextlib.suppress(OSError, ValueError):
                 # In the module cache, the code of a repo lies in a folder with the name of its commit.
-                source = Path(snapshot_download(loaded_from, revision=source.name, allow_patterns="*.py"))
+                files = [hf_hub_download(loaded_from, name, revision=source.name) for name in CODE_FILES]
+                source = Path(files[0]).parent
     folder.mkdir(parents=True, exist_ok=True)
     for name in CODE_FILES:
         target = folder / name
