@@ -2,6 +2,7 @@
 """Figures that explain a model, and the numbers behind them: `PREPARE` maps the name of a figure to its function."""
 
 import argparse
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,19 @@ from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining, Debert
 from ..tokenization import check_tokenizer, load_tokenizer
 from .attention_decomposition import attention_parts, position_profile
 from .embedding_similarity import average_cosine_similarity, word_tables
+from .influence import Prediction, explain_prediction, load_classifier, model_inputs
 from .plots import (
     plot_attention,
     plot_curves,
     plot_embedding_similarity,
+    plot_influence,
     plot_position_profile,
     plot_replacement_probabilities,
 )
+from .plots.html import influence_page
 from .sentence_scoring import TokenScore, token_replacement_probabilities
 
-__all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "model_inputs", "tokenize_text"]
+__all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_texts"]
 
 FIGURES = {
     "attention": "the attention map and its parts c2c, c2p, p2c; of a joint model, of the discriminator",
@@ -35,9 +39,12 @@ FIGURES = {
     "replacement_probabilities": "how likely each token was replaced; needs the head of replaced token detection",
     "embedding_similarity": "how alike the word embeddings are; needs a generator and a discriminator",
     "curves": "the losses of finished or running runs, read from trainer_state.json; without a folder, those of --model",
+    "influence": "the predicted label and the influence of each token on it; needs a text classifier or a regression",
 }
 # The sentence of the paper's figures.
 EXAMPLE_TEXT = "a new store opened beside the new mall"
+# Most lines of labels and of tokens in the terminal; the files have all.
+SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 
 @dataclass
@@ -109,21 +116,16 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
     return model.eval(), missing
 
 
-def tokenize_text(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokenize --text; return the tokenizer, its tensors and the tokens."""
-    if not arguments.text.strip():
+def tokenize_texts(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokenize the text or pair; return the tokenizer, its tensors and the tokens."""
+    if not all(map(str.strip, arguments.texts)):
         raise ValueError("--text is empty")
     revision = arguments.revision if arguments.tokenizer is None else None
     tokenizer = load_tokenizer(arguments.tokenizer or model.tokenizer, revision=revision)
     check_tokenizer(tokenizer, model.encoder.config)
-    tensors = model_inputs(tokenizer(arguments.text, return_tensors="pt", verbose=False))
+    tensors = model_inputs(tokenizer(*arguments.texts, return_tensors="pt", verbose=False))
     tokens = tokenizer.convert_ids_to_tokens(tensors["input_ids"][0].tolist())
     return dict(tokenizer=tokenizer, tensors=tensors, tokens=tokens)
-
-
-def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
-    """Select what a model reads of one encoded text."""
-    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 def _attention(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
@@ -160,7 +162,7 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
 def _replacement_probabilities(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     if model.discriminator is None:
         raise FigureUnavailableError("the model has no head for replaced token detection (mask_predictions)")
-    tokens = token_replacement_probabilities(model.discriminator, inputs["tokenizer"], arguments.text)
+    tokens = token_replacement_probabilities(model.discriminator, inputs["tokenizer"], arguments.texts[0])
     return list(map(TokenScore._asdict, tokens)), lambda paths: plot_replacement_probabilities(tokens, paths)
 
 
@@ -198,6 +200,41 @@ def _curves(model: ExplainedModel | None, inputs: dict | None, arguments: argpar
     return numbers, lambda paths: plot_curves(runs, paths, panels=panels)
 
 
+def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
+    classifier = model.generator is None and load_classifier(arguments.model, arguments.revision)
+    if not classifier:
+        raise FigureUnavailableError("the model has no text classifier (pooler and classifier)")
+    prediction = explain_prediction(classifier, inputs["tokenizer"], *arguments.texts, n_steps=arguments.n_steps)
+    numbers = dataclasses.asdict(prediction) | {"tokens": [token._asdict() for token in prediction.tokens]}
+
+    def draw(paths: list[Path]):
+        print(_prediction_text(prediction))
+        *figures, page = paths
+        plot_influence(prediction, figures)
+        page.write_text(influence_page(prediction), encoding="utf-8")
+
+    return numbers, draw
+
+
+def _prediction_text(prediction: Prediction) -> str:
+    """Write the scores of a prediction, and a table of the tokens of largest influence in the order of the text."""
+    best = sorted(prediction.scores, key=lambda score: -score[1])[:SHOWN_LABELS]
+    lines = [f"{name}: {score:.3f}" for name, score in best]
+    kind = "score" if prediction.is_regression else "log-odds"
+    evidence, masked = prediction.evidence, prediction.masked_evidence
+    lines.append(f"{kind} {evidence:.3f}, with all tokens masked {masked:.3f}: {evidence - masked:+.3f}")
+    lines.append(f"sum of integrated gradients: {sum(token.gradients for token in prediction.tokens):+.3f}")
+    influences = sorted((abs(token.gradients) for token in prediction.tokens), reverse=True)
+    hidden = f", {SHOWN_TOKENS} of {len(influences)}" if len(influences) > SHOWN_TOKENS else ""
+    lines.append(f"gradients  occlusion  token{hidden}")
+    least = influences[:SHOWN_TOKENS][-1]
+    for token in prediction.tokens:
+        if abs(token.gradients) >= least:
+            word = prediction.texts[token.number][token.start : token.end].strip()
+            lines.append(f"{token.gradients:+9.3f}  {token.occlusion:+9.3f}  {word}")
+    return "\n".join(lines)
+
+
 def _history(folder: Path) -> list[dict]:
     """Read the log of a run: of its end, or of its last checkpoint."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
@@ -232,4 +269,5 @@ PREPARE = {
     "replacement_probabilities": _replacement_probabilities,
     "embedding_similarity": _embedding_similarity,
     "curves": _curves,
+    "influence": _influence,
 }

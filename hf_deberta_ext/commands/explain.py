@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext explain`: figures of what a model makes of a text, and the numbers behind them."""
+"""`deberta-ext explain`: a prediction and the tokens that it rests on; figures of a model, and the numbers behind them."""
 
 import argparse
 import itertools
@@ -7,14 +7,20 @@ import json
 import sys
 from pathlib import Path
 
-from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_text
+from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_texts
 from ..analysis.plots.figure import new_figure
 from ..checkpoints.files import read_json
+from ..data.columns import TEXT_COLUMNS
+from ..data.files import read_rows
+from ..training.model_sources import check_source
+from ..training.user_errors import needs_extra
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "draw figures that explain a model: attention, positions, embeddings, curves"
+HELP = "explain a prediction by its tokens, and draw attention, positions, embeddings, curves"
 EXAMPLE = """\
+deberta-ext explain my_classifier "The courier left the parcel at the wrong address."
+deberta-ext explain my_classifier --file messages.csv --row 12 --influence
 deberta-ext explain --model my_model --text "a new store opened beside the new mall" --output_dir figures
 deberta-ext explain --model my_model --attention --layer 1 --head 3 --formats png svg
 deberta-ext explain --curves runs/first runs/second"""
@@ -24,10 +30,14 @@ NUMBERS_FILE = "explain.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
+    parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two of a pair")
     parser.add_argument("--model", help="folder or repository: official or of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or repository of the tokenizer, if it is not in the model's")
-    parser.add_argument("--text", default=EXAMPLE_TEXT, help="the text to explain; default: %(default)r")
+    parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")
+    parser.add_argument("--file", help="file that has the text: .csv, .tsv, .json, .jsonl, .parquet")
+    parser.add_argument("--row", type=int, help="number of the row of --file, counted from 1 without the header")
+    parser.add_argument("--text_columns", nargs="+", help="column of the text in --file, or two of a pair; default: GLUE's")
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     figures = parser.add_argument_group("figures; with none of these flags, every one that the model can give")
     for name, text in FIGURES.items():
@@ -38,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
     parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
     parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the tokenizer's longest input")
+    parser.add_argument("--n_steps", type=int, default=50, help="points of the integrated gradients; default: %(default)s")
     formats = ("png", "svg", "pdf")
     parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="default: png svg")
     parser.add_argument("--overwrite", action="store_true", help="replace existing figures")
@@ -51,9 +62,12 @@ def run(arguments: argparse.Namespace) -> None:
     paths: dict[str, list[Path]] = {name: [] for name in names}
     for name, ending in itertools.product(names, dict.fromkeys(arguments.formats)):
         paths[name].append(folder / f"{name}.{ending}")
+    if "influence" in names:
+        paths["influence"].append(folder / "influence.html")
     subject = {}
+    arguments.texts = _texts(arguments)
     if names != ["curves"]:
-        subject = {"model": arguments.model, "text": arguments.text}
+        subject = {"model": arguments.model} | dict(zip(("text", "text_pair"), arguments.texts, strict=False))
     # Numbers of other figures of the same model and text are kept.
     saved = read_json(numbers_file)
     is_same = all(saved.get(name, value) == value for name, value in subject.items())
@@ -70,10 +84,13 @@ def run(arguments: argparse.Namespace) -> None:
         numbers |= {name: value for name, value in saved.items() if name not in names}
     # Reports at once that matplotlib is missing, not after the model is loaded.
     new_figure(1)
+    if "influence" in names:
+        with needs_extra("plots"):
+            import captum  # noqa: F401
     model = inputs = None
     if subject:
         model = load_model(arguments.model, arguments.revision)
-        inputs = tokenize_text(model, arguments)
+        inputs = tokenize_texts(model, arguments)
     figures = {}
     for name in names:
         try:
@@ -92,3 +109,22 @@ def run(arguments: argparse.Namespace) -> None:
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in rounded.items()]
     numbers_file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     print(numbers_file)
+
+
+def _texts(arguments: argparse.Namespace) -> list[str]:
+    """Return the text or pair of the command line or of a row of --file, and set the model that the first word names."""
+    words, file = [*arguments.words], arguments.file
+    if arguments.model is None and words:
+        arguments.model = words.pop(0)
+        check_source(arguments.model, "model")
+    if len(words) > 2 or sum(map(bool, (words, arguments.text, file))) > 1 or (file is None) != (arguments.row is None):
+        arguments.usage_error("expected a text or the two of a pair, or --text TEXT, or --file FILE --row NUMBER")
+    if file is None:
+        return words or [EXAMPLE_TEXT if arguments.text is None else arguments.text]
+    row = next((row for number, (_, row) in enumerate(read_rows(file), start=1) if number == arguments.row), None)
+    if row is None:
+        raise ValueError(f"--row {arguments.row}: {file} has no such row; the first is 1")
+    columns = arguments.text_columns or next((names for names in TEXT_COLUMNS if {*names} <= row.keys()), ())
+    if not 1 <= len(columns) <= 2 or not {*columns} <= row.keys():
+        raise ValueError(f"give the column of the text in {file}, or two of a pair, with --text_columns; it has {[*row]}")
+    return [str(row[column]) for column in columns]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
+__all__ = ["TEXT_COLUMNS", "as_numbers", "cells", "check_cells", "check_columns", "first", "label_order"]
 
 TYPES = {
     str: "text",
@@ -17,6 +17,16 @@ TYPES = {
     list: "a list",
     dict: "an object",
 }
+# Columns of texts and pairs, tried in this order where neither a task nor a flag names them.
+TEXT_COLUMNS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("sentence",),
+    ("text",),
+)
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page: a tab for each head of the model, and one for attention, as HTML that needs no script and no other server."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import torch
 
 from ..analysis.attention_decomposition import attention_parts
-from ..analysis.explanation import EXAMPLE_TEXT, model_inputs
+from ..analysis.explanation import EXAMPLE_TEXT
+from ..analysis.influence import explain_prediction, model_inputs
 from ..analysis.plots import readable_tokens
+from ..analysis.plots.html import STYLE, answer_html, bars_html, colour_of, influence_html, marked_text_html
 from ..analysis.sentence_scoring import token_replacement_probabilities
-from .results import DemoModel, fill_mask, given_texts, load, token_contributions, tokenize
+from .results import DemoModel, fill_mask, given_texts, load, tokenize
 
 __all__ = ["attention_html", "build_page", "classification_html", "fill_mask_html", "launch", "replaced_html"]
 
@@ -22,56 +24,18 @@ MEAN = -1
 CSS = """
 .gradio-container { width: 100% !important; max-width: 72rem !important; margin: 0 auto !important; }
 textarea { field-sizing: content; height: auto !important; }
-.dx { font-size: 1rem; line-height: 1.5; overflow-wrap: anywhere; }
-.dx-columns { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
-.dx h4 { margin: .75rem 0 .25rem; font-size: 1rem; }
-.dx-bars { display: grid; grid-template-columns: minmax(4rem, max-content) 1fr 3.5rem; gap: .25rem .75rem; }
-.dx-bars i { align-self: center; height: .9rem; border-radius: 2px; background: rgba(0,114,178,.7); }
-.dx-bars span:nth-child(3n) { text-align: right; font-variant-numeric: tabular-nums; }
-.dx-text { position: relative; padding-bottom: 2rem; font-size: 1.15rem; line-height: 1.9; white-space: pre-wrap; }
-.dx-text mark { color: inherit; padding: .1rem 0; border-radius: 2px; }
 .dx-map { position: relative; padding-bottom: 1.9rem; overflow-x: auto; }
 .dx-grid { display: grid; font-size: .75rem; line-height: 1.1; }
 .dx-grid b { font-weight: normal; white-space: nowrap; }
 .dx-grid .dx-key { writing-mode: vertical-rl; transform: rotate(180deg); justify-self: center; padding-top: .3rem; }
 .dx-grid .dx-query { text-align: right; align-self: center; padding-right: .4rem; }
 .dx-grid i { min-width: .5rem; aspect-ratio: 1; border: 1px solid rgba(128,128,128,.15); }
-.dx-grid i:hover, .dx-text mark:hover { outline: 2px solid currentColor; }
-.dx [data-tip]:hover::after { content: attr(data-tip); position: absolute; left: 0; bottom: 0;
-  font: .95rem/1.5 system-ui, sans-serif; white-space: nowrap; }
 .dx-problem { border-left: 4px solid rgb(213,94,0); padding-left: .75rem; }
 """
 
 
 def _html(*parts: str) -> str:
     return f'<div class="dx">{"".join(parts)}</div>'
-
-
-def _colour(value: float) -> str:
-    """Colour a value in [-1, 1] by Okabe and Ito's blue (> 0) or vermilion, transparent, for light and dark pages."""
-    base = "0,114,178" if value > 0 else "213,94,0"
-    return f"background:rgba({base},{abs(value):.3f})"
-
-
-def _bars(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
-    cells = []
-    for name, value in rows:
-        width = 100 * min(max(value, 0), 1)
-        cells.append(f'<span>{escape(name)}</span><i style="width:{width:.1f}%"></i><span>{value:{form}}</span>')
-    return f'<div class="dx-bars">{"".join(cells)}</div>'
-
-
-def _marked_text(text: str, marks: Iterable[tuple[int, int, float, str]]) -> str:
-    """Colour the tokens of a text. Marks are (start, end, value in [-1, 1], text shown on hover)."""
-    pieces, last = [], 0
-    for start, end, value, tip in marks:
-        # Without the space that belongs to the token.
-        start = end - len(text[start:end].lstrip())
-        pieces.append(escape(text[last:start]))
-        tip = escape(tip)
-        pieces.append(f'<mark style="{_colour(0.65 * value)}" data-tip="{tip}">{escape(text[start:end])}</mark>')
-        last = end
-    return f'<div class="dx-text">{"".join(pieces)}{escape(text[last:])}</div>'
 
 
 def fill_mask_html(model: DemoModel, text: str) -> str:
@@ -83,7 +47,7 @@ def fill_mask_html(model: DemoModel, text: str) -> str:
             parts.append(f"<h4>Mask {number}</h4>")
         parts.append('<div class="dx-columns">')
         for name, words in columns.items():
-            parts.append(f"<div><h4>{name}</h4>{_bars(words)}</div>")
+            parts.append(f"<div><h4>{name}</h4>{bars_html(words)}</div>")
         parts.append("</div>")
     return _html(*parts)
 
@@ -97,23 +61,14 @@ def replaced_html(model: DemoModel, text: str) -> str:
         marks.append((start, end, -probability, f"{text[start:end]}: replaced {probability:.1%}"))
         suspects.append((text[start:end], probability))
     suspects.sort(key=lambda suspect: -suspect[1])
-    return _html(_marked_text(text, marks), "<h4>Most likely replaced</h4>", _bars(suspects[:5]))
+    return _html(marked_text_html(text, marks), "<h4>Most likely replaced</h4>", bars_html(suspects[:5]))
 
 
 def classification_html(model: DemoModel, *texts: str) -> str:
     """Show the labels with their probabilities, and the text, each token coloured by its contribution to the first label."""
-    texts = given_texts(texts)
-    scores, label, tokens = token_contributions(model, *texts)
-    largest = max((abs(token.contribution) for token in tokens), default=0) or 1
-    is_regression = len(scores) == 1 or model.classifier.config.problem_type == "regression"
-    form = ".3f" if is_regression else ".1%"
-    parts = ["<h4>Answer</h4>", _bars(sorted(scores, key=lambda score: -score[1]), form)]
-    parts.append(f"<h4>Tokens for (blue) and against (orange) “{escape(label)}”</h4>")
-    marks: list[list] = [[] for _ in texts]
-    for number, start, end, value in tokens:
-        marks[number].append((start, end, value / largest, f"{texts[number][start:end].strip()}: {value:+.3f}"))
-    parts += map(_marked_text, texts, marks)
-    return _html(*parts)
+    tokenize(model, *texts)
+    prediction = explain_prediction(model.classifier, model.tokenizer, *given_texts(texts), gradients=False)
+    return _html(answer_html(prediction), influence_html(prediction, "occlusion"))
 
 
 def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: float, form: str) -> str:
@@ -125,7 +80,7 @@ def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: 
         cells.append(f'<b class="dx-query">{escape(query)}</b>')
         for key, value in zip(tokens, row, strict=True):
             tip = escape(f"{query} → {key}: {value:{form}}")
-            cells.append(f'<i style="{_colour(value / largest)}" data-tip="{tip}"></i>')
+            cells.append(f'<i style="{colour_of(value / largest)}" data-tip="{tip}"></i>')
     columns = f"grid-template-columns:max-content repeat({len(tokens)},minmax(.5rem,2rem))"
     grid = f'<div class="dx-grid" style="{columns}">{"".join(cells)}</div>'
     return f'<div><h4>{title}</h4><div class="dx-map">{grid}</div></div>'
@@ -224,7 +179,7 @@ def launch(page: Any, *, host: str | None = None, port: int | None = None) -> No
     from gradio.themes import Base
 
     theme = Base(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    options = dict(share=False, quiet=True, ssr_mode=False, footer_links=[], theme=theme, css=CSS)
+    options = dict(share=False, quiet=True, ssr_mode=False, footer_links=[], theme=theme, css=STYLE + CSS)
     _, address, _ = page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **options)
     print(f"The page is at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()

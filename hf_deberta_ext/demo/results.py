@@ -3,20 +3,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..analysis.explanation import load_model, model_inputs
+from ..analysis.explanation import load_model
+from ..analysis.influence import load_classifier, load_head, model_inputs
 from ..checkpoints.files import is_adapter_folder
-from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = ["DemoModel", "fill_mask", "given_texts", "load", "token_contributions", "tokenize"]
+__all__ = ["DemoModel", "fill_mask", "given_texts", "load", "tokenize"]
 
 MAX_TOKENS = 256
-BATCH = 32
 # Field of `DemoModel` -> what the page would show, and what is missing for it.
 HEADS = {
     "masked": ("masked words", "the checkpoint has no head of masked-language modelling (lm_predictions)"),
@@ -46,54 +45,17 @@ class DemoModel:
         return reasons
 
 
-class TokenContribution(NamedTuple):
-    """A token, `texts[number][start:end]`, and how much evidence for the label is lost if it is masked."""
-
-    number: int
-    start: int
-    end: int
-    contribution: float
-
-
 def load(source: str, revision: str | None = None) -> DemoModel:
     """Load a folder or repository, official or of this package, with every head in its weights."""
     explained = load_model(source, revision)
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
     model = DemoModel(explained.name, tokenizer, explained.encoder, explained.generator, explained.discriminator)
-    if is_adapter_folder(source):
-        model.classifier = _with_adapter(source)
-    elif model.masked is None:
-        model.masked = _with_head(DebertaExtForMaskedLM, ("lm_predictions.",), source, revision)
-        config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
-        classes = config.get("architectures") or ["SequenceClassification"]
-        # Heads of other tasks have weights of the same names.
-        if "SequenceClassification" in " ".join(classes):
-            head = ("pooler.", "classifier.")
-            model.classifier = _with_head(DebertaExtForSequenceClassification, head, source, revision)
+    if model.masked is None:
+        if not is_adapter_folder(source):
+            model.masked = load_head(DebertaExtForMaskedLM, ("lm_predictions.",), source, revision)
+        model.classifier = load_classifier(source, revision)
     return model
-
-
-def _with_adapter(source: str) -> Any | None:
-    """Load the text classifier of an adapter (LoRA) and its base model; return None for an adapter of another task."""
-    from peft import PeftConfig, PeftModel
-
-    adapter = PeftConfig.from_pretrained(source)
-    if adapter.task_type != "SEQ_CLS":
-        return None
-    # The adapter's own config.json has its labels.
-    options = dict(config=DebertaExtConfig.from_pretrained(source), dtype=torch.float32, ignore_mismatched_sizes=True)
-    model = DebertaExtForSequenceClassification.from_pretrained(adapter.base_model_name_or_path, **options)
-    return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
-
-
-def _with_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """Load the model in float32; return None if weights whose names begin with `head` are not in the checkpoint."""
-    options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
-    model, info = model_class.from_pretrained(source, **options)
-    if any(str(key).startswith(head) for key in info["missing_keys"]):
-        return None
-    return model.eval()
 
 
 def given_texts(texts: Iterable[str | None]) -> list[str]:
@@ -146,42 +108,3 @@ def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, lis
         for row, ids, probabilities in zip(words, best.indices, best.values.tolist(), strict=True):
             row[name] = [(tokenizer.decode([i]).strip(), p) for i, p in zip(ids, probabilities, strict=True)]
     return words
-
-
-@torch.no_grad()
-def token_contributions(model: DemoModel, *texts: str) -> tuple[list[tuple[str, float]], str, list[TokenContribution]]:
-    """Compute the answer of a classifier to a text or a pair, and the contribution of each token to it.
-
-    The contribution of token t to the most likely label c is log-odds(c | text) - log-odds(c | text with t masked); for a
-    regression, the difference of the scores. Tokens are masked one at a time: of two that say the same, neither may
-    contribute much.
-
-    Returns:
-        [(label, probability, or score of a regression), ...]; the label; a contribution for each token but special ones.
-    """
-    encoded, config = tokenize(model, *texts), model.classifier.config
-    inputs = model_inputs(encoded)
-    positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
-    # The text, and the text without each of its tokens.
-    rows = inputs.pop("input_ids").repeat(1 + len(positions), 1)
-    rows[torch.arange(1, len(rows)), positions] = model.tokenizer.mask_token_id
-    logits = []
-    for part in rows.split(BATCH):
-        types = {name: values.expand(len(part), -1) for name, values in inputs.items()}
-        logits.append(model.classifier(input_ids=part, **types).logits)
-    logits = torch.cat(logits)  # [1 + number of tokens, C]
-    label = int(logits[0].argmax())
-    values, evidence = logits[0], logits[:, label]
-    if config.problem_type == "multi_label_classification":
-        # The logit of a sigmoid is the log-odds of its label.
-        values = values.sigmoid()
-    elif config.problem_type != "regression" and config.num_labels > 1:
-        values = values.softmax(0)
-        others = torch.cat((logits[:, :label], logits[:, label + 1 :]), dim=1)
-        evidence = evidence - others.logsumexp(1)
-    contributions = []
-    for position, value in zip(positions.tolist(), (evidence[0] - evidence[1:]).tolist(), strict=True):
-        start, end = encoded["offset_mapping"][0, position].tolist()
-        contributions.append(TokenContribution(encoded.token_to_sequence(position), start, end, value))
-    scores = [(config.id2label[i], value) for i, value in enumerate(values.tolist())]
-    return scores, config.id2label[label], contributions

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import HfApi
 from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model
 
+pytest.importorskip("captum")
 pytest.importorskip("matplotlib")
 
 from transformers import BertConfig
@@ -104,7 +105,8 @@ def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp
     names = ["attention", "position_profile", "replacement_probabilities", "embedding_similarity", "curves"]
     files = [f"{name}.{ending}" for name in names for ending in ("png", "svg")] + ["explain.json"]
     printed = capsys.readouterr()
-    assert printed.out.split() == [str(out / file) for file in files] and printed.err == ""
+    assert printed.out.split() == [str(out / file) for file in files]
+    assert printed.err == "no influence: the model has no text classifier (pooler and classifier)\n"
     assert files_in(out) == {*files}
     for name in names:
         assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -140,6 +142,57 @@ def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp
     assert "loss" not in curves
 
 
+def test_a_prediction_is_printed_written_and_drawn(folders, tmp_path, capsys):
+    """Of words after the command, of flags, and of a row of a file, which are one text."""
+    table = tmp_path / "rows.csv"
+    table.write_text(f"premise,hypothesis,other\nw5,w6,w8\n{TEXT},w8 w9,w10\n", encoding="utf-8")
+    model = folders / "classifier"
+    forms = {
+        "words": [model, TEXT, "w8 w9"],
+        "model_flag": ["--model", model, TEXT, "w8 w9"],
+        "row": [model, "--file", table, "--row", 2],
+        "columns": [model, "--file", table, "--row", 2, "--text_columns", "premise", "hypothesis"],
+    }
+    results = []
+    for name, form in forms.items():
+        assert explain(*form, "--influence", "--output_dir", tmp_path / name) == 0
+        results.append(numbers_of(tmp_path / name))
+        assert files_in(tmp_path / name) == {"influence.png", "influence.html", "explain.json"}
+    assert all(result == results[0] for result in results)
+    printed = capsys.readouterr().out.split(str(tmp_path))[0]
+    numbers = results[0]["influence"]
+    assert (results[0]["text"], results[0]["text_pair"]) == (TEXT, "w8 w9")
+    assert printed.startswith(f"{numbers['label']}: {max(score for _, score in numbers['scores']):.3f}\n")
+    for token in numbers["tokens"]:
+        assert f"{token['gradients']:+9.3f}  {token['occlusion']:+9.3f}  {token['token']}\n" in printed
+    assert [token["token"] for token in numbers["tokens"]] == [*TEXT.split(), "w8", "w9"]
+    # Of a long text, the terminal has the tokens of largest influence, and the file all.
+    assert explain(model, "w7 w8 w9 " * 9, "--influence", "--output_dir", tmp_path / "long") == 0
+    _, table = capsys.readouterr().out.split("gradients  occlusion  token, 24 of 27\n")
+    assert len(table.split(str(tmp_path))[0].splitlines()) == 24
+    assert len(numbers_of(tmp_path / "long")["influence"]["tokens"]) == 27
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["w5", "w6", "w7"], "expected a text or the two of a pair"),
+        (["w5", "--text", "w6"], "expected a text or the two of a pair"),
+        (["--file", "rows.csv"], "expected a text or the two of a pair"),
+        (["--file", "rows.csv", "--row", 0], "--row 0: rows.csv has no such row; the first is 1"),
+        (["--file", "rows.csv", "--row", 3], "--row 3: rows.csv has no such row"),
+        (["--file", "rows.csv", "--row", 1], "with --text_columns; it has ['a', 'b']"),
+        (["--file", "rows.csv", "--row", 1, "--text_columns", "c"], "with --text_columns; it has ['a', 'b']"),
+        (["--file", "missing.csv", "--row", 1], "missing.csv"),
+    ],
+)
+def test_a_text_that_is_not_given_once_is_refused(flags, message, folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("a,b\nw5,w6\nw7,w8\n", encoding="utf-8")
+    assert explain(folders / "classifier", *flags, "--influence") == 2
+    assert message in capsys.readouterr().err and not Path("figures").exists()
+
+
 def test_generator_and_discriminator_in_two_folders_give_what_the_joint_model_gives(folders, tmp_path):
     flags = ["--attention", "--replacement_probabilities", "--embedding_similarity", "--text", TEXT]
     found = []
@@ -167,7 +220,11 @@ def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path
         assert "no position_profile: the model has no relative positions" in printed.err
     attention = numbers_of(tmp_path)["attention"]
     assert {"probabilities", "c2c"} < {*attention} and ("c2p" in attention) == (kind != "no_positions")
-    assert files_in(tmp_path) == expected == {Path(line).name for line in printed.out.splitlines()}
+    if kind == "classifier":
+        expected |= {"influence.png", "influence.html"}
+    assert files_in(tmp_path) == expected
+    assert expected == {Path(line).name for line in printed.out.splitlines() if line.startswith(str(tmp_path))}
+    assert ("no influence: the model has no text classifier" in printed.err) == (kind != "classifier")
     assert ("no replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
     assert "no embedding_similarity: it needs a generator and a discriminator" in printed.err
     assert "no curves: " in printed.err and "no trainer_state.json" in printed.err
@@ -276,6 +333,8 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
     "kind, flags, message",
     [
         ("mlm", ["--replacement_probabilities"], "the model has no head for replaced token detection"),
+        ("base", ["--influence"], "the model has no text classifier (pooler and classifier)"),
+        ("joint", ["--influence"], "the model has no text classifier (pooler and classifier)"),
         ("rtd", ["--attention", "--embedding_similarity"], "it needs a generator and a discriminator"),
         ("no_positions", ["--position_profile"], "the model has no relative positions"),
         ("base", ["--curves"], "base has no run"),
@@ -331,3 +390,10 @@ def test_without_matplotlib_the_extra_is_named_before_a_model_is_loaded(tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     assert explain("--model", tmp_path, "--output_dir", tmp_path) == 2
     assert "pip install 'hf_deberta_ext[plots]'" in capsys.readouterr().err
+
+
+def test_without_captum_the_extra_is_named_and_other_figures_are_drawn(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    assert explain(folders / "classifier", TEXT, "--influence", "--output_dir", tmp_path / "figures") == 2
+    assert 'pip install "hf_deberta_ext[plots]"' in capsys.readouterr().err
+    assert explain(folders / "classifier", TEXT, "--attention", "--output_dir", tmp_path / "figures") == 0

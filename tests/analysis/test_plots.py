@@ -4,24 +4,31 @@
 import struct
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("matplotlib")
 
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+
 from hf_deberta_ext.analysis.attention_decomposition import AttentionParts, PositionProfile
+from hf_deberta_ext.analysis.influence import Prediction, TokenInfluence
 from hf_deberta_ext.analysis.plots import (
     metric_label,
     plot_attention,
     plot_comparison,
     plot_curves,
     plot_embedding_similarity,
+    plot_influence,
     plot_minimal_pairs,
     plot_position_profile,
     plot_replacement_probabilities,
     readable_tokens,
 )
+from hf_deberta_ext.analysis.plots.figure import _report_missing, fonts_for
 from hf_deberta_ext.analysis.sentence_scoring import TokenScore
 
 HISTORY = [
@@ -97,15 +104,26 @@ def test_panels_choose_runs_metrics_and_baselines_and_a_run_that_diverged_is_nam
     assert drawn[0].get_suptitle() == "b diverged at step 30"
 
 
-def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
-    """They were a lone dot."""
-    history = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}, {"step": 3, "eval_loss": 1.5, "eval_macro_f1": 0.5}]
-    loss, score = curves({"run": history}, [("", ["run"], ["loss", "eval_loss"]), ("", ["run"], ["eval_macro_f1"])])
+def test_single_evaluations_are_points_side_by_side_and_shares_have_an_axis_from_0_to_1(curves):
+    """They were lines across, of an F1 of 0 on an axis from -0.04 to 0.04."""
+    history = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}]
+    history += [{"step": 3, "eval_loss": 1.5, "eval_macro_f1": 0.0, "eval_recall": 0.0, "eval_pearson": 0.0}]
+    metrics = [["loss", "eval_loss"], ["eval_macro_f1", "eval_recall"], ["eval_pearson"], ["eval_loss"]]
+    loss, score, pearson, single = curves({"run": history}, [("", ["run"], names) for names in metrics])
     assert legend_of(loss) == ["training loss", "held-out loss (1.5)"]
-    assert loss.lines[1].get_xydata().tolist() == [[3, 1.5]] and loss.lines[1].get_marker() == "o"
-    assert [*score.lines[0].get_ydata()] == [0.5, 0.5] and [*score.get_xticks()] == []
-    assert (score.get_xlabel(), score.get_ylabel()) == ("after 3 steps", "macro f1")
-    assert legend_of(score) == ["held-out macro f1 (0.5)"]
+    assert loss.lines[1].get_xdata().tolist() == [3] and loss.lines[1].get_marker() == "o"
+    assert [line.get_xydata().tolist() for line in score.lines] == [[[0, 0.0]], [[1, 0.0]]]
+    assert [line.get_marker() for line in score.lines] == ["o", "s"] and [*score.get_xticks()] == []
+    assert (score.get_xlabel(), score.get_ylabel()) == ("after 3 steps", "macro f1, recall")
+    assert legend_of(score) == ["held-out macro f1 (0)", "held-out recall (0)"]
+    assert score.get_ylim() == (0, 1) and pearson.get_ylim()[0] < 0 and single.get_ylim()[0] < 1.5 < single.get_ylim()[1]
+
+
+def test_equal_shares_have_an_axis_from_0_to_1_and_others_fill_theirs(curves):
+    for second, expected in ((0.0, (0, 1)), (0.01, None)):
+        history = [{"step": 1, "eval_f1": 0.0}, {"step": 2, "eval_f1": second}]
+        (axes,) = curves({"run": history}, [("", ["run"], ["eval_f1"])])
+        assert axes.get_ylim() == expected or (expected is None and axes.get_ylim()[1] < 0.1)
 
 
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
@@ -307,6 +325,74 @@ def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path,
     for cell, label in zip(axes.patches, axes.texts[::2], strict=True):
         inside, text = cell.get_window_extent(), label.get_window_extent()
         assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
+
+
+def test_influence_colours_each_token_of_a_pair_once_for_each_method(tmp_path, drawn):
+    values = [("▁a", 0, 0.5, 0.25), ("b", 0, -1.0, 0.0), ("▁$c$", 1, 0.0, -0.5)]
+    tokens = [TokenInfluence(token, number, 0, 1, occlusion, share) for token, number, share, occlusion in values]
+    prediction = Prediction(["ab", "$c$"], [("$yes$", 0.75), ("no", 0.25)], "$yes$", False, 2.0, 1.0, tokens)
+    plot_influence(prediction, tmp_path / "influence.png")
+    plot_influence(replace(prediction, is_regression=True), tmp_path / "influence.png")
+    gradients, occlusion = drawn[0].axes
+    assert (gradients.get_title("left"), occlusion.get_title("left")) == ("integrated gradients", "occlusion")
+    assert labels_of(gradients.texts) == ["a", "+0.50", "b", "-1.00", "$c$", "+0.00"]
+    assert labels_of(occlusion.texts)[1::2] == ["+0.25", "+0.00", "-0.50"]
+    assert drawn[0].get_suptitle() == "$yes$: probability 0.750, and influence on its log-odds"
+    assert drawn[1].get_suptitle() == "score 0.750, and influence on it"
+    # Purple for the label, orange against it, white at zero; the second text begins a row.
+    (red, _, blue, _), against, zero = (patch.get_facecolor() for patch in gradients.patches)
+    assert blue > red and against[0] > against[2] and min(zero[:3]) > 0.95
+    assert [patch.get_y() for patch in gradients.patches] == [0, 0, 1]
+
+
+@pytest.fixture
+def font_with(tmp_path, monkeypatch):
+    """font_with(letters): install a font of these letters, until the end of the test."""
+    from matplotlib import font_manager
+
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
+    fonts_for.cache_clear()
+
+    def install(letters):
+        names = [".notdef", *(f"uni{ord(letter):04X}" for letter in letters)]
+        builder = FontBuilder(1000)
+        builder.setupGlyphOrder(names)
+        builder.setupCharacterMap(dict(zip(map(ord, letters), names[1:], strict=True)))
+        pen = TTGlyphPen(None)
+        pen.moveTo((0, 0))
+        pen.lineTo((0, 500))
+        pen.lineTo((500, 500))
+        pen.closePath()
+        builder.setupGlyf(dict.fromkeys(names, pen.glyph()))
+        builder.setupHorizontalMetrics(dict.fromkeys(names, (600, 0)))
+        builder.setupHorizontalHeader(ascent=800, descent=-200)
+        builder.setupNameTable({"familyName": "Test Script", "styleName": "Regular"})
+        builder.setupOS2()
+        builder.setupPost()
+        builder.save(tmp_path / "font.ttf")
+        font_manager.fontManager.addfont(tmp_path / "font.ttf")
+
+    yield install
+    fonts_for.cache_clear()
+
+
+# Letters of a script that has hardly any font: it is not installed where the tests run.
+LETTERS = "\U00010330\U00010331"
+
+
+def test_letters_of_another_script_are_drawn_with_an_installed_font_that_has_them(font_with, tmp_path, drawn, capsys):
+    """They were boxes, without a word, in labels of axes, for instance."""
+    font_with(LETTERS)
+    plot_comparison({LETTERS: [0.5]}, tmp_path / "scores.png", label="accuracy")
+    (label,) = drawn[0].axes[0].get_xticklabels()
+    assert label.get_fontfamily()[-1] == "Test Script" and capsys.readouterr().err == ""
+
+
+def test_where_no_font_has_the_letters_a_package_is_named_once(font_with, tmp_path, capsys):
+    _report_missing.cache_clear()
+    for name in (LETTERS, LETTERS[:1]):
+        plot_comparison({name: [0.5]}, [tmp_path / "scores.png", tmp_path / "scores.svg"], label="accuracy")
+    assert capsys.readouterr().err == "figures show boxes for letters that no installed font has: install fonts-noto-cjk\n"
 
 
 def test_what_cannot_be_drawn_is_named_and_nothing_is_written(tmp_path):

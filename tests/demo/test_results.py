@@ -13,10 +13,11 @@ from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model, word_tok
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.analysis.attention_decomposition import attention_parts
+from hf_deberta_ext.analysis.influence import explain_prediction
 from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabilities
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.demo.page import MEAN, attention_html, classification_html, fill_mask_html, replaced_html
-from hf_deberta_ext.demo.results import DemoModel, fill_mask, load, token_contributions
+from hf_deberta_ext.demo.results import DemoModel, fill_mask, load
 
 TEXT = "w7 w8 [MASK] w9 w10 [MASK]"
 PLAIN = "w7 w8 w9 w10"
@@ -77,41 +78,13 @@ def test_replaced_words_have_the_probabilities_of_the_discriminator(demo):
     assert tips(replaced_html(model, f" {PLAIN} ")) == [f"{t.token}: replaced {t.probability:.1%}" for t in expected]
 
 
-@pytest.mark.parametrize(
-    ("fields", "transform"),
-    [
-        ({}, lambda z: z.log_softmax(-1) - (1 - z.softmax(-1)).log()),
-        (dict(num_labels=2), lambda z: z.log_softmax(-1) - (1 - z.softmax(-1)).log()),
-        (dict(problem_type="multi_label_classification"), lambda z: z.sigmoid().log() - (1 - z.sigmoid()).log()),
-        (dict(num_labels=1), lambda z: z),
-        (dict(problem_type="regression"), lambda z: z),
-    ],
-)
 @pytest.mark.parametrize("texts", [(PLAIN,), (PLAIN, "w11 w12"), (PLAIN, " ")])
-def test_contributions_are_differences_of_the_log_odds_with_one_token_masked(demo, fields, transform, texts):
-    model = demo("classifier", **fields)
+def test_a_classification_shows_the_occlusion_of_each_token_on_hover(demo, texts):
+    model = demo("classifier")
     given = [text for text in texts if text.strip()]
-    inputs = model.tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
-    scores, label, tokens = token_contributions(model, *texts)
-
-    def evidence(ids):
-        with torch.no_grad():
-            return transform(model.classifier(ids, token_type_ids=inputs["token_type_ids"]).logits.double())[0]
-
-    whole = evidence(inputs["input_ids"])
-    best = int(whole.argmax())
-    assert label == model.classifier.config.id2label[best] == max(scores, key=lambda score: score[1])[0]
-    places = [place for place, i in enumerate(inputs["input_ids"][0]) if i > 2]
-    assert len(places) == len(tokens) == sum(len(text.split()) for text in given)
-    for place, token in zip(places, tokens, strict=True):
-        masked = inputs["input_ids"].clone()
-        word = model.tokenizer.decode([masked[0, place]])
-        masked[0, place] = model.tokenizer.mask_token_id
-        assert given[token.number][token.start : token.end] == word
-        assert token.contribution == pytest.approx(float(whole[best] - evidence(masked)[best]), abs=1e-4)
-    assert any(abs(token.contribution) > 1e-3 for token in tokens)
-    html = classification_html(model, *texts)
-    assert [float(tip.split(": ")[1]) for tip in tips(html)] == pytest.approx([t.contribution for t in tokens], abs=6e-4)
+    prediction = explain_prediction(model.classifier, model.tokenizer, *given, gradients=False)
+    shown = [float(tip.split(": ")[1]) for tip in tips(classification_html(model, *texts))]
+    assert shown == pytest.approx([token.occlusion for token in prediction.tokens], abs=6e-4)
 
 
 @pytest.mark.parametrize("head", [0, 3, MEAN])

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("datasets")
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 from task_files import write_lines
-from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
+from tiny_models import tiny_model
+from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer, pipeline
+from transformers.modeling_outputs import TokenClassifierOutput
 
+from hf_deberta_ext import DebertaExtForTokenClassification
+from hf_deberta_ext.finetuning.tasks.entity_metrics import entities
 from hf_deberta_ext.finetuning.tasks.token_classification import (
     TokenClassificationArguments,
     TokenClassificationCollator,
@@ -23,7 +28,7 @@ from hf_deberta_ext.finetuning.tasks.token_classification import (
     sorted_labels,
     take_prefix_space,
 )
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import load_tokenizer
 
 ROWS = [
@@ -320,3 +325,34 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
     with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
+
+
+KOREAN = "그는 1990년 3월 1일에 서울에서 태어나 2015년 12월까지 부산에서 살았다".split()
+CHINESE = ["我", "在", "北京", "大学", "工作"]
+
+
+@pytest.fixture(scope="module")
+def tagger():
+    """A pipeline whose model gives each word an entity at its first token and none at its others, as it was trained."""
+    tokenizer = train_unigram([" ".join(KOREAN), "".join(CHINESE)] * 20, vocab_size=80, show_progress=False)
+    model = tiny_model(DebertaExtForTokenClassification, vocab_size=len(tokenizer), id2label={0: "O", 1: "B-X", 2: "I-X"})
+    starts = [token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    table = torch.eye(3)[torch.tensor(starts).long()]  # [V, 3]
+    model.forward = lambda input_ids, **_: TokenClassifierOutput(logits=table[input_ids])
+    return pipeline("token-classification", model=model, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("words", [KOREAN, CHINESE], ids=["korean", "chinese"])
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+def test_the_first_token_of_each_word_that_the_pipeline_is_given_labels_the_whole_word(words, tagger):
+    """As tag.md does. The pipeline's strategies cut words ("1990년 3" + "월 1"): they take a token that is only the space
+    before a word for a word."""
+    text, tags = " ".join(words), {}
+    (tokens,) = tagger([words], is_split_into_words=True, aggregation_strategy="none", ignore_labels=[])
+    for token in tokens:
+        tags.setdefault(text.count(" ", 0, token["end"]), token["entity"])
+    spans = entities([tags.get(number, "O") for number in range(len(words))])
+    assert [words[first : last + 1] for _, first, last in spans] == [[word] for word in words]
+    for strategy in ("simple", "first"):
+        (found,) = tagger([words], is_split_into_words=True, aggregation_strategy=strategy)
+        assert [text[entity["start"] : entity["end"]].strip() for entity in found] != words

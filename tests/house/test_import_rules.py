@@ -58,8 +58,8 @@ ALLOWED = {
     "training": {"publishing"},
 }  # fmt: skip
 HEAVY = {
-    "accelerate", "datasets", "evaluate", "gradio", "matplotlib", "onnx", "onnxruntime", "peft", "sentence_transformers",
-    "sentencepiece", "sklearn", "triton",
+    "accelerate", "captum", "datasets", "evaluate", "gradio", "matplotlib", "onnx", "onnxruntime", "peft",
+    "sentence_transformers", "sentencepiece", "sklearn", "triton",
 }  # fmt: skip
 
 

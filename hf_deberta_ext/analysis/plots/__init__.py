@@ -9,7 +9,7 @@ readers, and neither pyplot's state nor matplotlib's settings are changed.
 from .attention import plot_attention, plot_position_profile
 from .curves import metric_label, plot_curves
 from .scores import plot_comparison, plot_embedding_similarity, plot_minimal_pairs
-from .tokens import plot_replacement_probabilities, readable_tokens
+from .tokens import plot_influence, plot_replacement_probabilities, readable_tokens
 
 __all__ = [
     "metric_label",
@@ -17,6 +17,7 @@ __all__ = [
     "plot_comparison",
     "plot_curves",
     "plot_embedding_similarity",
+    "plot_influence",
     "plot_minimal_pairs",
     "plot_position_profile",
     "plot_replacement_probabilities",

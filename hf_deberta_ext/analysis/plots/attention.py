@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .figure import COLOURS, FigurePath, new_figure, save_figure
-from .tokens import installed_fonts, readable_tokens
+from .tokens import readable_tokens
 
 __all__ = ["plot_attention", "plot_position_profile"]
 
@@ -113,7 +113,7 @@ def _label_tokens(axes, tokens: Sequence[str], size: float, *, across: bool, dow
     N = len(tokens)
     every = math.ceil(N / MAX_LABELS)
     labels = readable_tokens(tokens)[::every]
-    style = dict(fontsize=min(max(size / N * every * 72 * 0.72, 4.5), 9), parse_math=False, fontfamily=installed_fonts())
+    style = dict(fontsize=min(max(size / N * every * 72 * 0.72, 4.5), 9), parse_math=False)
     empty = [""] * len(labels)
     axes.set_xticks(range(0, N, every), empty)
     axes.set_yticks(range(0, N, every), empty)

@@ -11,6 +11,8 @@ __all__ = ["metric_label", "plot_curves"]
 
 LINES = ("-", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
+# Words of metrics that are shares.
+SHARES = {"accuracy", "f1", "precision", "recall", "share"}
 
 
 def metric_label(metric: str) -> str:
@@ -34,8 +36,9 @@ def plot_curves(
     """Draw what Trainer logged against its steps, and save the figure.
 
     Training metrics are solid lines, metrics of an evaluation ("eval_...") are dashed with a dot each; a single evaluation
-    is a dot with its value, or a line across if nothing else is a curve. A run has one colour; in a panel of one run each
-    metric has one (the same for "eval_x" and "x"), in a panel of several the second metric has other dashes and dots.
+    is a dot with its value. The axis of single or equal shares (accuracy, F1, ...) goes from 0 to 1. A run has one colour;
+    in a panel of one run each metric has one (the same for "eval_x" and "x"), in a panel of several the second metric has
+    other dashes and dots.
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
@@ -83,16 +86,16 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
     """Draw the curves of one panel, its axis labels and its legend."""
     metrics, all_points, styles = zip(*curves, strict=True)
     has_lines = max(map(len, all_points)) > 1
-    for points, style in zip(all_points, styles, strict=True):
+    for number, (points, style) in enumerate(zip(all_points, styles, strict=True)):
         steps, values = zip(*points, strict=True)
         if len(points) > 1:
             axes.plot(steps, values, linewidth=1.8, **style)
             continue
         label = f"{style['label']} ({values[0]:.3g})"
-        if has_lines:
-            axes.plot(steps, values, marker="o", linestyle="none", color=style["color"], label=label)
-        else:
-            axes.axhline(values[0], linewidth=1.8, color=style["color"], label=label)
+        # Side by side, where the steps are not an axis.
+        places = steps if has_lines else [number]
+        dot = dict(marker=style.get("marker", "o"), linestyle="none", clip_on=False)
+        axes.plot(places, values, color=style["color"], label=label, **dot)
     for metric in dict.fromkeys(metrics):
         for index, (name, value) in enumerate(baselines.get(metric, {}).items()):
             axes.axhline(value, color="0.35", linestyle=LINES[1 + index % 2], linewidth=1.2, label=f"{name} ({value:.3g})")
@@ -105,8 +108,11 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
     if not has_lines:
         axes.set_xlabel(f"after {curves[0][1][-1][0]} steps", fontsize=11)
         axes.set_xticks([])
-        # Lines across do not set the limits by themselves.
-        axes.autoscale(axis="y")
+        axes.set_xlim(-1, len(all_points))
+    values = {value for points in all_points for _, value in points}
+    is_flat = not has_lines or len(values) == 1
+    if is_flat and all(0 <= value <= 1 for value in values) and all(SHARES & {*kind.split()} for kind in kinds):
+        axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, frameon=False)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours, canvases and saving of all figures."""
+"""Colours, canvases, fonts and saving of all figures."""
 
+import functools
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["COLOURS", "FigurePath", "finish_axes", "new_figure", "save_figure"]
+__all__ = ["COLOURS", "FigurePath", "finish_axes", "fonts_for", "new_figure", "save_figure"]
 
 FigurePath = str | Path | Sequence[str | Path]
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the light yellow is left out.
@@ -28,18 +31,51 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: FigurePath) -> Path | list[Path]:
-    """Write the figure to one path or to several, whose folders are made if needed, and return them."""
+    """Write the figure, in fonts that have its letters, to one path or to several, whose folders are made if needed."""
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
     if isinstance(path, (list, tuple)):
         return [save_figure(figure, file) for file in path]
+    texts = figure.findobj(Text)
+    letters = frozenset(filter(str.isprintable, "".join(text.get_text() for text in texts)))
+    for text in texts:
+        text.set_fontfamily([*text.get_fontfamily(), *fonts_for(letters)])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # With the date and random ids the same SVG would be another file each time.
     metadata = {".svg": {"Date": None}}.get(path.suffix.lower())
-    with rc_context({"svg.hashsalt": "hf_deberta_ext"}):
+    with rc_context({"svg.hashsalt": "hf_deberta_ext"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, bbox_inches="tight", metadata=metadata)
     return path
+
+
+@functools.cache
+def fonts_for(letters: frozenset[str]) -> list[str]:
+    """List installed fonts that have letters which matplotlib's own font lacks; see `_report_missing`."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+
+    # Matplotlib's last resort has a box for every letter.
+    installed = {font.name: font.fname for font in fontManager.ttflist if not font.name.startswith("Last Resort")}
+    names = sorted(installed, key=lambda name: (name != "DejaVu Sans", "CJK" not in name, "Sans" not in name, name))
+    fonts, missing = [], {*letters}
+    for name in names:
+        if missing:
+            font = FT2Font(installed[name])
+            present = {letter for letter in missing if font.get_char_index(ord(letter))}
+            missing -= present
+            fonts += [name] * bool(present)
+    if missing:
+        _report_missing()
+    return fonts
+
+
+@functools.cache
+def _report_missing():
+    """Name the package to install, once."""
+    print("figures show boxes for letters that no installed font has: install fonts-noto-cjk", file=sys.stderr)
 
 
 def finish_axes(axes):

@@ -2,7 +2,7 @@
 """Tokens in figures: how they are spelt for readers, and a text coloured token by token."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,10 @@ from tokenizers.decoders import ByteLevel
 
 from .figure import FigurePath, new_figure, save_figure
 
-__all__ = ["installed_fonts", "plot_replacement_probabilities", "readable_tokens"]
+__all__ = ["plot_influence", "plot_replacement_probabilities", "readable_tokens"]
 
 # How vocabularies spell the space before a word: SentencePiece, and byte-level BPE, whose first word has none.
 SPACES = ("▁", "Ġ")
-# Fonts for letters that matplotlib's own font lacks; those that are not installed are skipped.
-FONTS = (
-    "Noto Sans CJK SC,Noto Sans CJK JP,Noto Sans Devanagari,Noto Sans Thai,WenQuanYi Zen Hei,PingFang SC,Hiragino Sans,"
-    "Apple SD Gothic Neo,Microsoft YaHei,Yu Gothic,Malgun Gothic,Arial Unicode MS,Nirmala UI,Leelawadee UI"
-)
 # A row of tokens wider than this, in letters, is broken.
 ROW_WIDTH = 62
 # Letters on the colour of a larger probability are white.
@@ -37,14 +32,6 @@ def readable_tokens(tokens: Sequence[str]) -> list[str]:
     return [token.lstrip("▁").strip() or "␣" for token in tokens]
 
 
-def installed_fonts() -> list[str]:
-    """List matplotlib's own font, and the installed fonts of other scripts."""
-    from matplotlib.font_manager import fontManager
-
-    installed = fontManager.get_font_names()
-    return ["DejaVu Sans", *(name for name in FONTS.split(",") if name in installed)]
-
-
 def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> Path | list[Path]:
     """Draw a text whose tokens have the colour of the probability that they were replaced, with its value below.
 
@@ -56,12 +43,45 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> P
     """
     if not tokens:
         raise ValueError("there is nothing to draw: the text has no tokens")
-    spelt = [token.token for token in tokens]
+    texts = {"": [token.probability for token in tokens]}
+    figure, colours = _draw_texts(texts, [token.token for token in tokens], form=".2f", limit=1)
+    bar = figure.colorbar(colours, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.03)
+    bar.set_label("probability that the token was replaced", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    return save_figure(figure, path)
+
+
+def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
+    """Draw a text or a pair twice, each token with its influence on the prediction, by integrated gradients and occlusion.
+
+    Colours are purple for the label and orange against it, darkest for the largest influence of each method.
+
+    Args:
+        prediction (`Prediction`): the result of `explain_prediction`, with integrated gradients.
+    """
+    tokens = prediction.tokens
+    texts = {"integrated gradients": [token.gradients for token in tokens]}
+    texts["occlusion"] = [token.occlusion for token in tokens]
+    # The second text of a pair begins a row.
+    begins = sum(token.number == 0 for token in tokens)
+    figure, _ = _draw_texts(texts, [token.token for token in tokens], form="+.2f", begins=begins)
+    score = max(score for _, score in prediction.scores)
+    title = f"{prediction.label}: probability {score:.3f}, and influence on its log-odds"
+    if prediction.is_regression:
+        title = f"score {score:.3f}, and influence on it"
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    return save_figure(figure, path)
+
+
+def _draw_texts(
+    texts: Mapping[str, Sequence[float]], spelt: Sequence[str], *, form: str, limit: float | None = None, begins: int = 0
+) -> tuple[Any, Any]:
+    """Draw the tokens in the colours of their values, in [0, limit] or of both signs, once for each title."""
     labels = readable_tokens(spelt)
-    cells = _layout(spelt, labels)
+    cells = _layout(spelt, labels, begins)
     width = max(24, max(x + size for x, _, size in cells))
     rows = cells[-1][1] + 1
-    figure = new_figure(0.125 * width + 0.5, 0.62 * rows + 1.3)
+    figure = new_figure(0.125 * width + 0.5, (0.62 * rows + 0.3) * len(texts) + 1)
 
     import numpy as np
     from matplotlib import colormaps
@@ -69,37 +89,38 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> P
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Rectangle
 
-    axes = figure.subplots()
-    fonts = installed_fonts()
-    # The half of a map with two ends: white, as a text is, where nothing looks replaced.
-    colours = ScalarMappable(Normalize(0, 1), ListedColormap(colormaps["PuOr"](np.linspace(0.5, 1, 256))))
-    for token, label, (x, row, size) in zip(tokens, labels, cells, strict=True):
-        colour = colours.to_rgba(token.probability)
-        axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
-        style = dict(ha="center", va="center", parse_math=False)
-        letters = "white" if token.probability > DARK else "black"
-        axes.text(x + size / 2, row + 0.31, label, fontsize=10, color=letters, fontfamily=fonts, **style)
-        axes.text(x + size / 2, row + 0.77, f"{token.probability:.2f}", fontsize=7, color="0.25", **style)
-    axes.set_xlim(-0.2, width + 0.2)
-    axes.set_ylim(rows, 0)
-    axes.axis("off")
-    bar = figure.colorbar(colours, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.03)
-    bar.set_label("probability that the token was replaced", fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    return save_figure(figure, path)
+    style = dict(ha="center", va="center", parse_math=False)
+    panels = figure.subplots(len(texts), squeeze=False)[:, 0]
+    for axes, (title, values) in zip(panels, texts.items(), strict=True):
+        largest = limit or max(map(abs, values)) or 1
+        colours = ScalarMappable(Normalize(-largest, largest), "PuOr")
+        if limit:
+            # The half of a map with two ends: white, as a text is, where nothing looks replaced.
+            colours = ScalarMappable(Normalize(0, limit), ListedColormap(colormaps["PuOr"](np.linspace(0.5, 1, 256))))
+        for label, value, (x, row, size) in zip(labels, values, cells, strict=True):
+            colour = colours.to_rgba(value)
+            axes.add_patch(Rectangle((x, row), size, 0.62, facecolor=colour, edgecolor="0.75", linewidth=0.8))
+            letters = "white" if abs(value) > DARK * largest else "black"
+            axes.text(x + size / 2, row + 0.31, label, fontsize=10, color=letters, **style)
+            axes.text(x + size / 2, row + 0.77, f"{value:{form}}", fontsize=7, color="0.25", **style)
+        axes.set_xlim(-0.2, width + 0.2)
+        axes.set_ylim(rows, 0)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.axis("off")
+    return figure, colours
 
 
-def _layout(tokens: Sequence[str], labels: Sequence[str]) -> list[tuple[float, int, float]]:
-    """Place every token's cell: (left, row, width), with letters of width 1."""
+def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
+    """Place every token's cell: (left, row, width), with letters of width 1; the token of number `begins` begins a row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)
-    for token, label in zip(tokens, labels, strict=True):
+    for number, (token, label) in enumerate(zip(tokens, labels, strict=True)):
         wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in label)
         size = max(len(label) + wide + 1.4, 4)
         if x and (token.startswith(SPACES) or not has_spaces):
             x += 0.7
-        if x and x + size > ROW_WIDTH:
+        if x and (x + size > ROW_WIDTH or number == begins):
             x = 0.0
             row += 1
         cells.append((x, row, size))

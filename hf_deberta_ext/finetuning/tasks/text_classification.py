@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns, first
+from ...data.columns import TEXT_COLUMNS, cells, check_cells, check_columns, first
 from ...data.files import FLAGS, named_files, read_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
@@ -37,16 +37,6 @@ __all__ = ["Part", "TextClassificationArguments", "TextClassificationData"]
 
 logger = logging.get_logger(__name__)
 
-# Tried in this order where neither a task nor a flag names the columns.
-TEXT_COLUMNS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("question", "passage"),
-    ("sentence",),
-    ("text",),
-)
 METRICS = {
     SINGLE: ("accuracy", "macro_f1"),
     MULTI: ("micro_f1",),

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prediction of a text classifier or regression model, and the influence of each token on it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..checkpoints.files import is_adapter_folder
+from ..model.configuration_deberta_ext import DebertaExtConfig
+from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
+
+__all__ = ["Prediction", "TokenInfluence", "explain_prediction", "load_classifier", "load_head", "model_inputs"]
+
+BATCH = 32
+
+
+class TokenInfluence(NamedTuple):
+    """The influence of a token, `texts[number][start:end]`, on the evidence for the predicted label; `token` is its spelling
+    in the vocabulary, and `gradients` its integrated gradients, None if they were not computed."""
+
+    token: str
+    number: int
+    start: int
+    end: int
+    occlusion: float
+    gradients: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of a classifier for a text or the two of a pair.
+
+    The evidence for a label is its log-odds, log(p / (1 - p)); for a regression, the score.
+
+    Args:
+        scores (`list[tuple[str, float]]`): each label with its probability, or with the score of a regression.
+        evidence, masked_evidence (`float`): for the label of the largest score; and if all but special tokens are [MASK].
+        tokens (`list[TokenInfluence]`): each token but the special ones.
+    """
+
+    texts: list[str]
+    scores: list[tuple[str, float]]
+    label: str
+    is_regression: bool
+    evidence: float
+    masked_evidence: float
+    tokens: list[TokenInfluence]
+
+
+def load_classifier(source: str, revision: str | None = None) -> Any | None:
+    """Load the text classifier of a checkpoint or adapter (LoRA) in float32; return None if it has none."""
+    if is_adapter_folder(source):
+        return _with_adapter(source)
+    config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
+    # Heads of other tasks have weights of the same names.
+    if "SequenceClassification" not in " ".join(config.get("architectures") or ["SequenceClassification"]):
+        return None
+    return load_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
+
+
+def load_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
+    """Load the model in float32; return None if weights whose names begin with `head` are not in the checkpoint."""
+    options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
+    model, info = model_class.from_pretrained(source, **options)
+    if any(str(key).startswith(head) for key in info["missing_keys"]):
+        return None
+    return model.eval()
+
+
+def _with_adapter(source: str) -> Any | None:
+    """Load the text classifier of an adapter (LoRA) and its base model; return None for an adapter of another task."""
+    from peft import PeftConfig, PeftModel
+
+    adapter = PeftConfig.from_pretrained(source)
+    if adapter.task_type != "SEQ_CLS":
+        return None
+    # The adapter's own config.json has its labels.
+    options = dict(config=DebertaExtConfig.from_pretrained(source), dtype=torch.float32, ignore_mismatched_sizes=True)
+    model = DebertaExtForSequenceClassification.from_pretrained(adapter.base_model_name_or_path, **options)
+    return PeftModel.from_pretrained(model, source).merge_and_unload().eval()
+
+
+def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
+    """Select what a model reads of one encoded text."""
+    return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+
+def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool = True, n_steps: int = 50) -> Prediction:
+    """Predict the label of a text or a pair, and compute the influence of each token on it in two ways.
+
+    Occlusion replaces one token at a time by [MASK]: of two tokens that say the same, neither may have much influence.
+    Integrated gradients (Sundararajan et al., 2017) go from a baseline, in which every token but the special ones is [MASK],
+    to the text. Only word embeddings are interpolated; positions and token types stay. The influences of all tokens sum to
+    `evidence - masked_evidence`, up to an error that falls with `n_steps`.
+
+    Args:
+        model (`DebertaExtForSequenceClassification`): of classes, of several labels at a time, or of a regression.
+        texts (`str`): a text, or the two of a pair.
+        gradients (`bool`): compute integrated gradients; raises ImportError without captum.
+        n_steps (`int`): number of points on the way from the baseline to the text.
+    """
+    options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_token_type_ids=True)
+    encoded = tokenizer(*texts, return_tensors="pt", verbose=False, **options)
+    ids, types, config = encoded["input_ids"], encoded["token_type_ids"], model.config  # [1, N]
+    positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
+    baseline = ids.clone()
+    baseline[0, positions] = tokenizer.mask_token_id
+    # The text, the baseline, and the text without each of its tokens.
+    rows = torch.cat((ids, baseline, ids.repeat(len(positions), 1)))
+    rows[torch.arange(2, len(rows)), positions] = tokenizer.mask_token_id
+    with torch.no_grad():
+        batches = [model(part, token_type_ids=types.expand(len(part), -1)).logits for part in rows.split(BATCH)]
+    logits = torch.cat(batches)  # [2 + number of tokens, C]
+    label = int(logits[0].argmax())
+    evidence = _evidence(logits, label, config)
+    values, is_regression = logits[0], config.problem_type == "regression" or config.num_labels == 1
+    if config.problem_type == "multi_label_classification":
+        values = values.sigmoid()
+    elif not is_regression:
+        values = values.softmax(0)
+    shares: list[Any] = [None] * ids.shape[1]
+    if gradients:
+        shares = _integrated_gradients(model, ids, baseline, types, label=label, n_steps=n_steps).tolist()
+    spelt = tokenizer.convert_ids_to_tokens(ids[0].tolist())
+    tokens = []
+    for position, lost in zip(positions.tolist(), (evidence[0] - evidence[2:]).tolist(), strict=True):
+        span = (encoded.token_to_sequence(position), *encoded["offset_mapping"][0, position].tolist())
+        tokens.append(TokenInfluence(spelt[position], *span, lost, shares[position]))
+    scores = [(config.id2label[i], value) for i, value in enumerate(values.tolist())]
+    return Prediction([*texts], scores, config.id2label[label], is_regression, *evidence[:2].tolist(), tokens)
+
+
+def _evidence(logits: torch.Tensor, label: int, config: DebertaExtConfig) -> torch.Tensor:
+    """Compute the evidence [B] for a label from logits [B, C]; see `Prediction`."""
+    # The logit of a sigmoid is the log-odds of its label.
+    if config.num_labels == 1 or config.problem_type in ("regression", "multi_label_classification"):
+        return logits[:, label]
+    others = torch.cat((logits[:, :label], logits[:, label + 1 :]), dim=1)
+    return logits[:, label] - others.logsumexp(1)
+
+
+def _integrated_gradients(
+    model: Any, ids: torch.Tensor, baseline: torch.Tensor, types: torch.Tensor, *, label: int, n_steps: int
+) -> torch.Tensor:
+    """Compute the integrated gradients [N] of the evidence for a label; ids, baseline and token types are [1, N]."""
+    from captum.attr import LayerIntegratedGradients
+
+    def evidence(ids: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        return _evidence(model(ids, token_type_ids=types).logits, label, model.config)
+
+    method = LayerIntegratedGradients(evidence, model.get_input_embeddings())
+    options = dict(additional_forward_args=types, n_steps=n_steps, internal_batch_size=BATCH)
+    return method.attribute(ids, baselines=baseline, **options).sum(-1)[0].detach()
