@@ -65,7 +65,7 @@ class Failures:
         replace_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         lines = ["", f"Where it fails ({stem}):", *failure_summary(content)]
         if self.errors:
-            lines += ["The worst errors:", *map(shown_error, self.errors)]
+            lines += ["Errors in text:", *map(shown_error, self.errors)]
         return [*lines, f"All of it: {', '.join([str(file), *content['figures']])}", ""]
 
 
@@ -128,23 +128,23 @@ def calibration_bins(probabilities: np.ndarray, right: np.ndarray, count: int = 
     bins = []
     for number in np.unique(numbers):
         inside = numbers == number
-        means = {"mean probability": float(probabilities[inside].mean()), "share right": float(right[inside].mean())}
+        means = {"mean probability": float(probabilities[inside].mean()), "frequency": float(right[inside].mean())}
         bins.append({"from": number / count, "to": (number + 1) / count, "rows": int(inside.sum())} | means)
     return bins
 
 
 def calibration_error(bins: Sequence[Mapping[str, float]]) -> float:
-    """Return the expected calibration error: the mean over predictions of |mean probability - share right| of their bin."""
-    gaps = [part["rows"] * abs(part["mean probability"] - part["share right"]) for part in bins]
+    """Return the expected calibration error: the mean over predictions of |mean probability - frequency| of their bin."""
+    gaps = [part["rows"] * abs(part["mean probability"] - part["frequency"]) for part in bins]
     return sum(gaps) / sum(part["rows"] for part in bins)
 
 
 def calibration_remark(bins: Sequence[Mapping[str, float]]) -> str:
     """Return a sentence about the calibration error, and whether the probabilities are too high or too low."""
     total = sum(part["rows"] for part in bins)
-    mean, right = (sum(part["rows"] * part[name] for part in bins) / total for name in ("mean probability", "share right"))
+    mean, right = (sum(part["rows"] * part[name] for part in bins) / total for name in ("mean probability", "frequency"))
     error = calibration_error(bins)
-    return f"Expected calibration error {error:.3f}: mean probability {mean:.3f}, share of right predictions {right:.3f}."
+    return f"Expected calibration error {error:.3f}: mean probability {mean:.3f}, observed frequency {right:.3f}."
 
 
 def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
@@ -186,9 +186,9 @@ def label_failures(labels: np.ndarray, predicted: np.ndarray, names: Sequence[st
         names: of the C classes.
     """
     matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
-    confusion = [
-        {"label": name} | dict(zip(names, row, strict=True)) for name, row in zip(names, matrix.tolist(), strict=True)
-    ]
+    confusion = []
+    for name, counts in zip(names, matrix.tolist(), strict=True):
+        confusion.append({"true": name, "predicted": dict(zip(names, counts, strict=True))})
     tables = {"labels": label_table(labels, predicted, names), "confusion": confusion}
     return Failures(tables, confusion_remark(matrix, names), [], {"confusion": partial(plot_confusion, matrix, names)})
 

@@ -253,7 +253,8 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
     if args.should_save:
         for sentence in sentences_of_defeat(prepared, metrics):
             print(sentence, flush=True)
-    trainer.print_divergence()
+    if args.do_train:
+        trainer.print_divergence()
     return metrics
 
 

@@ -48,18 +48,18 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -
 
 
 def plot_reliability(bins: Sequence[Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
-    """Draw a reliability diagram: the share of right predictions against their mean probability, and rows by probability.
+    """Draw a reliability diagram: observed frequency against mean probability, and the number of predictions below it.
 
     Args:
-        bins (`list[dict]`): "from", "to", "rows", "mean probability" and "share right", as `calibration_bins` returns them.
+        bins (`list[dict]`): "from", "to", "rows", "mean probability" and "frequency", as `calibration_bins` returns them.
     """
     figure = new_figure(4.6, 4.8)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    means, shares = ([part[name] for part in bins] for name in ("mean probability", "share right"))
+    means, shares = ([part[name] for part in bins] for name in ("mean probability", "frequency"))
     top.plot([0, 1], [0, 1], linestyle=":", color="0.35", label="calibrated")
     top.plot(means, shares, marker="o", color=COLOURS[0], label="model")
     top.set_ylim(-0.02, 1.02)
-    top.set_ylabel("share right")
+    top.set_ylabel("observed frequency")
     top.legend(frameon=False, fontsize=9, loc="upper left")
     widths = [part["to"] - part["from"] for part in bins]
     below.bar([part["from"] for part in bins], [part["rows"] for part in bins], widths, align="edge", edgecolor="white")

@@ -13,7 +13,7 @@ from .question_answering_metrics import f1_of_tokens
 __all__ = ["answer_failures", "entity_failures", "span_errors"]
 
 # Of a true entity, from the mildest error on, but "extra", which is of a predicted one.
-SPAN_ERRORS = ("kind", "boundary", "boundary and kind", "missed", "extra")
+SPAN_ERRORS = ("wrong kind", "boundary", "boundary and kind", "missed", "extra")
 QUESTION_WORDS = "how many,how much,what,who,whom,whose,which,when,where,why,how".split(",")
 # Groups of answers, and the largest number of words in each.
 ANSWER_LENGTHS = {
@@ -31,7 +31,7 @@ Entity = tuple[str, int, int]
 def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tuple[str, Entity | None, Entity | None]]:
     """Return the errors in the entities of a sentence, as (error, true entity, predicted entity).
 
-    A true entity that is not predicted has the mildest of these errors: "kind" (an entity of the same words is predicted),
+    A true entity that is not predicted has the mildest of these errors: "wrong kind" (an entity of the same words is predicted),
     "boundary" (one of the same kind with a word in common), "boundary and kind" (one with a word in common), "missed". A
     predicted entity without a word in common with a true one is "extra".
 
@@ -45,7 +45,7 @@ def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tup
         options = [(SPAN_ERRORS.index("missed"), None)]
         for guess in filter(lambda guess: _overlap(entity, guess), predicted):
             if guess[1:] == entity[1:]:
-                options.append((SPAN_ERRORS.index("kind"), guess))
+                options.append((SPAN_ERRORS.index("wrong kind"), guess))
             elif guess[0] == entity[0]:
                 options.append((SPAN_ERRORS.index("boundary"), guess))
             else:
@@ -84,7 +84,7 @@ def entity_failures(
             row["entities"] = scores["number"]
             table.append(row | {error: by_kind[error, kind] for error in SPAN_ERRORS})
     totals = {error: sum(row[error] for row in table) for error in SPAN_ERRORS}
-    shown = ", ".join(f"{error.replace('kind', 'wrong kind')} {count:,}" for error, count in totals.items())
+    shown = ", ".join(f"{error} {count:,}" for error, count in totals.items())
     errors = []
     for (error, text, kind, guess_text, guess_kind), count in examples.most_common(MOST_ERRORS):
         errors.append(dict(text=text or guess_text, error=error, kind=kind or "none", predicted=guess_kind or "none"))
