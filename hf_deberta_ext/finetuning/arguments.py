@@ -153,7 +153,8 @@ class FineTuningArguments(RunArguments, SiftArguments):
         "data_seed": (
             "without --train_sampling_strategy random (--seed is that of group_by_length)",
             lambda args: args.train_sampling_strategy == "random",
-        )
+        ),
+        "save_thresholds": ("without --do_eval", lambda args: args.do_eval),
     }
 
     def __post_init__(self):

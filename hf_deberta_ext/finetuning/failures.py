@@ -16,20 +16,10 @@ from ..analysis.plots import plot_confusion, plot_reliability, plot_residuals, p
 from ..analysis.results import markdown_table
 from ..files import replace_text
 
-__all__ = [
-    "Failures",
-    "calibration_bins",
-    "calibration_error",
-    "classification_failures",
-    "failure_summary",
-    "label_failures",
-    "multi_label_failures",
-    "regression_failures",
-    "threshold_curve",
-]
+__all__ = ["Failures", "class_failures", "failure_summary", "multi_label_failures", "regression_failures", "tag_failures"]
 
-# Errors that are listed; rows of a table in log and card; characters of a text in the log.
-MOST_ERRORS, MOST_ROWS, MOST_LETTERS = 10, 12, 100
+# Errors that are listed, and rows of a table in log and card.
+MOST_ERRORS, MOST_ROWS = 10, 12
 
 
 @dataclass(frozen=True)
@@ -51,22 +41,18 @@ class Failures:
     thresholds: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path, stem: str) -> list[str]:
-        """Write STEM_failures.json and the figures STEM_NAME.png, and return lines for the log.
-
-        Without matplotlib there are no figures.
-        """
-        content: dict[str, Any] = dict(tables=self.tables, remarks=self.remarks, errors=self.errors, figures=[])
-        content["thresholds"] = self.thresholds
-        if importlib.util.find_spec("matplotlib") is not None:
-            for name, draw in self.figures.items():
-                draw(folder / f"{stem}_{name}.png")
-                content["figures"].append(f"{stem}_{name}.png")
-        file = folder / f"{stem}_failures.json"
-        replace_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        lines = ["", f"Where it fails ({stem}):", *failure_summary(content)]
-        if self.errors:
-            lines += ["Errors in text:", *map(shown_error, self.errors)]
-        return [*lines, f"All of it: {', '.join([str(file), *content['figures']])}", ""]
+        """Write STEM_failures.json and, with matplotlib, the figures STEM_NAME.png; return lines for the log."""
+        file, figures = folder / f"{stem}_failures.json", []
+        for name, draw in self.figures.items() if importlib.util.find_spec("matplotlib") else ():
+            figures.append(f"{stem}_{name}.png")
+            draw(folder / figures[-1])
+        content = dict(tables=self.tables, remarks=self.remarks, errors=self.errors, thresholds=self.thresholds)
+        replace_text(file, json.dumps(content | {"figures": figures}, indent=2, ensure_ascii=False) + "\n")
+        lines = [f"\nWhere it fails ({stem}):", *failure_summary(content)]
+        for error in self.errors:
+            text = " ".join(error["text"].split())[:100]
+            lines.append(f"- {text} ({', '.join(f'{k} {shown_cell(v)}' for k, v in error.items() if k != 'text')})")
+        return [*lines, f"All of it: {', '.join([str(file), *figures])}\n"]
 
 
 def failure_summary(content: Mapping[str, Any]) -> list[str]:
@@ -74,230 +60,142 @@ def failure_summary(content: Mapping[str, Any]) -> list[str]:
     rows, remarks = next(iter(content["tables"].values())), [*content["remarks"]]
     if len(rows) > MOST_ROWS:
         remarks.insert(0, f"The table has the {MOST_ROWS} of {len(rows)} rows with the lowest F1.")
-        rows = sorted(rows, key=lambda row: row["f1"])[:MOST_ROWS]
-    cells = [[shown_cell(value) for value in row.values()] for row in rows]
-    return [markdown_table([*rows[0]], *cells), " ".join(remarks)]
+        rows = sorted(rows, key=lambda row: row["F1"])[:MOST_ROWS]
+    return [markdown_table([*rows[0]], *(map(shown_cell, row.values()) for row in rows)), " ".join(remarks)]
 
 
 def shown_cell(value: Any) -> str:
     """Format a cell of a table: text, a fraction with three decimals, or a count."""
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return str(value).replace("|", "\\|")
-
-
-def shown_error(error: Mapping[str, Any]) -> str:
-    """Return an error as a line: the text in front, shortened, then the other values."""
-    text = " ".join(str(error["text"]).split())
-    if len(text) > MOST_LETTERS:
-        text = text[: MOST_LETTERS - 1] + "…"
-    others = [f"{name} {shown_cell(value)}" for name, value in error.items() if name != "text"]
-    return f"- {text} ({', '.join(others)})"
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
 def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return precision, recall, F1 and number of rows of each label, from [N] label numbers or [N, C] of 0 and 1."""
     columns = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
-    rows = []
-    for name, precision, recall, f1, count in zip(names, *columns, strict=True):
-        rows.append(dict(label=name, precision=float(precision), recall=float(recall), f1=float(f1), rows=int(count)))
-    return rows
+    titles = ("label", "precision", "recall", "F1", "rows")
+    return [dict(zip(titles, row, strict=True)) for row in zip(names, *(c.tolist() for c in columns), strict=True)]
 
 
-def confusion_remark(matrix: np.ndarray, names: Sequence[str], count: int = 3) -> list[str]:
-    """Return a sentence about the most frequent confusions of a matrix [C, C]; nothing without errors."""
-    wrong = matrix * (1 - np.eye(len(names), dtype=matrix.dtype))
-    pairs = np.argsort(-wrong, axis=None, kind="stable")[:count]
-    parts = []
-    for true, predicted in zip(*np.unravel_index(pairs, wrong.shape), strict=True):
-        if wrong[true, predicted]:
-            of_class = f"{wrong[true, predicted]:,} of {matrix[true].sum():,} {names[true]!r}"
-            parts.append(f"{of_class} are predicted as {names[predicted]!r}")
-    return [f"Most frequent errors: {', '.join(parts)}."] if parts else []
-
-
-def calibration_bins(probabilities: np.ndarray, right: np.ndarray, count: int = 10) -> list[dict[str, float]]:
-    """Return the bins of equal width that hold predictions: their rows, mean probability and share of right ones.
-
-    Args:
-        probabilities: [N] of the predictions, in [0, 1].
-        right: [N] of 0 and 1.
-        count (`int`): bins between 0 and 1.
-    """
-    numbers = np.minimum((probabilities * count).astype(int), count - 1)
-    bins = []
-    for number in np.unique(numbers):
-        inside = numbers == number
-        means = {"mean probability": float(probabilities[inside].mean()), "frequency": float(right[inside].mean())}
-        bins.append({"from": number / count, "to": (number + 1) / count, "rows": int(inside.sum())} | means)
-    return bins
-
-
-def calibration_error(bins: Sequence[Mapping[str, float]]) -> float:
-    """Return the expected calibration error: the mean over predictions of |mean probability - frequency| of their bin."""
-    gaps = [part["rows"] * abs(part["mean probability"] - part["frequency"]) for part in bins]
-    return sum(gaps) / sum(part["rows"] for part in bins)
-
-
-def calibration_remark(bins: Sequence[Mapping[str, float]]) -> str:
-    """Return a sentence about the calibration error, and whether the probabilities are too high or too low."""
-    total = sum(part["rows"] for part in bins)
-    mean, right = (sum(part["rows"] * part[name] for part in bins) / total for name in ("mean probability", "frequency"))
-    error = calibration_error(bins)
-    return f"Expected calibration error {error:.3f}: mean probability {mean:.3f}, observed frequency {right:.3f}."
-
-
-def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-    """Return threshold, precision, recall and F1, each [K], of a label that is predicted from a probability on.
-
-    A threshold lies halfway between two neighbouring probabilities, so that rounding does not move a row over it.
-
-    Args:
-        is_label: [N] of 0 and 1, with at least one 1.
-        probabilities: [N], in [0, 1].
-    """
-    precision, recall, steps = precision_recall_curve(is_label, probabilities)
-    precision, recall = precision[:-1], recall[:-1]
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    thresholds = (steps + np.concatenate([[0.0], steps[:-1]])) / 2
-    return dict(threshold=thresholds, precision=precision, recall=recall, f1=f1)
-
-
-def best_thresholds(
-    is_label: np.ndarray, probabilities: np.ndarray, names: Sequence[str]
-) -> tuple[dict[str, float], dict[str, dict[str, np.ndarray]]]:
-    """Return the best threshold and the curve of each label, from [N, C] of 0 and 1 and [N, C] probabilities.
-
-    A label without a row keeps 0.5 and has no curve.
-    """
-    thresholds, curves = dict.fromkeys(names, 0.5), {}
-    for name, column, of_label in zip(names, is_label.T, probabilities.T, strict=True):
-        if column.any():
-            curves[name] = threshold_curve(column, of_label)
-            thresholds[name] = float(curves[name]["threshold"][np.argmax(curves[name]["f1"])])
-    return thresholds, curves
-
-
-def label_failures(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> Failures:
-    """Return metrics by class and confusions of classes without probabilities.
-
-    Args:
-        labels, predicted: [N] numbers of classes.
-        names: of the C classes.
-    """
+def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Failures:
+    """Return metrics by class and confusions of labels and predicted labels [N], which are numbers of the names [C]."""
     matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
-    confusion = []
-    for name, counts in zip(names, matrix.tolist(), strict=True):
-        confusion.append({"true": name, "predicted": dict(zip(names, counts, strict=True))})
+    wrong = matrix - np.diag(matrix.diagonal())
+    parts = []
+    for cell in _largest(wrong.ravel())[:3]:
+        true, guess = divmod(cell, len(names))
+        parts.append(f"{wrong[true, guess]:,} of {matrix[true].sum():,} {names[true]!r} are predicted as {names[guess]!r}")
+    remarks = [f"Most frequent errors: {', '.join(parts)}."] if parts else []
+    counts = [dict(zip(names, row, strict=True)) for row in matrix.tolist()]
+    confusion = [dict(true=name, predicted=row) for name, row in zip(names, counts, strict=True)]
     tables = {"labels": label_table(labels, predicted, names), "confusion": confusion}
-    return Failures(tables, confusion_remark(matrix, names), [], {"confusion": partial(plot_confusion, matrix, names)})
+    return Failures(tables, remarks, [], {"confusion": partial(plot_confusion, matrix, names)})
 
 
-def classification_failures(
-    labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]
-) -> Failures:
-    """Return where a classifier fails: metrics by class, confusions, calibration, the surest errors.
-
-    Of two classes there is also the threshold of the second one's probability that gives its best F1.
+def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
+    """Return where a classifier fails; of two classes, also the threshold with which the second one has its best F1.
 
     Args:
-        labels: [N] numbers of classes.
+        labels: [N] numbers of the classes `names` [C].
         probabilities: [N, C].
-        names: of the C classes.
         texts: [N].
     """
     predicted, surest = probabilities.argmax(-1), probabilities.max(-1)
-    by_label = label_failures(labels, predicted, names)
-    bins = calibration_bins(surest, predicted == labels)
-    tables, figures = by_label.tables | {"calibration": bins}, dict(by_label.figures)
-    figures["reliability"] = partial(plot_reliability, bins)
-    remarks, thresholds = [*by_label.remarks, calibration_remark(bins)], {}
-    if len(names) == 2:
-        thresholds, curves = best_thresholds(labels[:, None] == 1, probabilities[:, 1:], names[1:])
-        remarks += threshold_remark(thresholds, curves, tables["labels"])
-        figures |= threshold_figure(curves)
     errors = []
     for row in _largest(surest * (predicted != labels)):
         error = dict(row=row + 1, text=texts[row], label=names[labels[row]], predicted=names[predicted[row]])
         errors.append(error | {"probability": float(surest[row])})
-    return Failures(tables, remarks, errors, figures, thresholds)
+    failures = tag_failures(labels, predicted, names)
+    add_calibration(failures, surest, predicted == labels)
+    if len(names) == 2:
+        add_thresholds(failures, labels[:, None] == 1, probabilities[:, 1:], names[1:])
+    failures.errors.extend(errors)
+    return failures
 
 
 def multi_label_failures(
     labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]
 ) -> Failures:
-    """Return where a classifier with several labels fails: metrics and thresholds by label, calibration, the surest errors.
+    """Return where a classifier with several labels a text fails, and the threshold with the best F1 of each label.
 
     Args:
-        labels: [N, C] of 0 and 1.
+        labels: [N, C] of 0 and 1, of the labels `names` [C].
         probabilities: [N, C]; a label is predicted above 0.5.
-        names: of the C labels.
         texts: [N].
     """
-    labels = np.asarray(labels, dtype=int)
-    predicted = (probabilities > 0.5).astype(int)
-    bins = calibration_bins(probabilities.ravel(), labels.ravel())
-    thresholds, curves = best_thresholds(labels, probabilities, names)
-    tables = {"labels": label_table(labels, predicted, names), "calibration": bins}
-    remarks = [calibration_remark(bins), *threshold_remark(thresholds, curves, tables["labels"])]
-    figures = {"reliability": partial(plot_reliability, bins)} | threshold_figure(curves)
-    errors = []
-    distance = np.abs(probabilities - labels) * (predicted != labels)
-    for cell in _largest(distance.ravel()):
+    predicted, errors = probabilities > 0.5, []
+    for cell in _largest((np.abs(probabilities - labels) * (predicted != labels)).ravel()):
         row, label = divmod(cell, len(names))
         said = "predicted" if predicted[row, label] else "not predicted"
         error = {"row": row + 1, "text": texts[row], said: names[label], "probability": float(probabilities[row, label])}
         errors.append(error)
-    return Failures(tables, remarks, errors, figures, thresholds)
+    failures = Failures({"labels": label_table(labels, predicted, names)}, [], errors)
+    add_calibration(failures, probabilities.ravel(), labels.ravel())
+    add_thresholds(failures, labels, probabilities, names)
+    return failures
 
 
-def threshold_figure(curves: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Callable[[Path], Any]]:
-    """Return the figure of the curves by name; nothing where no label has a row."""
-    return {"thresholds": partial(plot_thresholds, curves)} if curves else {}
+def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 10) -> float:
+    """Return the expected calibration error of probabilities [N] of hits [N], 0 or 1: the mean over predictions of the gap
+    between mean probability and frequency in their bin of equal width."""
+    numbers = np.minimum((probabilities * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(numbers, probabilities - hits)).sum() / len(hits))
 
 
-def threshold_remark(
-    thresholds: Mapping[str, float], curves: Mapping[str, Mapping[str, np.ndarray]], table: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Return a sentence about the labels to which a threshold other than 0.5 gives most; nothing where there is none."""
-    gains = {row["label"]: curves[row["label"]]["f1"].max() - row["f1"] for row in table if row["label"] in curves}
-    parts = []
-    for name in sorted(gains, key=gains.get, reverse=True)[:3]:
-        best = curves[name]["f1"].max()
-        if gains[name] > 0.0005:
-            parts.append(f"{name!r} {best:.3f} at {thresholds[name]:.3f} instead of {best - gains[name]:.3f} at 0.5")
-    return [f"Best F1 by threshold, chosen on these rows: {', '.join(parts)}."] if parts else []
+def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndarray):
+    """Add calibration error and reliability diagram; arguments as of `calibration_error`."""
+    error, numbers = (
+        calibration_error(probabilities, hits),
+        f"{probabilities.mean():.3f}, observed frequency {hits.mean():.3f}",
+    )
+    failures.remarks.append(f"Expected calibration error {error:.3f}: mean probability {numbers}.")
+    failures.figures["reliability"] = partial(plot_reliability, probabilities, hits)
+
+
+def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    """Return threshold, precision, recall and F1, each [K], of labels [N], 0 or 1, that are predicted from a probability on.
+
+    Thresholds lie halfway between two neighbouring probabilities [N], so that rounding moves no row over them.
+    """
+    precision, recall, steps = precision_recall_curve(is_label, probabilities)
+    precision, recall = precision[:-1], recall[:-1]
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    threshold = (steps + np.concatenate([[0.0], steps[:-1]])) / 2
+    return {"threshold": threshold, "precision": precision, "recall": recall, "F1": f1}
+
+
+def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]):
+    """Add the thresholds of labels [N, C], 0 or 1, by probabilities [N, C]; a label without a row has no curve, and 0.5."""
+    found, parts = np.flatnonzero(labels.any(axis=0)), []
+    curves = {names[label]: threshold_curve(labels[:, label], probabilities[:, label]) for label in found}
+    failures.thresholds.update(dict.fromkeys(names, 0.5))
+    before = {row["label"]: row["F1"] for row in failures.tables["labels"]}
+    for name, curve in curves.items():
+        best, failures.thresholds[name] = curve["F1"].max(), float(curve["threshold"][curve["F1"].argmax()])
+        parts.append(
+            (best - before[name], f"{name!r} {before[name]:.3f} at 0.5, {best:.3f} at {failures.thresholds[name]:.3f}")
+        )
+    if curves:
+        shown = "; ".join(part for _, part in sorted(parts, reverse=True)[:3])
+        failures.remarks.append(f"F1 by threshold, the best chosen on these rows: {shown}.")
+        failures.figures["thresholds"] = partial(plot_thresholds, curves)
 
 
 def regression_failures(scores: np.ndarray, predicted: np.ndarray, texts: Sequence[str]) -> Failures:
-    """Return where a regression fails: errors by quarter of the scores, residuals, and the largest of them in text.
-
-    Args:
-        scores, predicted: [N].
-        texts: [N].
-    """
-    scores, predicted = np.asarray(scores, dtype=float), np.asarray(predicted, dtype=float)
-    residuals = predicted - scores
-    edges = np.unique(np.quantile(scores, [0.25, 0.5, 0.75]))
-    quarters, table = np.searchsorted(edges, scores, side="left"), []
-    for quarter in np.unique(quarters):
-        inside = quarters == quarter
+    """Return errors by quarter of the scores [N], and the largest residuals, predicted [N] minus scores, with their texts."""
+    residuals, rows = predicted - scores, []
+    quarters = np.searchsorted(np.unique(np.quantile(scores, [0.25, 0.5, 0.75])), scores)
+    for inside in (quarters == quarter for quarter in np.unique(quarters)):
         row = {"scores": f"{scores[inside].min():.4g} to {scores[inside].max():.4g}", "rows": int(inside.sum())}
-        row |= {
-            "mean error": float(residuals[inside].mean()),
-            "mean absolute error": float(np.abs(residuals[inside]).mean()),
-        }
-        table.append(row)
-    absolute, squared = np.abs(residuals).mean(), np.sqrt((residuals**2).mean())
-    remark = f"Mean error {residuals.mean():.3f}, mean absolute error {absolute:.3f}, root mean squared error {squared:.3f}."
+        means = residuals[inside].mean(), np.abs(residuals[inside]).mean()
+        rows.append(row | dict(zip(("mean error", "mean absolute error"), map(float, means), strict=True)))
     errors = []
     for row in _largest(np.abs(residuals)):
-        error = dict(row=row + 1, text=texts[row], score=float(scores[row]), predicted=float(predicted[row]))
-        errors.append(error)
-    return Failures({"scores": table}, [remark], errors, {"residuals": partial(plot_residuals, scores, predicted)})
+        errors.append(dict(row=row + 1, text=texts[row], score=float(scores[row]), predicted=float(predicted[row])))
+    remark = f"Mean error {residuals.mean():.3f}, root mean squared error {np.sqrt((residuals**2).mean()):.3f}."
+    return Failures({"scores": rows}, [remark], errors, {"residuals": partial(plot_residuals, scores, predicted)})
 
 
 def _largest(values: np.ndarray) -> list[int]:
-    """Return the places of the ten largest values that are not 0, the largest first."""
+    """Return the places of the ten largest values [N] above 0, the largest first."""
     order = np.argsort(-values, kind="stable")[:MOST_ERRORS]
     return [int(place) for place in order if values[place] > 0]

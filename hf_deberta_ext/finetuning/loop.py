@@ -30,7 +30,6 @@ from .reports import (
     PreparedRun,
     baseline_scores,
     check_thresholds,
-    first_evaluation,
     print_baselines,
     report_run,
     report_seeds,
@@ -242,8 +241,7 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
     if args.should_save:
         save_baselines(prepared)
         if args.save_thresholds:
-            saved = folder if args.do_train else Path(prepared.model_args.model_name_or_path)
-            save_thresholds(saved, model, folder / f"{first_evaluation(prepared.task)}_failures.json")
+            save_thresholds(prepared, model)
     if args.do_train:
         report_run(prepared, trainer)
         if args.push_to_hub:

@@ -32,7 +32,6 @@ __all__ = [
     "PreparedRun",
     "baseline_scores",
     "check_thresholds",
-    "first_evaluation",
     "print_baselines",
     "report_run",
     "report_seeds",
@@ -93,38 +92,32 @@ def sentences_of_defeat(prepared: PreparedRun, metrics: Mapping[str, Any]) -> li
     return sentences
 
 
-def save_thresholds(folder: Path, model: nn.Module, evaluation: Path):
-    """Write the thresholds of the best F1 on an evaluation set into the configuration, as decision_thresholds by label.
-
-    Args:
-        folder (`Path`): of the saved model.
-        evaluation (`Path`): the file STEM_failures.json of the set.
-    """
-    thresholds = read_json(evaluation)["thresholds"]
-    model.config.decision_thresholds = thresholds
-    config = read_json(folder / "config.json") | {"decision_thresholds": thresholds}
-    replace_text(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
-    shown = ", ".join(f"{label} {threshold:.4f}" for label, threshold in thresholds.items())
-    print(f"{folder / 'config.json'} has the thresholds {shown}", flush=True)
-
-
 def check_thresholds(prepared: PreparedRun):
-    """Check that --save_thresholds has probabilities to set thresholds of, and a configuration to write them into.
-
-    Raises:
-        ValueError: the model has neither two classes nor several labels a text; nothing is evaluated; the model is not in a
-            folder, and is not trained.
-    """
-    args, config, model = prepared.args, prepared.config, prepared.model_args.model_name_or_path
+    """Raise a ValueError if --save_thresholds has no thresholds to save, or no configuration of the model to save them in."""
+    config, model = prepared.config, prepared.model_args.model_name_or_path
     has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
     if not has_two and config.problem_type != "multi_label_classification":
         raise ValueError("--save_thresholds is for texts with one of two classes, or with several labels: leave it out")
-    if not args.do_eval:
-        raise ValueError("--save_thresholds takes the thresholds from an evaluation: give --do_eval")
-    if not args.do_train and not Path(model, "config.json").is_file():
-        raise ValueError(
-            f"--save_thresholds expected a folder with config.json to write to, got --model_name_or_path {model}"
-        )
+    if not prepared.args.do_train and not Path(model, "config.json").is_file():
+        raise ValueError(f"--save_thresholds writes to the config.json of a folder, got --model_name_or_path {model}")
+
+
+def save_thresholds(prepared: PreparedRun, model: nn.Module):
+    """Write the thresholds with the best F1 on the main evaluation set into the config.json of the model, as
+    decision_thresholds by label."""
+    file = Path(prepared.args.output_dir, "config.json")
+    if not prepared.args.do_train:
+        file = Path(prepared.model_args.model_name_or_path, "config.json")
+    thresholds = model.config.decision_thresholds = read_failures(prepared)["thresholds"]
+    content = read_json(file) | {"decision_thresholds": thresholds}
+    replace_text(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    print(f"{file} has the thresholds {', '.join(f'{name} {value:.4f}' for name, value in thresholds.items())}", flush=True)
+
+
+def read_failures(prepared: PreparedRun) -> dict[str, Any]:
+    """Read the failures on the main evaluation set, which the evaluation has written; {} without any."""
+    name = set_prefix("eval", next(iter(prepared.task.evaluation), ""))
+    return read_json(Path(prepared.args.output_dir, f"{name}_failures.json"))
 
 
 def print_baselines(prepared: PreparedRun):
@@ -159,7 +152,6 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
     baselines = baseline_scores(prepared)
-    failures = read_json(folder / f"{first_evaluation(prepared.task)}_failures.json")
     steps = str(trainer.state.global_step)
     if args.load_best_model_at_end:
         steps += f", the weights are those of step {trainer.state.best_global_step}"
@@ -173,14 +165,9 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         diverged=trainer.divergence(),
         limits=sentences_of_defeat(prepared, results),
     )
-    if failures:
+    if failures := read_failures(prepared):
         facts = replace(facts, failures=failure_summary(failures), failure_figures=failures["figures"])
     write_run_card(folder, facts)
-
-
-def first_evaluation(task: EncodedTask) -> str:
-    """Return the prefix of the metrics and files of the main evaluation set."""
-    return set_prefix("eval", next(iter(task.evaluation), ""))
 
 
 def run_facts(

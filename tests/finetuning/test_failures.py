@@ -17,11 +17,11 @@ from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.failures import (
     calibration_bins,
     calibration_error,
-    classification_failures,
+    class_failures,
     failure_summary,
-    label_failures,
     multi_label_failures,
     regression_failures,
+    tag_failures,
     threshold_curve,
 )
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
@@ -32,11 +32,12 @@ LABELS = np.array([0, 0, 0, 1, 1, 2])
 PROBABILITIES = np.array(
     [[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.05, 0.9, 0.05], [0.1, 0.6, 0.3], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]
 )
+TRAINED = dict(do_train=True, do_eval=True, max_steps=1)
 NAMES, TEXTS = ["red", "green", "blue"], [*"abcdef"]
 
 
 def test_classes_confusions_and_surest_errors_by_hand():
-    found = classification_failures(LABELS, PROBABILITIES, NAMES, TEXTS)
+    found = class_failures(LABELS, PROBABILITIES, NAMES, TEXTS)
     assert found.tables["labels"][0] == dict(label="red", precision=0.5, recall=pytest.approx(1 / 3), f1=0.4, rows=3)
     assert found.tables["confusion"][0] == {"true": "red", "predicted": {"red": 1, "green": 2, "blue": 0}}
     expected = "Most frequent errors: 2 of 3 'red' are predicted as 'green', 1 of 2 'green' are predicted as 'red'."
@@ -47,7 +48,7 @@ def test_classes_confusions_and_surest_errors_by_hand():
 
 
 def test_a_model_without_errors_has_none():
-    found = classification_failures(LABELS, np.eye(3)[LABELS], NAMES, TEXTS)
+    found = class_failures(LABELS, np.eye(3)[LABELS], NAMES, TEXTS)
     assert found.errors == [] and found.remarks == [
         "Expected calibration error 0.000: mean probability 1.000, observed frequency 1.000."
     ]
@@ -74,7 +75,7 @@ def test_the_threshold_has_the_best_f1_of_all_and_lies_between_two_rows():
 
 def test_two_classes_have_the_threshold_of_the_second():
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    found = classification_failures(np.array([0, 0, 1, 1]), probabilities, ["no", "yes"], TEXTS[:4])
+    found = class_failures(np.array([0, 0, 1, 1]), probabilities, ["no", "yes"], TEXTS[:4])
     assert found.thresholds == {"yes": pytest.approx(0.25)}
     assert found.remarks[-1] == "Best F1 by threshold, chosen on these rows: 'yes' 1.000 at 0.250 instead of 0.000 at 0.5."
 
@@ -148,7 +149,7 @@ def test_questions_without_an_answer_are_a_group():
 
 def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
     labels = np.arange(15)
-    found = label_failures(labels, np.where(labels == 14, 0, labels), [f"l{label}" for label in labels])
+    found = tag_failures(labels, np.where(labels == 14, 0, labels), [f"l{label}" for label in labels])
     content = dict(tables=found.tables, remarks=found.remarks)
     table, remarks = failure_summary(content)
     assert len(table.splitlines()) == 14 and "| l14 |" in table.splitlines()[2]
@@ -160,7 +161,7 @@ def test_figures_are_drawn_of_few_and_many_classes(count, length, tmp_path):
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet(np.ones(count), 100)
     names = [f"${number}" + "x" * length for number in range(count)]
-    found = classification_failures(generator.integers(0, count, 100), probabilities, names, ["text"] * 100)
+    found = class_failures(generator.integers(0, count, 100), probabilities, names, ["text"] * 100)
     lines = found.write(tmp_path, "eval")
     for name in found.figures:
         assert (tmp_path / f"eval_{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -209,7 +210,7 @@ def test_a_run_says_where_it_fails_and_that_a_baseline_is_better(argv, folder_of
 
 def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_path, capsys):
     folder, files = tmp_path / "run", two_sets(tmp_path)
-    metrics = run_as_told(folder_of("ours"), folder, "--save_thresholds", do_train=True, do_eval=True, max_steps=1, **files)
+    metrics = run_as_told(folder_of("ours"), folder, "--save_thresholds", **TRAINED, **files)
     saved = read(folder, "config.json")["decision_thresholds"]
     assert [*saved] == ["g"] and saved == read(folder, "eval_failures.json")["thresholds"]
     assert f"config.json has the thresholds g {saved['g']:.4f}" in capsys.readouterr().out
@@ -217,13 +218,13 @@ def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_p
     run_as_told(folder, tmp_path / "again", "--do_eval", "--save_thresholds", validation_file=files["validation_file"])
     assert read(folder, "config.json")["decision_thresholds"] == pytest.approx(saved)
     assert read(tmp_path / "again", "eval_results.json")["eval_accuracy"] == metrics["eval_accuracy"]
-    run_as_told(folder, tmp_path / "further", do_train=True, do_eval=True, max_steps=1, **files)
+    run_as_told(folder, tmp_path / "further", **TRAINED, **files)
     assert "decision_thresholds" not in read(tmp_path / "further", "config.json")
 
 
 def test_baselines_stand_beside_an_evaluation_where_the_training_file_is_given(folder_of, tmp_path, capsys):
     files = two_sets(tmp_path)
-    run_as_told(folder_of("ours"), tmp_path / "run", do_train=True, do_eval=True, max_steps=1, **files)
+    run_as_told(folder_of("ours"), tmp_path / "run", **TRAINED, **files)
     capsys.readouterr()
     for name, given in (("both", files), ("one", dict(validation_file=files["validation_file"]))):
         run_as_told(tmp_path / "run", tmp_path / name, "--do_eval", **given)
@@ -250,7 +251,7 @@ def test_thresholds_of_nothing_are_refused(more, message, folder_of, tmp_path):
 
 
 def test_failures_are_json_in_any_script(tmp_path):
-    found = classification_failures(np.array([0]), np.array([[0.1, 0.9]]), ["좋다", "나쁘다"], ["한국어 문장"])
+    found = class_failures(np.array([0]), np.array([[0.1, 0.9]]), ["좋다", "나쁘다"], ["한국어 문장"])
     found.write(tmp_path, "eval")
     text = (tmp_path / "eval_failures.json").read_text(encoding="utf-8")
     assert "한국어 문장" in text and json.loads(text)["thresholds"] == {"나쁘다": 0.5}

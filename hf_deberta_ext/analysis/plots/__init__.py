@@ -8,7 +8,6 @@ readers, and neither pyplot's state nor matplotlib's settings are changed.
 
 from .attention import plot_attention, plot_position_profile
 from .curves import metric_label, plot_curves
-from .failures import plot_confusion, plot_reliability, plot_residuals, plot_thresholds
 from .scores import plot_comparison, plot_embedding_similarity, plot_minimal_pairs
 from .tokens import plot_replacement_probabilities, readable_tokens
 
@@ -16,14 +15,10 @@ __all__ = [
     "metric_label",
     "plot_attention",
     "plot_comparison",
-    "plot_confusion",
     "plot_curves",
     "plot_embedding_similarity",
     "plot_minimal_pairs",
     "plot_position_profile",
-    "plot_reliability",
     "plot_replacement_probabilities",
-    "plot_residuals",
-    "plot_thresholds",
     "readable_tokens",
 ]

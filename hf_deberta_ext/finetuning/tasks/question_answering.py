@@ -295,10 +295,8 @@ class QuestionAnsweringData(TaskData):
 
         def failures(predictions: tuple[np.ndarray, ...]) -> Failures:
             best, texts = answers(predictions), {question.id: question.question for question in questions}
-            probabilities = {}
-            for name, options in best.nbest.items():
-                chosen = [option["probability"] for option in options if option["text"] == best.predictions[name]]
-                probabilities[name] = max(chosen, default=0.0)
+            # The best of all, but where a threshold decides between it and no answer.
+            probabilities = {name: options[0]["probability"] for name, options in best.nbest.items()}
             score = squad_v2 if self.with_null else squad_v1
             return answer_failures(texts, references, best.predictions, probabilities, score)
 

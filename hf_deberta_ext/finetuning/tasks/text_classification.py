@@ -27,7 +27,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
-from ..failures import Failures, classification_failures, multi_label_failures, regression_failures
+from ..failures import Failures, class_failures, multi_label_failures, regression_failures
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet, TaskData
@@ -250,8 +250,8 @@ class TextClassificationData(TaskData):
             return regression_failures(labels, self.labels.predicted(logits), texts)
         logits = logits[:, list(self.labels.order)]
         if kind == MULTI:
-            return multi_label_failures(labels, expit(logits), self.labels.names, texts)
-        return classification_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
+            return multi_label_failures(labels.astype(int), expit(logits), self.labels.names, texts)
+        return class_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
 
     @property
     def label_counts(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
-from ..failures import label_failures
+from ..failures import tag_failures
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
@@ -421,7 +421,7 @@ class TokenClassificationData(TaskData):
             # Words without a token are "O", which may be none of the labels.
             names = [*dict.fromkeys([*self.labels, *chain.from_iterable(predicted)])]
             numbers = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
-            return label_failures(*numbers, names)
+            return tag_failures(*numbers, names)
 
         if sentences[0].tags is None:
             return EvaluationSet(rows, None, write, len(sentences))
