@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_curve, precision_recall_fscore_support
 
-from ..analysis.plots import plot_confusion, plot_reliability, plot_residuals, plot_thresholds
+from ..analysis.plots.failures import plot_confusion, plot_reliability, plot_residuals, plot_thresholds
 from ..analysis.results import markdown_table
 from ..files import replace_text
 
@@ -143,11 +143,9 @@ def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 1
 
 def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndarray):
     """Add calibration error and reliability diagram; arguments as of `calibration_error`."""
-    error, numbers = (
-        calibration_error(probabilities, hits),
-        f"{probabilities.mean():.3f}, observed frequency {hits.mean():.3f}",
-    )
-    failures.remarks.append(f"Expected calibration error {error:.3f}: mean probability {numbers}.")
+    error = calibration_error(probabilities, hits)
+    means = f"mean probability {probabilities.mean():.3f}, observed frequency {hits.mean():.3f}"
+    failures.remarks.append(f"Expected calibration error {error:.3f}: {means}.")
     failures.figures["reliability"] = partial(plot_reliability, probabilities, hits)
 
 
@@ -165,23 +163,24 @@ def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]):
     """Add the thresholds of labels [N, C], 0 or 1, by probabilities [N, C]; a label without a row has no curve, and 0.5."""
-    found, parts = np.flatnonzero(labels.any(axis=0)), []
-    curves = {names[label]: threshold_curve(labels[:, label], probabilities[:, label]) for label in found}
     failures.thresholds.update(dict.fromkeys(names, 0.5))
-    before = {row["label"]: row["F1"] for row in failures.tables["labels"]}
-    for name, curve in curves.items():
-        best, failures.thresholds[name] = curve["F1"].max(), float(curve["threshold"][curve["F1"].argmax()])
-        parts.append(
-            (best - before[name], f"{name!r} {before[name]:.3f} at 0.5, {best:.3f} at {failures.thresholds[name]:.3f}")
-        )
+    f1_before = {row["label"]: row["F1"] for row in failures.tables["labels"]}
+    curves, gains = {}, {}
+    for number in np.flatnonzero(labels.any(axis=0)):
+        name = names[number]
+        curve = curves[name] = threshold_curve(labels[:, number], probabilities[:, number])
+        best = curve["F1"].argmax()
+        failures.thresholds[name] = float(curve["threshold"][best])
+        numbers = f"{f1_before[name]:.3f} at 0.5, {curve['F1'][best]:.3f} at {failures.thresholds[name]:.3f}"
+        gains[f"{name!r} {numbers}"] = curve["F1"][best] - f1_before[name]
     if curves:
-        shown = "; ".join(part for _, part in sorted(parts, reverse=True)[:3])
-        failures.remarks.append(f"F1 by threshold, the best chosen on these rows: {shown}.")
+        largest = sorted(gains, key=gains.__getitem__, reverse=True)[:3]
+        failures.remarks.append(f"F1 by threshold, the best chosen on these rows: {'; '.join(largest)}.")
         failures.figures["thresholds"] = partial(plot_thresholds, curves)
 
 
 def regression_failures(scores: np.ndarray, predicted: np.ndarray, texts: Sequence[str]) -> Failures:
-    """Return errors by quarter of the scores [N], and the largest residuals, predicted [N] minus scores, with their texts."""
+    """Return errors by quarter of the scores [N], and the largest residuals, predicted [N] minus scores, in text."""
     residuals, rows = predicted - scores, []
     quarters = np.searchsorted(np.unique(np.quantile(scores, [0.25, 0.5, 0.75])), scores)
     for inside in (quarters == quarter for quarter in np.unique(quarters)):

@@ -93,7 +93,7 @@ def sentences_of_defeat(prepared: PreparedRun, metrics: Mapping[str, Any]) -> li
 
 
 def check_thresholds(prepared: PreparedRun):
-    """Raise a ValueError if --save_thresholds has no thresholds to save, or no configuration of the model to save them in."""
+    """Raise a ValueError if --save_thresholds has no thresholds to save, or no folder of the model to save them in."""
     config, model = prepared.config, prepared.model_args.model_name_or_path
     has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
     if not has_two and config.problem_type != "multi_label_classification":

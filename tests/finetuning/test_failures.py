@@ -15,7 +15,6 @@ from toy_task import flags, read
 from hf_deberta_ext.finetuning import loop
 from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.failures import (
-    calibration_bins,
     calibration_error,
     class_failures,
     failure_summary,
@@ -38,7 +37,7 @@ NAMES, TEXTS = ["red", "green", "blue"], [*"abcdef"]
 
 def test_classes_confusions_and_surest_errors_by_hand():
     found = class_failures(LABELS, PROBABILITIES, NAMES, TEXTS)
-    assert found.tables["labels"][0] == dict(label="red", precision=0.5, recall=pytest.approx(1 / 3), f1=0.4, rows=3)
+    assert found.tables["labels"][0] == dict(label="red", precision=0.5, recall=pytest.approx(1 / 3), F1=0.4, rows=3)
     assert found.tables["confusion"][0] == {"true": "red", "predicted": {"red": 1, "green": 2, "blue": 0}}
     expected = "Most frequent errors: 2 of 3 'red' are predicted as 'green', 1 of 2 'green' are predicted as 'red'."
     assert found.remarks[0] == expected
@@ -55,9 +54,8 @@ def test_a_model_without_errors_has_none():
 
 
 def test_the_calibration_error_is_the_mean_gap_of_the_bins():
-    bins = calibration_bins(np.array([0.55, 0.59, 0.9, 1.0]), np.array([1, 0, 1, 1]))
-    assert [(part["from"], part["to"], part["rows"]) for part in bins] == [(0.5, 0.6, 2), (0.9, 1.0, 2)]
-    assert calibration_error(bins) == pytest.approx((2 * abs(0.57 - 0.5) + 2 * abs(0.95 - 1)) / 4)
+    found = calibration_error(np.array([0.55, 0.59, 0.9, 1.0]), np.array([1, 0, 1, 1]))
+    assert found == pytest.approx((2 * abs(0.57 - 0.5) + 2 * abs(0.95 - 1)) / 4)
 
 
 def test_the_threshold_has_the_best_f1_of_all_and_lies_between_two_rows():
@@ -65,9 +63,9 @@ def test_the_threshold_has_the_best_f1_of_all_and_lies_between_two_rows():
     labels = generator.integers(0, 2, 60)
     probabilities = np.clip(0.3 * labels + generator.random(60) * 0.7, 0, 1)
     curve = threshold_curve(labels, probabilities)
-    best = curve["threshold"][curve["f1"].argmax()]
+    best = curve["threshold"][curve["F1"].argmax()]
     every = [f1_score(labels, probabilities > step) for step in (0.0, *probabilities)]
-    assert curve["f1"].max() == pytest.approx(max(every))
+    assert curve["F1"].max() == pytest.approx(max(every))
     for predicted in (probabilities > best, probabilities >= best):
         assert f1_score(labels, predicted) == pytest.approx(max(every))
     assert np.abs(probabilities - best).min() > 1e-6
@@ -77,7 +75,7 @@ def test_two_classes_have_the_threshold_of_the_second():
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     found = class_failures(np.array([0, 0, 1, 1]), probabilities, ["no", "yes"], TEXTS[:4])
     assert found.thresholds == {"yes": pytest.approx(0.25)}
-    assert found.remarks[-1] == "Best F1 by threshold, chosen on these rows: 'yes' 1.000 at 0.250 instead of 0.000 at 0.5."
+    assert found.remarks[-1] == "F1 by threshold, the best chosen on these rows: 'yes' 0.000 at 0.5, 1.000 at 0.250."
 
 
 def test_several_labels_have_a_threshold_each_and_one_without_rows_keeps_a_half():
@@ -85,7 +83,7 @@ def test_several_labels_have_a_threshold_each_and_one_without_rows_keeps_a_half(
     probabilities = np.array([[0.4, 0.1, 0.1], [0.3, 0.9, 0.1], [0.2, 0.8, 0.7]])
     found = multi_label_failures(labels, probabilities, NAMES, TEXTS[:3])
     assert found.thresholds == {"red": pytest.approx(0.25), "green": pytest.approx(0.45), "blue": 0.5}
-    assert [row["f1"] for row in found.tables["labels"]] == [0, 1, 0]
+    assert [row["F1"] for row in found.tables["labels"]] == [0, 1, 0]
     assert found.errors[0] == {"row": 2, "text": "b", "not predicted": "red", "probability": 0.3}
     assert {"row": 3, "text": "c", "predicted": "blue", "probability": 0.7} in found.errors
 
@@ -95,7 +93,7 @@ def test_residuals_are_told_by_quarter_and_the_largest_in_text():
     assert [row["rows"] for row in found.tables["scores"]] == [2, 2, 2, 2]
     assert found.tables["scores"][-1] == {"scores": "6 to 7", "rows": 2, "mean error": -1.5, "mean absolute error": 1.5}
     assert found.errors == [dict(row=8, text="h", score=7.0, predicted=4.0)]
-    assert found.remarks == ["Mean error -0.375, mean absolute error 0.375, root mean squared error 1.061."]
+    assert found.remarks == ["Mean error -0.375, root mean squared error 1.061."]
 
 
 @pytest.mark.parametrize(
@@ -119,32 +117,31 @@ def test_entities_are_told_by_kind_and_error():
     true = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
     predicted = [["B-PER", "O", "O", "B-PER"], ["B-PER", "B-LOC"]]
     found = entity_failures(true, predicted, words)
-    person = {row["kind"]: row for row in found.tables["kinds"]}["PER"]
-    assert (person["entities"], person["boundary"], person["missed"], person["f1"]) == (1, 1, 0, 0)
+    person = {row["entity"]: row for row in found.tables["entities"]}["PER"]
+    assert (person["number"], person["boundary"], person["missed"], person["F1"]) == (1, 1, 0, 0)
     assert found.remarks == ["Errors of entities: wrong kind 2, boundary 1, boundary and kind 0, missed 0, extra 1."]
-    assert found.errors[0] == dict(text="Paris", error="wrong kind", kind="LOC", predicted="PER", times=2)
-    assert found.errors[1]["predicted words"] == "Ada"
+    assert found.errors[0] == dict(text="Paris [LOC]", error="wrong kind", predicted="Paris [PER]", times=2)
+    assert dict(text="Ada Lovelace [PER]", error="boundary", predicted="Ada [PER]", times=1) in found.errors
+    assert dict(text="sleeps [LOC]", error="extra", times=1) in found.errors
 
 
-@pytest.mark.parametrize("score, exact", [(squad_v1, "exact_match"), (squad_v2, "exact")])
-def test_answers_are_told_by_question_word_and_length(score, exact):
+@pytest.mark.parametrize("score", [squad_v1, squad_v2])
+def test_answers_are_told_by_question_word_and_length(score):
     questions = dict(a="Who wrote it?", b="In which year, and how many?", c="Name the town.", d="How many were there?")
-    references = dict(
-        a=["Ada Lovelace"], b=["1843"], c=["a town of three words", "town"], d=["two hundred and six and more"]
-    )
+    references = dict(a=["Ada Lovelace"], b=["1843"], c=["a town of words", "town"], d=["two hundred and six or more"])
     predictions = dict(a="Ada", b="1843", c="a river", d="seven")
     found = answer_failures(questions, references, predictions, dict(a=0.5, b=0.9, c=0.4, d=0.8), score)
-    by_word = {row["question word"]: (row["questions"], row["exact"]) for row in found.tables["question words"]}
-    assert by_word == {"how many": (1, 0), "who": (1, 0), "which": (1, 100), "other": (1, 0)}
-    assert score(predictions, references)[exact] == 25
-    assert [row["answer"] for row in found.tables["answer lengths"]] == ["1 word", "2 words", "6 to 10 words"]
+    by_word = {row["question word"]: (row["questions"], row["F1"]) for row in found.tables["question words"]}
+    assert by_word == {"how many": (1, 0), "who": (1, pytest.approx(200 / 3)), "which": (1, 100), "other": (1, 0)}
+    by_length = {row["answer"]: row["F1"] for row in found.tables["answer lengths"]}
+    assert by_length == {"1 word": 50, "2 words": pytest.approx(200 / 3), "more than 5 words": 0}
     assert [error["id"] for error in found.errors] == ["d", "c"]
 
 
 def test_questions_without_an_answer_are_a_group():
     found = answer_failures(dict(a="Why?"), dict(a=[]), dict(a="so"), dict(a=0.5), squad_v2)
-    assert found.tables["answer lengths"] == [{"answer": "no answer", "questions": 1, "exact": 0, "f1": 0}]
-    assert found.errors[0]["answer"] == "none"
+    assert found.tables["answer lengths"] == [{"answer": "no answer", "questions": 1, "F1": 0}]
+    assert found.errors[0]["answer"] == ""
 
 
 def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
@@ -165,7 +162,7 @@ def test_figures_are_drawn_of_few_and_many_classes(count, length, tmp_path):
     lines = found.write(tmp_path, "eval")
     for name in found.figures:
         assert (tmp_path / f"eval_{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert f"eval_{name}.png" in lines[-2]
+        assert f"eval_{name}.png" in lines[-1]
 
 
 def card_of(folder):
@@ -230,14 +227,14 @@ def test_baselines_stand_beside_an_evaluation_where_the_training_file_is_given(f
         run_as_told(tmp_path / "run", tmp_path / name, "--do_eval", **given)
         results, printed = read(tmp_path / name, "all_results.json"), capsys.readouterr().out
         assert ("baselines" in results) == ("TF-IDF" in printed) == (name == "both")
-        assert (tmp_path / name / "eval_failures.json").is_file() and "Errors in text:" in printed
+        assert (tmp_path / name / "eval_failures.json").is_file()
 
 
 @pytest.mark.parametrize(
     "more, message",
     [
         (dict(problem_type="regression"), "one of two classes"),
-        (dict(do_eval=False), "give --do_eval"),
+        (dict(do_eval=False), "without --do_eval"),
     ],
     ids=["regression", "no evaluation"],
 )
@@ -251,7 +248,7 @@ def test_thresholds_of_nothing_are_refused(more, message, folder_of, tmp_path):
 
 
 def test_failures_are_json_in_any_script(tmp_path):
-    found = class_failures(np.array([0]), np.array([[0.1, 0.9]]), ["좋다", "나쁘다"], ["한국어 문장"])
+    found = class_failures(np.array([0]), np.array([[0.1, 0.9]]), ["good", "bad"], ["한국어 문장"])
     found.write(tmp_path, "eval")
     text = (tmp_path / "eval_failures.json").read_text(encoding="utf-8")
-    assert "한국어 문장" in text and json.loads(text)["thresholds"] == {"나쁘다": 0.5}
+    assert "한국어 문장" in text and json.loads(text)["thresholds"] == {"bad": 0.5}

@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -411,12 +411,9 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        def failures(logits: Any) -> Failures:
-            return self.failures(part, np.asarray(logits))
-
         if "labels" not in rows.column_names:
             return EvaluationSet(rows, None, write, self.count(part.rows))
-        return EvaluationSet(rows, metrics, write, self.count(part.rows), failures)
+        return EvaluationSet(rows, metrics, write, self.count(part.rows), partial(self.failures, part))
 
 
 def tokenise_texts(
