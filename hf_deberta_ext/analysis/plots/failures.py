@@ -62,7 +62,7 @@ def plot_thresholds(curves: Mapping[str, Mapping[str, np.ndarray]], path: Figure
     columns = min(len(curves), 4)
     rows = -(-len(curves) // columns)
     figure = new_figure(max(4.6, 2.6 * columns), max(3.6, 2.3 * rows + 0.6))
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axes, (label, curve) in zip(grid, curves.items(), strict=False):
         for colour, name in zip(COLOURS, ("precision", "recall", "F1"), strict=False):
             axes.plot(curve["threshold"], curve[name], color=colour, label=name)
