@@ -28,7 +28,7 @@ class EvaluationSet:
         write (`Callable`): (predictions, folder, stem) -> the files that it wrote there; `stem` begins their names: "eval",
             "predict", or these with the name of the set ("eval_mm").
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
-        failures (`Callable`, *optional*): predictions -> the `Failures` of the model; None where the data has no labels.
+        failures (`Callable`, *optional*): predictions -> the `Failures` of the model; called where there are metrics.
     """
 
     rows: Dataset

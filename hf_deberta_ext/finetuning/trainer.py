@@ -218,7 +218,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 if self.args.should_save:
                     folder = Path(self.args.output_dir)
                     measured.write(self.predictions[name], folder, name)
-                    if measured.failures is not None:
+                    if measured.failures is not None and measured.metrics is not None:
                         print(*measured.failures(self.predictions[name]).write(folder, name), sep="\n", flush=True)
         return metrics
 

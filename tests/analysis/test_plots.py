@@ -108,6 +108,12 @@ def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
     assert legend_of(score) == ["held-out macro f1 (0.5)"]
 
 
+def test_a_single_score_of_0_has_an_axis_up_to_1(curves):
+    """It went from -0.04 to 0.04."""
+    (axes,) = curves({"run": [{"step": 3, "eval_f1": 0.0}]}, [("", ["run"], ["eval_f1"])])
+    assert axes.get_ylim() == (0, 1)
+
+
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
     """It was a jump at the last step, which has another model."""
     scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]

@@ -107,6 +107,8 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
         axes.set_xticks([])
         # Lines across do not set the limits by themselves.
         axes.autoscale(axis="y")
+        if not any(line.get_ydata()[0] for line in axes.get_lines()):
+            axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, frameon=False)

@@ -295,14 +295,15 @@ class QuestionAnsweringData(TaskData):
 
         def failures(predictions: tuple[np.ndarray, ...]) -> Failures:
             best, texts = answers(predictions), {question.id: question.question for question in questions}
-            # The best of all, but where a threshold decides between it and no answer.
-            probabilities = {name: options[0]["probability"] for name, options in best.nbest.items()}
+            probabilities = {}
+            for name, options in best.nbest.items():
+                given = [option["probability"] for option in options if option["text"] == best.predictions[name]]
+                probabilities[name] = max(given, default=0.0)
             score = squad_v2 if self.with_null else squad_v1
             return answer_failures(texts, references, best.predictions, probabilities, score)
 
-        if not self.has_answers(split):
-            return EvaluationSet(rows, None, write, len(questions))
-        return EvaluationSet(rows, metrics, write, len(questions), failures)
+        scores = metrics if self.has_answers(split) else None
+        return EvaluationSet(rows, scores, write, len(questions), failures=failures)
 
 
 def encode_windows(

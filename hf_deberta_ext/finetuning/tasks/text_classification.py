@@ -411,9 +411,8 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        if "labels" not in rows.column_names:
-            return EvaluationSet(rows, None, write, self.count(part.rows))
-        return EvaluationSet(rows, metrics, write, self.count(part.rows), partial(self.failures, part))
+        scores, failures = metrics if "labels" in rows.column_names else None, partial(self.failures, part)
+        return EvaluationSet(rows, scores, write, self.count(part.rows), failures=failures)
 
 
 def tokenise_texts(

@@ -423,9 +423,8 @@ class TokenClassificationData(TaskData):
             numbers = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
             return tag_failures(*numbers, names)
 
-        if sentences[0].tags is None:
-            return EvaluationSet(rows, None, write, len(sentences))
-        return EvaluationSet(rows, metrics, write, len(sentences), failures)
+        scores = None if sentences[0].tags is None else metrics
+        return EvaluationSet(rows, scores, write, len(sentences), failures=failures)
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)
