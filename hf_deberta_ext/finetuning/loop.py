@@ -29,13 +29,13 @@ from .recipes import divergence_warnings, find_recipe
 from .reports import (
     PreparedRun,
     baseline_scores,
+    better_baselines,
     check_thresholds,
     print_baselines,
     report_run,
     report_seeds,
     save_baselines,
     save_thresholds,
-    sentences_of_defeat,
 )
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
@@ -249,7 +249,7 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
         if args.should_save:
             print(contents_line(args.output_dir), flush=True)
     if args.should_save:
-        for sentence in sentences_of_defeat(prepared, metrics):
+        for sentence in better_baselines(prepared, metrics):
             print(sentence, flush=True)
     if args.do_train:
         trainer.print_divergence()

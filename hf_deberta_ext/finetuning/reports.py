@@ -31,13 +31,13 @@ from .trainer import TaskTrainer, set_prefix
 __all__ = [
     "PreparedRun",
     "baseline_scores",
+    "better_baselines",
     "check_thresholds",
     "print_baselines",
     "report_run",
     "report_seeds",
     "save_baselines",
     "save_thresholds",
-    "sentences_of_defeat",
 ]
 
 logger = logging.get_logger(__name__)
@@ -69,7 +69,7 @@ def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
     return prepared.data.baselines
 
 
-def sentences_of_defeat(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[str]:
+def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each evaluation set on which a baseline is at least as good as the model, by its main metric.
 
     Args:
@@ -163,10 +163,11 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         figure=figure,
         diverged=trainer.divergence(),
-        limits=sentences_of_defeat(prepared, results),
+        limits=better_baselines(prepared, results),
     )
     if failures := read_failures(prepared):
-        facts = replace(facts, failures=failure_summary(failures), failure_figures=failures["figures"])
+        pictures = [f"![{name}]({name})" for name in failures["figures"]]
+        facts = replace(facts, failures=[*failure_summary(failures), " ".join(pictures)])
     write_run_card(folder, facts)
 
 
@@ -294,6 +295,6 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str:
         sentence = read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}).get("diverged")
         if sentence:
             diverged += f"Seed {seed}: {sentence}\n"
-    facts, limits = run_facts(prepared, prepared.args, results={}), sentences_of_defeat(prepared, summary)
+    facts, limits = run_facts(prepared, prepared.args, results={}), better_baselines(prepared, summary)
     write_run_card(folder, replace(facts, figure=figure, diverged=diverged.strip() or None, limits=limits))
     return "\n".join([*limits, diverged.strip()]).strip()
