@@ -152,12 +152,13 @@ def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndar
 def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
     """Return threshold, precision, recall and F1, each [K], of labels [N], 0 or 1, that are predicted from a probability on.
 
-    Thresholds lie halfway between two neighbouring probabilities [N], so that rounding moves no row over them.
+    Thresholds lie between two neighbouring probabilities [N], so that rounding moves no row over them: at 0.5 or halfway.
     """
     precision, recall, steps = precision_recall_curve(is_label, probabilities)
     precision, recall = precision[:-1], recall[:-1]
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    threshold = (steps + np.concatenate([[0.0], steps[:-1]])) / 2
+    lower = np.concatenate([[0.0], steps[:-1]])
+    threshold = np.where((lower < 0.5) & (0.5 < steps), 0.5, (lower + steps) / 2)
     return {"threshold": threshold, "precision": precision, "recall": recall, "F1": f1}
 
 
@@ -169,14 +170,15 @@ def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.nda
     for number in np.flatnonzero(labels.any(axis=0)):
         name = names[number]
         curve = curves[name] = threshold_curve(labels[:, number], probabilities[:, number])
-        best = curve["F1"].argmax()
+        ties = np.flatnonzero(curve["F1"] > curve["F1"].max() - 1e-9)
+        best = min(ties, key=lambda place: abs(curve["threshold"][place] - 0.5))
         failures.thresholds[name] = float(curve["threshold"][best])
         numbers = f"{f1_before[name]:.3f} at 0.5, {curve['F1'][best]:.3f} at {failures.thresholds[name]:.3f}"
         gains[f"{name!r} {numbers}"] = curve["F1"][best] - f1_before[name]
     if curves:
         largest = sorted(gains, key=gains.__getitem__, reverse=True)[:3]
         failures.remarks.append(f"F1 by threshold, the best chosen on these rows: {'; '.join(largest)}.")
-        failures.figures["thresholds"] = partial(plot_thresholds, curves)
+        failures.figures["thresholds"] = partial(plot_thresholds, curves, failures.thresholds)
 
 
 def regression_failures(scores: np.ndarray, predicted: np.ndarray, texts: Sequence[str]) -> Failures:

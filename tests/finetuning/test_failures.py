@@ -78,11 +78,18 @@ def test_two_classes_have_the_threshold_of_the_second():
     assert found.remarks[-1] == "F1 by threshold, the best chosen on these rows: 'yes' 0.000 at 0.5, 1.000 at 0.250."
 
 
+def test_a_threshold_that_gains_nothing_stays_at_a_half():
+    curve = threshold_curve(np.array([0, 1, 1]), np.array([0.6, 0.7, 0.65]))
+    assert curve["threshold"].tolist() == [0.5, pytest.approx(0.625), pytest.approx(0.675)]
+    found = class_failures(np.array([0, 1, 1]), np.array([[0.3, 0.7], [0.4, 0.6], [0.4, 0.6]]), ["no", "yes"], TEXTS[:3])
+    assert found.thresholds == {"yes": 0.5}
+
+
 def test_several_labels_have_a_threshold_each_and_one_without_rows_keeps_a_half():
     labels = np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0]])
     probabilities = np.array([[0.4, 0.1, 0.1], [0.3, 0.9, 0.1], [0.2, 0.8, 0.7]])
     found = multi_label_failures(labels, probabilities, NAMES, TEXTS[:3])
-    assert found.thresholds == {"red": pytest.approx(0.25), "green": pytest.approx(0.45), "blue": 0.5}
+    assert found.thresholds == {"red": pytest.approx(0.25), "green": 0.5, "blue": 0.5}
     assert [row["F1"] for row in found.tables["labels"]] == [0, 1, 0]
     assert found.errors[0] == {"row": 2, "text": "b", "not predicted": "red", "probability": 0.3}
     assert {"row": 3, "text": "c", "predicted": "blue", "probability": 0.7} in found.errors

@@ -56,8 +56,10 @@ def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePa
     return save_figure(figure, path)
 
 
-def plot_thresholds(curves: Mapping[str, Mapping[str, np.ndarray]], path: FigurePath) -> Path | list[Path]:
-    """Draw "precision", "recall" and "F1" by "threshold", each [K], of the first 12 labels; a line marks the best F1."""
+def plot_thresholds(
+    curves: Mapping[str, Mapping[str, np.ndarray]], best: Mapping[str, float], path: FigurePath
+) -> Path | list[Path]:
+    """Draw "precision", "recall" and "F1" by "threshold", each [K], of the first 12 labels, with their best threshold."""
     curves = dict([*curves.items()][:MOST_PANELS])
     columns = min(len(curves), 4)
     rows = -(-len(curves) // columns)
@@ -66,9 +68,8 @@ def plot_thresholds(curves: Mapping[str, Mapping[str, np.ndarray]], path: Figure
     for axes, (label, curve) in zip(grid, curves.items(), strict=False):
         for colour, name in zip(COLOURS, ("precision", "recall", "F1"), strict=False):
             axes.plot(curve["threshold"], curve[name], color=colour, label=name)
-        best = curve["threshold"][np.argmax(curve["F1"])]
-        axes.axvline(best, color="0.35", linestyle=":")
-        title = f"{label[:MOST_LETTERS]}: F1 {curve['F1'].max():.3f} at {best:.2f}"
+        axes.axvline(best[label], color="0.35", linestyle=":")
+        title = f"{label[:MOST_LETTERS]}: F1 {curve['F1'].max():.3f} at {best[label]:.2f}"
         axes.set_title(title, fontsize=9, fontfamily=installed_fonts(), parse_math=False)
         axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xticks=(0, 0.5, 1))
         finish_axes(axes)
