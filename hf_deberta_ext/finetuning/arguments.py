@@ -139,6 +139,11 @@ class FineTuningArguments(RunArguments, SiftArguments):
         False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
     )
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
+    save_thresholds: bool = option(
+        False,
+        "write the threshold of each label (of two classes: of the second) with the best F1 on the first evaluation set "
+        "into the model's config.json, as decision_thresholds; metrics stay at 0.5",
+    )
     seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)
@@ -148,7 +153,8 @@ class FineTuningArguments(RunArguments, SiftArguments):
         "data_seed": (
             "without --train_sampling_strategy random (--seed is that of group_by_length)",
             lambda args: args.train_sampling_strategy == "random",
-        )
+        ),
+        "save_thresholds": ("without --do_eval", lambda args: args.do_eval),
     }
 
     def __post_init__(self):

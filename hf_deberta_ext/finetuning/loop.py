@@ -26,7 +26,17 @@ from ..training.user_errors import ExitOnUserError
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe
-from .reports import PreparedRun, baseline_scores, print_baselines, report_run, report_seeds
+from .reports import (
+    PreparedRun,
+    baseline_scores,
+    better_baselines,
+    check_thresholds,
+    print_baselines,
+    report_run,
+    report_seeds,
+    save_baselines,
+    save_thresholds,
+)
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .tasks import Task, load_task
@@ -114,9 +124,14 @@ def prepare(
     check_sets(args, data_args, do_train=len(task.train or ()), do_eval=len(task.evaluation), do_predict=len(task.test))
     check_losses(args, task, config.problem_type)
     set_best_metric(task, args, given_flags)
+    if args.do_train:
+        # Those of a checkpoint were chosen for its own labels and weights.
+        vars(config).pop("decision_thresholds", None)
 
     # 4. Model and folder
     prepared = PreparedRun(data, task, config, tokenizer, data_args, model_args, args, checkpoint)
+    if args.save_thresholds:
+        check_thresholds(prepared)
     model = build_model(prepared, [*args.seeds, args.seed][0])
     with args.main_process_first(local=False, desc="making the folder"):
         if args.should_save:
@@ -223,12 +238,20 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
     elif args.do_train:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
     metrics |= trainer.measure(names)
+    if args.should_save:
+        save_baselines(prepared)
+        if args.save_thresholds:
+            save_thresholds(prepared, model)
     if args.do_train:
         report_run(prepared, trainer)
         if args.push_to_hub:
             trainer.push_to_hub()
         if args.should_save:
             print(contents_line(args.output_dir), flush=True)
+    if args.should_save:
+        for sentence in better_baselines(prepared, metrics):
+            print(sentence, flush=True)
+    if args.do_train:
         trainer.print_divergence()
     return metrics
 
@@ -271,7 +294,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
     if args.should_save:
         if baselines := baseline_scores(prepared):
             summary["baselines"] = baselines
-        diverged = report_seeds(prepared, summary)
-        print(f"\n{summary_table(summary)}\n\n{diverged or ''}", flush=True)
+        sentences = report_seeds(prepared, summary)
+        print(f"\n{summary_table(summary)}\n\n{sentences}", flush=True)
     leave_together()
     return summary

@@ -23,11 +23,22 @@ from ..training.batch_size import hardware_facts
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
+from .failures import failure_summary
 from .input_lengths import longest_row
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, set_prefix
 
-__all__ = ["PreparedRun", "baseline_scores", "print_baselines", "report_run", "report_seeds"]
+__all__ = [
+    "PreparedRun",
+    "baseline_scores",
+    "better_baselines",
+    "check_thresholds",
+    "print_baselines",
+    "report_run",
+    "report_seeds",
+    "save_baselines",
+    "save_thresholds",
+]
 
 logger = logging.get_logger(__name__)
 
@@ -50,10 +61,63 @@ class PreparedRun:
 
 
 def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
-    """Return the metrics of classifiers without pre-training, by name; none where nothing is trained or evaluated."""
-    if not (prepared.args.do_train and prepared.args.do_eval):
+    """Return the metrics of classifiers without pre-training, by name; none without an evaluation or training data that was
+    asked for."""
+    has_training_data = prepared.args.do_train or prepared.data_args.train_file
+    if not (has_training_data and prepared.args.do_eval):
         return {}
     return prepared.data.baselines
+
+
+def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each evaluation set on which a baseline is at least as good as the model, by its main metric.
+
+    Args:
+        metrics (`dict`): "eval_accuracy" and the like, a number each, or {"mean": ...} over several seeds.
+    """
+    sentences, metric = [], prepared.task.metric
+    for name in prepared.task.evaluation:
+        full_name = f"{set_prefix('eval', name)}_{metric}"
+        value, lines = metrics.get(full_name), lines_across(baseline_scores(prepared), full_name)
+        if isinstance(value, Mapping):
+            value = value["mean"]
+        if value is None or not lines:
+            continue
+        best = max(lines, key=lines.__getitem__)
+        if lines[best] >= value:
+            relation = "worse" if lines[best] > value else "no better"
+            of_set = f" on {name}" if name else ""
+            numbers = f"{metric} {value:.4f} against {lines[best]:.4f}"
+            sentences.append(f"The model is {relation} than the baseline {best}{of_set}: {numbers}.")
+    return sentences
+
+
+def check_thresholds(prepared: PreparedRun):
+    """Raise a ValueError if --save_thresholds has no thresholds to save, or no folder of the model to save them in."""
+    config, model = prepared.config, prepared.model_args.model_name_or_path
+    has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
+    if not has_two and config.problem_type != "multi_label_classification":
+        raise ValueError("--save_thresholds is for texts with one of two classes, or with several labels: leave it out")
+    if not prepared.args.do_train and not Path(model, "config.json").is_file():
+        raise ValueError(f"--save_thresholds writes to the config.json of a folder, got --model_name_or_path {model}")
+
+
+def save_thresholds(prepared: PreparedRun, model: nn.Module):
+    """Write the thresholds with the best F1 on the main evaluation set into the config.json of the model, as
+    decision_thresholds by label."""
+    file = Path(prepared.args.output_dir, "config.json")
+    if not prepared.args.do_train:
+        file = Path(prepared.model_args.model_name_or_path, "config.json")
+    thresholds = model.config.decision_thresholds = read_failures(prepared)["thresholds"]
+    content = read_json(file) | {"decision_thresholds": thresholds}
+    replace_text(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    print(f"{file} has the thresholds {', '.join(f'{name} {value:.4f}' for name, value in thresholds.items())}", flush=True)
+
+
+def read_failures(prepared: PreparedRun) -> dict[str, Any]:
+    """Read the failures on the main evaluation set, which the evaluation has written; {} without any."""
+    name = set_prefix("eval", next(iter(prepared.task.evaluation), ""))
+    return read_json(Path(prepared.args.output_dir, f"{name}_failures.json"))
 
 
 def print_baselines(prepared: PreparedRun):
@@ -69,6 +133,13 @@ def shown_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
+def save_baselines(prepared: PreparedRun):
+    """Add the metrics of the baselines to all_results.json."""
+    file = Path(prepared.args.output_dir, "all_results.json")
+    if baselines := baseline_scores(prepared):
+        replace_text(file, json.dumps(read_json(file) | {"baselines": baselines}, indent=4) + "\n")
+
+
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     """Save the log, draw the curves and write the card of one run.
 
@@ -80,9 +151,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         return
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    if baselines := baseline_scores(prepared):
-        results["baselines"] = baselines
-        replace_text(folder / "all_results.json", json.dumps(results, indent=4) + "\n")
+    baselines = baseline_scores(prepared)
     steps = str(trainer.state.global_step)
     if args.load_best_model_at_end:
         steps += f", the weights are those of step {trainer.state.best_global_step}"
@@ -94,7 +163,11 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
         trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         figure=figure,
         diverged=trainer.divergence(),
+        limits=better_baselines(prepared, results),
     )
+    if failures := read_failures(prepared):
+        pictures = [f"![{name}]({name})" for name in failures["figures"]]
+        facts = replace(facts, failures=[*failure_summary(failures), " ".join(pictures)])
     write_run_card(folder, facts)
 
 
@@ -201,8 +274,9 @@ def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> d
     return {name: value for name, value in values.items() if value is not None}
 
 
-def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | None:
-    """Write all_results.json, a figure and a card over all seeds; returns the sentence of seeds that diverged.
+def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str:
+    """Write all_results.json, a figure and a card over all seeds; returns the sentences of a better baseline, and of seeds
+    that diverged.
 
     Args:
         summary (`dict`): the result of `summarise_seeds`.
@@ -221,6 +295,6 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str | Non
         sentence = read_json(folder / f"seed-{seed}" / REPORT_FILE).get("card", {}).get("diverged")
         if sentence:
             diverged += f"Seed {seed}: {sentence}\n"
-    facts = run_facts(prepared, prepared.args, results={})
-    write_run_card(folder, replace(facts, figure=figure, diverged=diverged.strip() or None))
-    return diverged.strip()
+    facts, limits = run_facts(prepared, prepared.args, results={}), better_baselines(prepared, summary)
+    write_run_card(folder, replace(facts, figure=figure, diverged=diverged.strip() or None, limits=limits))
+    return "\n".join([*limits, diverged.strip()]).strip()

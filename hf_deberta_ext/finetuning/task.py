@@ -5,10 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    # It imports scikit-learn.
+    from .failures import Failures
 
 __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
 
@@ -24,12 +28,14 @@ class EvaluationSet:
         write (`Callable`): (predictions, folder, stem) -> the files that it wrote there; `stem` begins their names: "eval",
             "predict", or these with the name of the set ("eval_mm").
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
+        failures (`Callable`, *optional*): predictions -> the `Failures` of the model; called where there are metrics.
     """
 
     rows: Dataset
     metrics: Callable[[Any, Any], dict[str, float]] | None
     write: Callable[[Any, Path, str], list[Path]]
     examples: int
+    failures: "Callable[[Any], Failures] | None" = None
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,10 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 else:
                     metrics |= self.record(name, self.predict_set(measured, name).metrics)
                 if self.args.should_save:
-                    measured.write(self.predictions[name], Path(self.args.output_dir), name)
+                    folder = Path(self.args.output_dir)
+                    measured.write(self.predictions[name], folder, name)
+                    if measured.failures is not None and measured.metrics is not None:
+                        print(*measured.failures(self.predictions[name]).write(folder, name), sep="\n", flush=True)
         return metrics
 
     def evaluation_loop(

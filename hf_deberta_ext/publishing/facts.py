@@ -79,6 +79,8 @@ class RunFacts:
     # Markdown in place of the usual description, and the file of a picture of the results.
     opening: str | None = None
     figure: str | None = None
+    # Where the model fails: paragraphs in Markdown.
+    failures: Sequence[str] = ()
     # A sentence about a training that diverged, and sentences before the usual limits.
     diverged: str | None = None
     limits: Sequence[str] = ()

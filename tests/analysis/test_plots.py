@@ -126,6 +126,12 @@ def test_equal_shares_have_an_axis_from_0_to_1_and_others_fill_theirs(curves):
         assert axes.get_ylim() == expected or (expected is None and axes.get_ylim()[1] < 0.1)
 
 
+def test_a_single_score_of_0_has_an_axis_up_to_1(curves):
+    """It went from -0.04 to 0.04."""
+    (axes,) = curves({"run": [{"step": 3, "eval_f1": 0.0}]}, [("", ["run"], ["eval_f1"])])
+    assert axes.get_ylim() == (0, 1)
+
+
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
     """It was a jump at the last step, which has another model."""
     scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]

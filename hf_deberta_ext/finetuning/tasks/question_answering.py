@@ -25,10 +25,12 @@ from ...data.files import FLAGS, file_kind, parse_json, read_files, read_rows
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
+from ..failures import Failures
 from ..input_lengths import longest_input
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
+from .span_failures import answer_failures
 from .splits import HubData, read_splits
 
 __all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
@@ -291,7 +293,17 @@ class QuestionAnsweringData(TaskData):
                 files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
-        return EvaluationSet(rows, metrics if self.has_answers(split) else None, write, len(questions))
+        def failures(predictions: tuple[np.ndarray, ...]) -> Failures:
+            best, texts = answers(predictions), {question.id: question.question for question in questions}
+            probabilities = {}
+            for name, options in best.nbest.items():
+                given = [option["probability"] for option in options if option["text"] == best.predictions[name]]
+                probabilities[name] = max(given, default=0.0)
+            score = squad_v2 if self.with_null else squad_v1
+            return answer_failures(texts, references, best.predictions, probabilities, score)
+
+        scores = metrics if self.has_answers(split) else None
+        return EvaluationSet(rows, scores, write, len(questions), failures=failures)
 
 
 def encode_windows(

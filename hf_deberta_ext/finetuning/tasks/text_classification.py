@@ -4,13 +4,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import expit, softmax
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -26,6 +27,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
+from ..failures import Failures, class_failures, multi_label_failures, regression_failures
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..task import EncodedTask, EvaluationSet, TaskData
@@ -230,6 +232,17 @@ class TextClassificationData(TaskData):
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
+    def failures(self, part: Part, logits: np.ndarray) -> Failures:
+        """Return where a model fails on a set."""
+        texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
+        kind, labels, logits = self.labels.problem_type, np.asarray(part.labels), np.asarray(logits, dtype=np.float64)
+        if kind == REGRESSION:
+            return regression_failures(labels, self.labels.predicted(logits), texts)
+        logits = logits[:, list(self.labels.order)]
+        if kind == MULTI:
+            return multi_label_failures(labels.astype(int), expit(logits), self.labels.names, texts)
+        return class_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
+
     @property
     def label_counts(self) -> dict[str, int]:
         """Return the number of training rows of each label; empty without training data or classes."""
@@ -388,7 +401,8 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, self.count(part.rows))
+        scores, failures = metrics if "labels" in rows.column_names else None, partial(self.failures, part)
+        return EvaluationSet(rows, scores, write, self.count(part.rows), failures=failures)
 
 
 def tokenise_texts(

@@ -31,11 +31,13 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
+from ..failures import tag_failures
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
+from .span_failures import entity_failures
 from .splits import HubData, read_splits
 
 __all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
@@ -412,7 +414,17 @@ class TokenClassificationData(TaskData):
                     lines.write("\n")
             return [file]
 
-        return EvaluationSet(rows, None if sentences[0].tags is None else metrics, write, len(sentences))
+        def failures(predictions):
+            tags, predicted = [sentence.tags for sentence in sentences], tags_of(predictions)
+            if self.entities:
+                return entity_failures(tags, predicted, [sentence.words for sentence in sentences])
+            # Words without a token are "O", which may be none of the labels.
+            names = [*dict.fromkeys([*self.labels, *chain.from_iterable(predicted)])]
+            numbers = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
+            return tag_failures(*numbers, names)
+
+        scores = None if sentences[0].tags is None else metrics
+        return EvaluationSet(rows, scores, write, len(sentences), failures=failures)
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)

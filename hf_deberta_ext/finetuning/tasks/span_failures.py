@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a model fails on entities and on answers: by kind and error of the span, by question word and answer length."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..failures import MOST_ERRORS, Failures
+from .entity_metrics import entities, entity_scores
+from .question_answering_metrics import f1_of_tokens
+
+__all__ = ["answer_failures", "entity_failures", "span_errors"]
+
+# Of a true entity, the mildest first; "extra" is of a predicted one.
+SPAN_ERRORS = ("wrong kind", "boundary", "boundary and kind", "missed", "extra")
+QUESTION_WORD = re.compile(r"\b(how many|how much|what|who|whom|whose|which|when|where|why|how)\b", re.IGNORECASE)
+# Groups of answers, and the largest number of words in each.
+ANSWER_LENGTHS = {"no answer": 0, "1 word": 1, "2 words": 2, "3 to 5 words": 5, "more than 5 words": math.inf}
+
+Entity = tuple[str, int, int]
+
+
+def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tuple[str, Entity | None, Entity | None]]:
+    """Return the errors in the entities (kind, first word, last word) of a sentence, as (error, true one, predicted one).
+
+    A true entity that is not predicted has the mildest of these errors: "wrong kind" (an entity of the same words is
+    predicted), "boundary" (one of the same kind with a word in common), "boundary and kind" (one with a word in common),
+    "missed". A predicted entity without a word in common with a true one is "extra".
+    """
+
+    def overlap(a: Entity, b: Entity) -> bool:
+        return a[1] <= b[2] and b[1] <= a[2]
+
+    errors: list[tuple[str, Entity | None, Entity | None]] = []
+    for entity in true:
+        guesses = [guess for guess in predicted if overlap(entity, guess)]
+        if entity in guesses:
+            continue
+        # 0 for the same words, 1 for the same kind, 2 for neither.
+        ranked = [(0 if guess[1:] == entity[1:] else 1 + (guess[0] != entity[0]), guess) for guess in guesses]
+        number, guess = min(ranked, default=(SPAN_ERRORS.index("missed"), None))
+        errors.append((SPAN_ERRORS[number], entity, guess))
+    extra = [guess for guess in predicted if not any(overlap(entity, guess) for entity in true)]
+    return errors + [("extra", None, guess) for guess in extra]
+
+
+def entity_failures(
+    true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], words: Sequence[Sequence[str]]
+) -> Failures:
+    """Return precision, recall, F1 and errors of spans by kind of entity, and the most frequent errors in text.
+
+    Args:
+        true, predicted (`list[list[str]]`): tags of each word of each sentence.
+        words (`list[list[str]]`): the words of each sentence.
+    """
+    counts, examples = Counter(), Counter()
+    for tags, guesses, sentence in zip(true, predicted, words, strict=True):
+        for error, entity, guess in span_errors(entities(tags), entities(guesses)):
+            counts[error, (entity or guess)[0]] += 1
+            spelt = [f"{' '.join(sentence[span[1] : span[2] + 1])} [{span[0]}]" for span in (entity, guess) if span]
+            examples[error, spelt[0], spelt[-1]] += 1
+    table = []
+    for kind, scores in entity_scores(predicted, true).items():
+        if isinstance(scores, Mapping):
+            row = {"entity": kind, "precision": scores["precision"], "recall": scores["recall"], "F1": scores["f1"]}
+            table.append(row | {"number": scores["number"]} | {error: counts[error, kind] for error in SPAN_ERRORS})
+    errors = []
+    for (error, text, guess), count in examples.most_common(MOST_ERRORS):
+        errors.append({"text": text, "error": error, "times": count} | ({"predicted": guess} if guess != text else {}))
+    shown = ", ".join(f"{error} {sum(row[error] for row in table):,}" for error in SPAN_ERRORS)
+    return Failures({"entities": table}, [f"Errors of entities: {shown}."], errors)
+
+
+def answer_failures(
+    questions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    probabilities: Mapping[str, float],
+    score: Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Mapping[str, float]],
+) -> Failures:
+    """Return F1 in percent by question word (of English) and by length of the answer, and the surest wrong answers.
+
+    Args:
+        questions, references, predictions, probabilities (`dict`): of each question by its id: the text, the right answers
+            (none where there is no answer), the answer ("" is none) and its probability.
+        score (`Callable`): (predictions, references) -> "f1" in percent, as `squad_v1` and `squad_v2`.
+    """
+
+    def table(title: str, groups: Mapping[str, str]) -> list[dict[str, Any]]:
+        rows = []
+        for group, count in Counter(groups.values()).most_common():
+            part = {name: references[name] for name in groups if groups[name] == group}
+            rows.append({title: group, "questions": count, "F1": score(predictions, part)["f1"]})
+        return rows
+
+    words, lengths = {}, {}
+    for name, question in questions.items():
+        word = QUESTION_WORD.search(question)
+        words[name] = word[0].lower() if word else "other"
+        shortest = min((len(text.split()) for text in references[name]), default=0)
+        lengths[name] = next(group for group, longest in ANSWER_LENGTHS.items() if shortest <= longest)
+    tables = {"question words": table("question word", words), "answer lengths": table("answer", lengths)}
+    parts = [f"{row['answer']} {row['F1']:.1f} ({row['questions']:,})" for row in tables["answer lengths"]]
+    errors = []
+    for name in sorted(questions, key=lambda name: -probabilities[name]):
+        right = [*references[name]] or [""]
+        if not any(f1_of_tokens(predictions[name], text) for text in right):
+            error = {"text": questions[name], "id": name, "answer": right[0], "predicted": predictions[name]}
+            errors.append(error | {"probability": float(probabilities[name])})
+    return Failures(tables, [f"F1 by length of the answer (questions): {', '.join(parts)}."], errors[:MOST_ERRORS])
