@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -24,12 +25,14 @@ class EvaluationSet:
         write (`Callable`): (predictions, folder, stem) -> the files that it wrote there; `stem` begins their names: "eval",
             "predict", or these with the name of the set ("eval_mm").
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
+        table (`Callable`, *optional*): predictions -> the result of `prediction_table`, a row for each example.
     """
 
     rows: Dataset
     metrics: Callable[[Any, Any], dict[str, float]] | None
     write: Callable[[Any, Path, str], list[Path]]
     examples: int
+    table: Callable[[Any], pa.Table] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers.trainer_utils import PredictionOutput
 from ..sift import SiftArguments, SiftTrainer
 from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
+from .prediction_tables import PredictionWriter
 from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
@@ -216,8 +218,17 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 else:
                     metrics |= self.record(name, self.predict_set(measured, name).metrics)
                 if self.args.should_save:
-                    measured.write(self.predictions[name], Path(self.args.output_dir), name)
+                    self.write_predictions(measured, self.predictions[name], name)
         return metrics
+
+    def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
+        """Write the predictions of a set: the files of its task, and the table "eval_predictions", "test_mm_predictions"."""
+        folder = Path(self.args.output_dir)
+        measured.write(predictions, folder, name)
+        if measured.table is not None:
+            stem = re.sub("^predict", "test", name)
+            with PredictionWriter(folder / f"{stem}_predictions.{self.args.predictions_format}") as writer:
+                writer.write(measured.table(predictions))
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns
+from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, file_kind, parse_json, read_files, read_rows
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
+from ..prediction_tables import joined_rows, prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
-from .splits import HubData, read_splits
+from .splits import SPLITS, HubData, read_splits
 
 __all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
 
@@ -170,7 +172,10 @@ class QuestionAnsweringData(TaskData):
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
 
+        self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
+
         def from_rows(rows, place, split, columns=columns):
+            self.inputs[split].append(rows)
             return question_rows(rows, columns, source=place, optional=split == "test")
 
         def from_file(file, split):
@@ -257,6 +262,7 @@ class QuestionAnsweringData(TaskData):
     def evaluation_set(self, split: str, rows: Dataset, windows: Windows) -> EvaluationSet:
         """Return a set, with `windows` whose features are `rows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
+        inputs = first(joined_rows(self.inputs[split], source=FLAGS[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
@@ -291,7 +297,20 @@ class QuestionAnsweringData(TaskData):
                 files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
-        return EvaluationSet(rows, metrics if self.has_answers(split) else None, write, len(questions))
+        def table(predictions: tuple[np.ndarray, ...]) -> pa.Table:
+            best, gold, scores = answers(predictions), None, {}
+            if self.has_answers(split):
+                gold = [question.texts for question in questions]
+            if self.with_null:
+                scores["null_odds"] = [*best.null_odds.values()]
+            scores["probability"] = []
+            for text, entries in zip(best.predictions.values(), best.nbest.values(), strict=True):
+                probability = next(entry["probability"] for entry in entries if entry["text"] == text)
+                scores["probability"].append(round(probability, 6))
+            return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, **scores)
+
+        scored = metrics if self.has_answers(split) else None
+        return EvaluationSet(rows, scored, write, len(questions), table)
 
 
 def encode_windows(

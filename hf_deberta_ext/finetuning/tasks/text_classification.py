@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,6 +29,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
@@ -104,12 +106,14 @@ class Part:
         source (`str`): where it is from, for messages.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
+        numbers: of the rows in the data that a split took them from, from 1; default: 1, 2, ...
     """
 
     rows: Dataset
     source: str
     test: bool
     labels: list | None = None
+    numbers: Sequence[int] = ()
 
 
 class TextClassificationData(TaskData):
@@ -222,7 +226,9 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
             )
         train.rows = rows.select(to_train)
-        self.parts["validation"][""] = Part(rows.select(held_out), train.source, test=False)
+        self.parts["validation"][""] = Part(
+            rows.select(held_out), train.source, test=False, numbers=[row + 1 for row in held_out]
+        )
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
@@ -276,16 +282,31 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
-        predicted = self.labels.predicted(logits)
-        if part.test and self.task is not None and set_name in self.task.files:
-            return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
-        shown = self.labels.shown(predicted)
-        if self.labels.problem_type == MULTI:
-            shown = [*map(", ".join, shown)]
-        elif self.labels.problem_type == REGRESSION:
-            shown = [f"{score:.6g}" for score in shown]
-        return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
+        """Write predictions for GLUE's server where it has a file for them."""
+        if not part.test or self.task is None or set_name not in self.task.files:
+            return []
+        values = glue_values(self.task, self.labels.predicted(logits))
+        return [write_index_tsv(folder / self.task.files[set_name], values)]
+
+    def table(self, part: Part, logits: np.ndarray) -> pa.Table:
+        """Return the rows of a set with gold label, predicted label and the probability of each label; see
+        `prediction_table`. Of a regression both are scores, and there are no probabilities."""
+        labels, gold, scores = self.labels, None, {}
+        predicted = labels.shown(labels.predicted(logits))
+        if labels.problem_type == REGRESSION:
+            predicted = [float(f"{score:.6g}") for score in predicted]
+        else:
+            probabilities = labels.probabilities(logits).round(6)
+            if labels.problem_type == SINGLE:
+                scores["probability"] = probabilities[range(len(predicted)), [*map(labels.names.index, predicted)]]
+            for number, name in enumerate(labels.names):
+                scores[f"probability_{name}"] = probabilities[:, number]
+        if self.data_args.label_column in part.rows.column_names:
+            gold = [None] * len(part.rows)
+        if part.labels is not None:
+            gold = labels.shown(np.asarray(part.labels))
+        numbers = part.numbers[: len(part.rows)]
+        return prediction_table(part.rows, predicted=predicted, gold=gold, numbers=numbers, **scores)
 
     def read_parts(self) -> str:
         """Read all sets into `parts`; return the name of the data."""
@@ -398,7 +419,11 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, self.count(part.rows))
+        def table(logits: Any) -> pa.Table:
+            return self.table(part, np.asarray(logits))
+
+        scored = metrics if "labels" in rows.column_names else None
+        return EvaluationSet(rows, scored, write, self.count(part.rows), table)
 
 
 def tokenise_texts(

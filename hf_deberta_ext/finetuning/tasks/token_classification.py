@@ -16,7 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
@@ -25,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns
+from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, open_text, read_files
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
@@ -33,10 +35,11 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
+from ..prediction_tables import joined_rows, prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
-from .splits import HubData, read_splits
+from .splits import SPLITS, HubData, read_splits
 
 __all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
 
@@ -265,8 +268,11 @@ class TokenClassificationData(TaskData):
         self.name = data_args.task_name or self.pipeline
         columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
 
+        self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
+
         def from_rows(rows, place, split):
             nonlocal names
+            self.inputs[split].append(rows)
             if columns[1] in rows.column_names:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
@@ -278,6 +284,7 @@ class TokenClassificationData(TaskData):
             sentences = read_conll(file, source=flag)
             if split != "test" and sentences[0].tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+            self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
             return sentences
 
         files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
@@ -330,7 +337,8 @@ class TokenClassificationData(TaskData):
         for split, sentences in self.sets.items():
             sets[split] = self.encoded_rows(split, tokenizer, max_length)
             if split != "train":
-                sets[split] = self.evaluation_set(sets[split], sentences)
+                inputs = joined_rows(self.inputs[split], source=FLAGS[split])
+                sets[split] = self.evaluation_set(sets[split], sentences, first(inputs, len(sentences)))
         if "train" in sets:
             # A batch of nothing to learn has no mean loss.
             sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
@@ -388,8 +396,8 @@ class TokenClassificationData(TaskData):
         tags = [sentence.tags for sentence in evaluated]
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
-    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence]) -> EvaluationSet:
-        """Return the set of `sentences`, whose features are `rows`."""
+    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
+        """Return the set of `sentences`, whose features are `rows`, and which were read from `inputs`."""
         positions = rows["word_tokens"][:]
 
         def tags_of(logits: Any) -> list[list[str]]:
@@ -412,7 +420,18 @@ class TokenClassificationData(TaskData):
                     lines.write("\n")
             return [file]
 
-        return EvaluationSet(rows, None if sentences[0].tags is None else metrics, write, len(sentences))
+        def table(predictions):
+            gold = None
+            if sentences[0].tags is not None:
+                gold = [sentence.tags for sentence in sentences]
+            best = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6)
+            scores = []
+            for row, tokens in zip(best, positions, strict=True):
+                scores.append([row[position] if position >= 0 else None for position in tokens])
+            return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
+
+        scored = None if sentences[0].tags is None else metrics
+        return EvaluationSet(rows, scored, write, len(sentences), table)
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)
