@@ -12,35 +12,26 @@ HELP = "predict new rows with a fine-tuned model: a table with labels and probab
 EXAMPLE = """deberta-ext predict mine new.csv --output predictions.csv
 deberta-ext predict mine new.jsonl.gz --output predictions.parquet --text_columns review --max_seq_length 256
 deberta-ext predict names new.conll --per_device_eval_batch_size 64"""
-# Logs and progress bars are shown.
 SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     parser.takes_flags = True
-    add_own_arguments(parser)
-    parser.add_argument("flags", nargs="*", help="flags of `finetune TASK` on data and model: --text_columns, --bf16, ...")
-
-
-def add_own_arguments(parser: argparse.ArgumentParser):
-    """Add the arguments that the flags of the task lack."""
     parser.add_argument("model", metavar="MODEL", help="folder or repository of a fine-tuned model")
     parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, of words also CoNLL; each also .gz")
-    parser.add_argument(
-        "--output", type=Path, default=Path("predictions.csv"), help="a .csv or .parquet file; default: %(default)s"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
+    parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="new .csv or .parquet file")
+    parser.add_argument("flags", nargs="*", help="of `finetune TASK` on data and model: --text_columns, --bf16, ...")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the table, and print its rows and the rows a second."""
-    from . import CommandParser
+    from . import command_parser
 
-    parser = CommandParser(EXAMPLE, prog="deberta-ext predict")
-    add_own_arguments(parser)
+    parser = command_parser("predict")
+    parser.takes_flags = False
     own, flags = parser.parse_known_args(arguments.flags)
-    if own.output.exists() and not own.overwrite:
-        raise ValueError(f"{own.output} would be overwritten: give --overwrite, or another --output")
+    if own.output.exists():
+        raise ValueError(f"{own.output} would be overwritten: give another --output")
     with needs_extra("train"):
         from ..finetuning.prediction import predict_file
 

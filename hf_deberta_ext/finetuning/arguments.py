@@ -16,7 +16,6 @@ from ..sift import SiftArguments
 from ..training.arguments import RunArguments
 from ..training.flags import option, parse_flags
 from ..training.hub_arguments import HubArguments
-from .prediction_tables import PREDICTION_FORMATS
 from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
@@ -140,9 +139,7 @@ class FineTuningArguments(RunArguments, SiftArguments):
         False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
     )
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
-    predictions_format: str = option(
-        "csv", "of the tables eval_predictions and test_predictions", choices=[*PREDICTION_FORMATS]
-    )
+    predictions_format: str = option("csv", "of eval_predictions and test_predictions", choices=["csv", "parquet"])
     seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)

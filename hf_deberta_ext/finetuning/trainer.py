@@ -16,7 +16,7 @@ from transformers.trainer_utils import PredictionOutput
 from ..sift import SiftArguments, SiftTrainer
 from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
-from .prediction_tables import PredictionWriter
+from .prediction_tables import write_tables
 from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
@@ -223,12 +223,11 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
         """Write the predictions of a set: the files of its task, and the table "eval_predictions", "test_mm_predictions"."""
-        folder = Path(self.args.output_dir)
+        folder, stem = Path(self.args.output_dir), re.sub("^predict", "test", name)
         measured.write(predictions, folder, name)
         if measured.table is not None:
-            stem = re.sub("^predict", "test", name)
-            with PredictionWriter(folder / f"{stem}_predictions.{self.args.predictions_format}") as writer:
-                writer.write(measured.table(predictions))
+            file = folder / f"{stem}_predictions.{self.args.predictions_format}"
+            write_tables(file, iter([measured.table(predictions)]))
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

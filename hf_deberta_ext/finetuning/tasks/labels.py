@@ -120,8 +120,7 @@ class Labels:
     def predicted(self, logits: Any) -> np.ndarray:
         """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1.
 
-        A label of several is predicted from its threshold on, without thresholds above a probability of 0.5. One of two
-        labels is predicted from its threshold on (the first of the thresholds counts), else the other label.
+        A label is predicted from its threshold on; of two classes the first of the thresholds decides.
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
@@ -134,23 +133,17 @@ class Labels:
             return (self.probabilities(logits) >= least).astype(np.int64)
         if self.thresholds and len(self.names) == 2:
             label, least = next(iter(self.thresholds.items()))
-            number = self.names.index(label)
-            return np.where(self.probabilities(logits)[:, number] >= least, number, 1 - number)
+            is_label = self.probabilities(logits)[:, self.names.index(label)] >= least
+            return np.where(is_label, self.names.index(label), 1 - self.names.index(label))
         logits = logits[:, list(self.order)]
         if self.problem_type == SINGLE:
             return logits.argmax(-1)
         return (logits > 0).astype(np.int64)
 
     def probabilities(self, logits: Any) -> np.ndarray:
-        """Return the probability of each label in the data's order, [n, labels]: of classes they sum to 1.
-
-        Args:
-            logits: [n, labels], in the model's order.
-        """
+        """Return the probability of each label in the data's order from logits in the model's order, both [n, labels]."""
         logits = check_logits(logits)[:, list(self.order)].astype(np.float64)
-        if self.problem_type == MULTI:
-            return expit(logits)
-        return softmax(logits, axis=-1)
+        return expit(logits) if self.problem_type == MULTI else softmax(logits, axis=-1)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
         """Return `predicted` as names, scores or lists of names."""
@@ -189,9 +182,7 @@ class Labels:
         is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
         thresholds = getattr(config, "decision_thresholds", None)
         if unknown := [label for label in thresholds or () if label not in names]:
-            raise ValueError(
-                f"decision_thresholds of the checkpoint has the label {unknown[0]!r}, expected one of {', '.join(names)}"
-            )
+            raise ValueError(f"the checkpoint's decision_thresholds has {unknown[0]!r}, expected one of {', '.join(names)}")
         return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint", thresholds=thresholds)
 
 

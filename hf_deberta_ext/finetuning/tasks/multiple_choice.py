@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from scipy.special import softmax
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
@@ -31,7 +31,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
-from ..prediction_tables import joined_rows, prediction_table
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
@@ -228,7 +228,7 @@ class MultipleChoiceData(TaskData):
             options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
             sets[split] = arguments.tokenise(rows, encode_pairs, split, **options)
             if split != "train":
-                inputs = joined_rows(self.inputs[split], source=FLAGS[split])
+                inputs = concatenate_datasets(self.inputs[split])
                 sets[split] = self.evaluation_set(sets[split], questions, first(inputs, len(questions)))
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
@@ -246,16 +246,13 @@ class MultipleChoiceData(TaskData):
             return self.write({row["id"]: answer for row, answer in zip(questions, answers, strict=True)}, folder, stem)
 
         def table(predictions):
-            gold, answers = None, masked_answers(predictions, counts).tolist()
-            if any(row["label"] is not None for row in questions):
-                gold = [row["label"] if row["label"] is None else self.shown(row["label"]) for row in questions]
-            scores = []
-            for logits, count, answer in zip(predictions, counts, answers, strict=True):
-                scores.append(softmax(logits[:count].astype(np.float64))[answer].round(6))
+            answers = masked_answers(predictions, counts).tolist()
+            gold = [None if row["label"] is None else self.shown(row["label"]) for row in questions]
+            rows = zip(predictions, counts, answers, strict=True)
+            scores = [softmax(logits[:count].astype(np.float64))[answer].round(6) for logits, count, answer in rows]
             return prediction_table(inputs, predicted=[*map(self.shown, answers)], gold=gold, probability=scores)
 
-        scored = metrics if "labels" in rows.column_names else None
-        return EvaluationSet(rows, scored, write, len(questions), table)
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
         """Write `{stem}_answers.json` and .tsv: id and answer of each question, a letter (RACE) or the number of a choice.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -27,7 +27,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..input_lengths import longest_input
-from ..prediction_tables import joined_rows, prediction_table
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
@@ -171,7 +171,6 @@ class QuestionAnsweringData(TaskData):
             self.name = source
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
-
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
 
         def from_rows(rows, place, split, columns=columns):
@@ -262,7 +261,7 @@ class QuestionAnsweringData(TaskData):
     def evaluation_set(self, split: str, rows: Dataset, windows: Windows) -> EvaluationSet:
         """Return a set, with `windows` whose features are `rows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
-        inputs = first(joined_rows(self.inputs[split], source=FLAGS[split]), len(questions))
+        inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
@@ -298,19 +297,13 @@ class QuestionAnsweringData(TaskData):
             return files
 
         def table(predictions: tuple[np.ndarray, ...]) -> pa.Table:
-            best, gold, scores = answers(predictions), None, {}
-            if self.has_answers(split):
-                gold = [question.texts for question in questions]
-            if self.with_null:
-                scores["null_odds"] = [*best.null_odds.values()]
-            scores["probability"] = []
+            best, scores = answers(predictions), []
             for text, entries in zip(best.predictions.values(), best.nbest.values(), strict=True):
-                probability = next(entry["probability"] for entry in entries if entry["text"] == text)
-                scores["probability"].append(round(probability, 6))
-            return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, **scores)
+                scores.append(next(round(entry["probability"], 6) for entry in entries if entry["text"] == text))
+            gold = [question.texts for question in questions] if self.has_answers(split) else None
+            return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, probability=scores)
 
-        scored = metrics if self.has_answers(split) else None
-        return EvaluationSet(rows, scored, write, len(questions), table)
+        return EvaluationSet(rows, metrics if self.has_answers(split) else None, write, len(questions), table)
 
 
 def encode_windows(

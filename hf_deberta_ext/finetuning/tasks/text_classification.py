@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,14 @@ class Part:
         source (`str`): where it is from, for messages.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
-        numbers: of the rows in the data that a split took them from, from 1; default: 1, 2, ...
+        numbers (*optional*): of the rows in the data, from 1; default: 1, 2, ...
     """
 
     rows: Dataset
     source: str
     test: bool
     labels: list | None = None
-    numbers: Sequence[int] = ()
+    numbers: np.ndarray | None = None
 
 
 class TextClassificationData(TaskData):
@@ -226,9 +226,7 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
             )
         train.rows = rows.select(to_train)
-        self.parts["validation"][""] = Part(
-            rows.select(held_out), train.source, test=False, numbers=[row + 1 for row in held_out]
-        )
+        self.parts["validation"][""] = Part(rows.select(held_out), train.source, False, numbers=np.array(held_out) + 1)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
@@ -289,24 +287,19 @@ class TextClassificationData(TaskData):
         return [write_index_tsv(folder / self.task.files[set_name], values)]
 
     def table(self, part: Part, logits: np.ndarray) -> pa.Table:
-        """Return the rows of a set with gold label, predicted label and the probability of each label; see
-        `prediction_table`. Of a regression both are scores, and there are no probabilities."""
+        """Return the `prediction_table` of a set, with the probability of each label where it is no regression."""
         labels, gold, scores = self.labels, None, {}
         predicted = labels.shown(labels.predicted(logits))
         if labels.problem_type == REGRESSION:
             predicted = [float(f"{score:.6g}") for score in predicted]
         else:
             probabilities = labels.probabilities(logits).round(6)
-            if labels.problem_type == SINGLE:
-                scores["probability"] = probabilities[range(len(predicted)), [*map(labels.names.index, predicted)]]
-            for number, name in enumerate(labels.names):
-                scores[f"probability_{name}"] = probabilities[:, number]
+            scores = {f"probability_{name}": probabilities[:, number] for number, name in enumerate(labels.names)}
         if self.data_args.label_column in part.rows.column_names:
             gold = [None] * len(part.rows)
         if part.labels is not None:
             gold = labels.shown(np.asarray(part.labels))
-        numbers = part.numbers[: len(part.rows)]
-        return prediction_table(part.rows, predicted=predicted, gold=gold, numbers=numbers, **scores)
+        return prediction_table(part.rows, part.numbers, predicted=predicted, gold=gold, **scores)
 
     def read_parts(self) -> str:
         """Read all sets into `parts`; return the name of the data."""
@@ -419,11 +412,8 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        def table(logits: Any) -> pa.Table:
-            return self.table(part, np.asarray(logits))
-
         scored = metrics if "labels" in rows.column_names else None
-        return EvaluationSet(rows, scored, write, self.count(part.rows), table)
+        return EvaluationSet(rows, scored, write, self.count(part.rows), partial(self.table, part))
 
 
 def tokenise_texts(

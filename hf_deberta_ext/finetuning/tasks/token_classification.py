@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from scipy.special import softmax
 from transformers import (
     AutoModelForTokenClassification,
@@ -35,7 +35,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import accuracy
-from ..prediction_tables import joined_rows, prediction_table
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
@@ -267,7 +267,6 @@ class TokenClassificationData(TaskData):
         self.data_args = data_args
         self.name = data_args.task_name or self.pipeline
         columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
-
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
 
         def from_rows(rows, place, split):
@@ -337,7 +336,7 @@ class TokenClassificationData(TaskData):
         for split, sentences in self.sets.items():
             sets[split] = self.encoded_rows(split, tokenizer, max_length)
             if split != "train":
-                inputs = joined_rows(self.inputs[split], source=FLAGS[split])
+                inputs = concatenate_datasets(self.inputs[split])
                 sets[split] = self.evaluation_set(sets[split], sentences, first(inputs, len(sentences)))
         if "train" in sets:
             # A batch of nothing to learn has no mean loss.
@@ -421,17 +420,13 @@ class TokenClassificationData(TaskData):
             return [file]
 
         def table(predictions):
-            gold = None
-            if sentences[0].tags is not None:
-                gold = [sentence.tags for sentence in sentences]
-            best = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6)
-            scores = []
+            best, scores = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6), []
             for row, tokens in zip(best, positions, strict=True):
                 scores.append([row[position] if position >= 0 else None for position in tokens])
+            gold = None if sentences[0].tags is None else [sentence.tags for sentence in sentences]
             return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
 
-        scored = None if sentences[0].tags is None else metrics
-        return EvaluationSet(rows, scored, write, len(sentences), table)
+        return EvaluationSet(rows, None if sentences[0].tags is None else metrics, write, len(sentences), table)
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)
