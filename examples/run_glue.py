@@ -24,7 +24,8 @@ from a folder that run_mlm.py made):
 Any model of AutoModelForSequenceClassification will do. A run that was stopped goes on with the same command and
 `--resume_from_checkpoint last`; on the same CPU, with as many threads, its weights are those of a run that was not stopped,
 to the last bit. The output folder holds model and tokenizer, README.md (the model card), curves.png, train_, eval_,
-predict_ and all_results.json, predictions, run_arguments.json (what a resumed run must repeat) and checkpoints.
+predict_ and all_results.json, eval_ and test_predictions.csv (columns of the data, gold label, prediction, probabilities),
+run_arguments.json (what a resumed run must repeat) and checkpoints.
 """
 
 from functools import partial

@@ -24,11 +24,11 @@ from ..training.user_errors import ExitOnUserError
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
-COMMANDS = ("finetune", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
+COMMANDS = ("finetune", "predict", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
 # RuntimeError: weights that do not fit, a truncated .bin file, no memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 # The first command of each group -> what one wants to do.
-GROUPS = {"finetune": "train:", "convert": "checkpoints and the Hub:", "explain": "look inside a model:"}
+GROUPS = {"finetune": "train and predict:", "convert": "checkpoints and the Hub:", "explain": "look inside a model:"}
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
 
 
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage = f"{PROGRAM} [-h] [--version] [--debug] COMMAND ..."
     parser = CommandParser(f"{PROGRAM} finetune --help", prog=PROGRAM, usage=usage, epilog=None)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show warnings, and the traceback of an error")
+    # Shown by the help of each command.
+    parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM, help=argparse.SUPPRESS)
     for name in COMMANDS:
         module = importlib.import_module(f".{name}", __name__)

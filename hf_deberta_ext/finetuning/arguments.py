@@ -144,6 +144,7 @@ class FineTuningArguments(RunArguments, SiftArguments):
         "write the threshold of each label (of two classes: of the second) with the best F1 on the first evaluation set "
         "into the model's config.json, as decision_thresholds; metrics stay at 0.5",
     )
+    predictions_format: str = option("csv", "of eval_predictions and test_predictions", choices=["csv", "parquet"])
     seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
     # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
     label_names: list[str] | None = field(default=None, init=False)

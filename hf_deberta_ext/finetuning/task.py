@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -29,6 +30,7 @@ class EvaluationSet:
             "predict", or these with the name of the set ("eval_mm").
         examples (`int`): how many examples the rows are, where an example is several rows (windows).
         failures (`Callable`, *optional*): predictions -> the `Failures` of the model; called where there are metrics.
+        table (`Callable`, *optional*): predictions -> the result of `prediction_table`, a row for each example.
     """
 
     rows: Dataset
@@ -36,6 +38,7 @@ class EvaluationSet:
     write: Callable[[Any, Path, str], list[Path]]
     examples: int
     failures: "Callable[[Any], Failures] | None" = None
+    table: Callable[[Any], pa.Table] | None = None
 
 
 @dataclass(frozen=True)

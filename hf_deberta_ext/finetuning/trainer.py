@@ -3,6 +3,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers.trainer_utils import PredictionOutput
 from ..sift import SiftArguments, SiftTrainer
 from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
+from .prediction_tables import write_tables
 from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
@@ -216,11 +218,19 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 else:
                     metrics |= self.record(name, self.predict_set(measured, name).metrics)
                 if self.args.should_save:
-                    folder = Path(self.args.output_dir)
-                    measured.write(self.predictions[name], folder, name)
+                    self.write_predictions(measured, self.predictions[name], name)
                     if measured.failures is not None and measured.metrics is not None:
-                        print(*measured.failures(self.predictions[name]).write(folder, name), sep="\n", flush=True)
+                        failures = measured.failures(self.predictions[name])
+                        print(*failures.write(Path(self.args.output_dir), name), sep="\n", flush=True)
         return metrics
+
+    def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
+        """Write the predictions of a set: the files of its task, and the table "eval_predictions", "test_mm_predictions"."""
+        folder, stem = Path(self.args.output_dir), re.sub("^predict", "test", name)
+        measured.write(predictions, folder, name)
+        if measured.table is not None:
+            file = folder / f"{stem}_predictions.{self.args.predictions_format}"
+            write_tables(file, iter([measured.table(predictions)]))
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

@@ -81,9 +81,8 @@ def test_mnli_reports_matched_and_mismatched_apart_and_writes_both_files(tmp_pat
     files = [*ours.test[""].write(logits[:1], tmp_path, "predict"), *ours.test["mm"].write(logits, tmp_path, "predict_mm")]
     assert [file.name for file in files] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     assert files[1].read_text() == "index\tprediction\n0\tcontradiction\n1\tcontradiction\n"
-    (file,) = ours.evaluation["mm"].write(logits[:1], tmp_path, "eval_mm")
-    assert file.read_text() == "index\tprediction\n0\tcontradiction\n"
-    assert file.name == "eval_mm_results.tsv"
+    assert ours.evaluation["mm"].write(logits[:1], tmp_path, "eval_mm") == []
+    assert ours.evaluation["mm"].table(logits[:1])["predicted"].to_pylist() == ["contradiction"]
 
 
 def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoint(tmp_path, tokenizer):

@@ -211,3 +211,34 @@ def test_a_0_or_1_for_each_label_is_refused(cells, names):
     """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
     with pytest.raises(ValueError, match=r"a 0 or 1 for each label.* write the labels that apply, .*\[\] where none does"):
         found(*cells, names=names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "thresholds", "logits", "predicted"),
+    [
+        # The probability of the second label is 0.6.
+        (SINGLE, {"b": 0.7}, [[2, 3]], [0]),
+        (SINGLE, {"b": 0.6}, [[2, 3]], [1]),
+        (SINGLE, {"a": 0.3}, [[2, 3]], [0]),
+        (SINGLE, {"a": 0.45, "b": 0.55}, [[2, 3]], [1]),
+        (SINGLE, None, [[2, 3]], [1]),
+        (MULTI, {"a": 0.7}, [[2, 3], [3, 2]], [[0, 1], [1, 1]]),
+        (MULTI, {"a": 0.7, "b": 0.8}, [[2, 3], [3, 2]], [[0, 0], [1, 0]]),
+        (MULTI, None, [[2, 3], [0.5, 2]], [[1, 1], [0, 1]]),
+    ],
+)
+def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logits, predicted):
+    config = SimpleNamespace(
+        problem_type=kind,
+        num_labels=2,
+        id2label={0: "a", 1: "b"},
+        **({"decision_thresholds": thresholds} if thresholds else {}),
+    )
+    # The odds of a label are its number here: 2 is a probability of 2 / 3, or beside 3 of 2 / 5.
+    assert Labels.of_config(config).predicted(np.log(logits)).tolist() == predicted
+
+
+def test_a_threshold_of_another_label_is_refused():
+    config = SimpleNamespace(problem_type=SINGLE, num_labels=2, id2label={0: "a", 1: "b"}, decision_thresholds={"c": 0.3})
+    with pytest.raises(ValueError, match="decision_thresholds has 'c', expected one of a, b"):
+        Labels.of_config(config)

@@ -58,6 +58,7 @@ class Made(MultipleChoiceData):
 
     def __init__(self, arguments, answer_names=None, **questions):
         self.arguments, self.name, self.dataset, self.answer_names = arguments, "mine", "rows.jsonl", answer_names
+        self.inputs = {split: [Dataset.from_list(rows)] for split, rows in questions.items()}
         self.set_questions(questions)
 
 
@@ -164,6 +165,10 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     assert [file.name for file in files] == ["predict_answers.json", "predict_answers.tsv"]
     assert json.loads(files[0].read_text(encoding="utf-8")) == {"a": "B", "b": "A", "c": "A"}
     assert files[1].read_text(encoding="utf-8") == "a\tB\nb\tA\nc\tA\n"
+    table = measured.table(np.log([[1.0, 3, 9, 9], [2, 1, 1, 9], [6, 1, 1, 2]])).to_pydict()
+    assert [*table] == ["row", "id", "context", "choices", "label", "group", "gold", "predicted", "probability"]
+    assert (table["gold"], table["predicted"]) == (["B", "A", "D"], ["B", "A", "A"])
+    assert table["probability"] == [0.75, 0.5, 0.6]
     # Without names the answers are the numbers of choices; equal ids are numbered, or the last would stand for all.
     questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
     file, _ = encoded(questions, tokenizer).evaluation[""].write(np.eye(2)[[1, 0, 1]], tmp_path, "eval")

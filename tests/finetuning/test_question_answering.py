@@ -291,6 +291,10 @@ def test_one_set_of_version_2_by_hand(tmp_path):
     assert [file.name for file in files] == ["eval_predictions.json", "eval_nbest_predictions.json", "eval_null_odds.json"]
     predictions, nbest, odds = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     assert predictions == dict(n1="d e", n2="", n3="d e")
+    table = measured.table((start, end)).to_pydict()
+    assert [*table] == ["row", *rows[0], "gold", "predicted", "probability"]
+    assert table["gold"] == [["d e"], ["d e"], []] and table["predicted"] == ["d e", "", "d e"]
+    assert table["probability"][0] == round(nbest["n1"][0]["probability"], 6)
     assert odds == dict(n1=-2.0, n2=1.0, n3=-1.0)
     assert [list(entry) for entry in nbest["n1"][:1]] == [["text", "probability", "start_logit", "end_logit"]]
     # With the best threshold as flag, the best score is the score.

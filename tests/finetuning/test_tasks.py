@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
 
+import csv
 import itertools
 import json
 import random
@@ -14,10 +15,12 @@ import datasets
 import numpy as np
 import pytest
 from fine_tuning_scripts import read_json, run, save_model
+from pyarrow.parquet import read_schema
 from scripts import module_of
 from task_files import DATA, needs_data, write_lines
 from transformers import AutoTokenizer, BertConfig, DistilBertConfig, XLNetConfig
 
+from hf_deberta_ext.finetuning.prediction import predict_file
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
 from hf_deberta_ext.finetuning.tasks.question_answering import QuestionAnsweringArguments, QuestionAnsweringData
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v2
@@ -25,6 +28,7 @@ from hf_deberta_ext.finetuning.tasks.superglue import SuperGlueArguments, read_s
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.finetuning.tasks.token_classification import TokenClassificationArguments, TokenClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.training.flags import command_line
 
 NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
 COLOURS = ["red", "blue", "green", "white"]
@@ -286,8 +290,10 @@ def test_a_test_set_needs_no_labels_and_has_answers_without_metrics(case, tmp_pa
     assert test.metrics is None and test.examples == len(case.rows)
     assert not {"labels", "start_positions"} & {*test.rows.column_names}
     width = max(len(ids) for ids in test.rows["input_ids"])
-    files = test.write(case.logits(len(test.rows), width), tmp_path, "predict")
-    assert files and all(file.stat().st_size for file in files)
+    logits = case.logits(len(test.rows), width)
+    assert all(file.stat().st_size for file in test.write(logits, tmp_path, "predict"))
+    table = test.table(logits)
+    assert len(table) == test.examples and {"row", *case.rows[0]} - {case.label} < {*table.column_names}
     with pytest.raises(ValueError, match="--validation_file"):
         read(case, tmp_path, train=case.rows, validation=without(case.rows, case.label))
 
@@ -305,7 +311,7 @@ def test_logits_that_are_not_finite_are_no_answer(case, tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"NaN|not finite"):
         measured.metrics(logits, labels)
     with pytest.raises(ValueError, match=r"NaN|not finite"):
-        measured.write(logits, tmp_path, "eval")
+        measured.table(logits)
 
 
 @pytest.mark.parametrize(
@@ -376,9 +382,28 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "validation.jsonl" in card and str(tmp_path) not in card
     # The checkpoint knows its labels where there is nothing to train on.
-    again = run(script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags)
+    again = run(
+        script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags,
+        predictions_format="parquet",
+    )  # fmt: skip
+    columns = read_schema(tmp_path / "again" / "eval_predictions.parquet").names
+    assert {"row", *case.rows[0], "gold", "predicted"} <= {*columns}
     assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-4)
     assert again[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
+    table = [*csv.DictReader((folder / "test_predictions.csv").open(encoding="utf-8", newline=""))]
+    assert [row["row"] for row in table] == [str(number) for number in range(1, len(case.rows) + 1)]
+    if case.read is read_superglue:
+        return
+    # The command predicts the same, in parts, and batches of other rows.
+    output = tmp_path / "new.csv"
+    more = command_line({**case.flags, "max_seq_length": 64})
+    assert predict_file(str(folder), test, output, more, part_rows=5)[0] == len(case.rows)
+    new = [*csv.DictReader(output.open(encoding="utf-8", newline=""))]
+    for ours, theirs in zip(new, table, strict=True):
+        for name in ours.keys() & theirs.keys():
+            if name.startswith(("probability", "null")):
+                assert json.loads(ours.pop(name)) == pytest.approx(json.loads(theirs.pop(name)), abs=1e-4)
+    assert new == table
 
 
 SMALL = dict(vocab_size=400, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32)

@@ -89,12 +89,16 @@ def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
     # a: one of two found, two predicted; b: found, two predicted; c: not found.
     expected = dict(accuracy=0.5, macro_f1=(0.5 + 2 / 3 + 0) / 3)
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(expected)
-    (file,) = measured.write(logits, tmp_path, "eval")
-    assert file == tmp_path / "eval_results.tsv"
-    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\ta\n1\tb\n2\ta\n3\tb\n"
+    assert measured.write(logits, tmp_path, "eval") == []
+    table = measured.table(np.log([[2.0, 1, 1], [1, 2, 1], [2, 1, 1], [1, 2, 1]])).to_pydict()
+    assert table == dict(
+        row=[1, 2, 3, 4], text=[f"text {number}" for number in range(4)], label=[*"abca"],
+        gold=[*"abca"], predicted=[*"abab"],
+        probability_a=[0.5, 0.25] * 2, probability_b=[0.25, 0.5] * 2, probability_c=[0.25] * 4,
+    )  # fmt: skip
 
 
-def test_scores_are_a_regression(data, tokenizer, tmp_path):
+def test_scores_are_a_regression(data, tokenizer):
     ours = data(train=rows(0.5, 1, 2.25), validation=rows(1.0, 2.0, 4.5))
     assert ours.config_fields() == dict(num_labels=1, problem_type=REGRESSION)
     task = encoded(ours, tokenizer)
@@ -106,11 +110,12 @@ def test_scores_are_a_regression(data, tokenizer, tmp_path):
     for logits in (np.array([[2.0], [4.0], [9.0]]), np.array([2.0, 4.0, 9.0])):
         scores = measured.metrics(logits, np.array(measured.rows["labels"]))
         assert scores == pytest.approx(dict(pearson=1.0, spearmanr=1.0))
-    (file,) = measured.write(np.array([[1 / 3], [2], [3e6]]), tmp_path, "eval")
-    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\t0.333333\n1\t2\n2\t3e+06\n"
+    table = measured.table(np.array([[1 / 3], [2], [3e6]]))
+    assert table.column_names == ["row", "text", "label", "gold", "predicted"]
+    assert table["predicted"].to_pylist() == [0.333333, 2, 3e6] and table["gold"].to_pylist() == [1, 2, 4.5]
 
 
-def test_lists_are_multi_label(data, tokenizer, tmp_path):
+def test_lists_are_multi_label(data, tokenizer):
     ours = data(train=rows(["x", "y"], [], ["z"]), validation=rows(["x"], ["y", "z"]))
     assert ours.config_fields()["problem_type"] == MULTI
     task = encoded(ours, tokenizer)
@@ -120,8 +125,9 @@ def test_lists_are_multi_label(data, tokenizer, tmp_path):
     logits = np.array([[1.0, 1, -1], [-1, 1, -1]])
     # Three predicted, two of them right, three to be found.
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(dict(micro_f1=2 / 3))
-    (file,) = measured.write(logits, tmp_path, "eval")
-    assert file.read_text(encoding="utf-8") == "index\tprediction\n0\tx, y\n1\ty\n"
+    table = measured.table(logits)
+    assert table["predicted"].to_pylist() == [["x", "y"], ["y"]]
+    assert table["probability_y"].to_pylist() == [round(1 / (1 + np.exp(-1)), 6)] * 2
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,8 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
         list(held_out["text"]).count(text) == 2 for text in held_out["text"]
     )
     assert not any(text.startswith("rare") for text in held_out["text"])
+    table = encoded(ours, tokenizer).evaluation[""].table(np.zeros((len(held_out), len(ours.labels.names) or 1)))
+    assert [(own + rare)[row - 1]["text"] for row in table["row"].to_pylist()] == table["text"].to_pylist()
     whole = data(train=own + rare, validation_share=0.25)
     assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + len(held_out) == len(own + rare)
     assert encoded(whole, tokenizer).evaluation[""].metrics is not None
@@ -181,7 +189,7 @@ def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     assert (ours.dataset, ours.num_train, ours.num_evaluation) == (str(folder), 2, 0)
 
 
-def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer, tmp_path):
+def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer):
     flags = dict(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
     plain, kept = data(**flags), data(**flags)
     ours = encoded(plain, tokenizer).evaluation[""]
@@ -192,8 +200,7 @@ def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer
     logits = np.random.default_rng(0).normal(size=(4, 3))
     moved = logits[:, [2, 0, 1]]
     assert theirs.metrics(moved, np.array(theirs.rows["labels"])) == ours.metrics(logits, np.array(ours.rows["labels"]))
-    one, two = (measured.write(x, tmp_path, stem)[0] for measured, x, stem in ((ours, logits, "a"), (theirs, moved, "b")))
-    assert one.read_text() == two.read_text()
+    assert ours.table(logits) == theirs.table(moved)
 
 
 def test_the_first_examples_are_taken_and_labels_known_from_all(data, tokenizer):

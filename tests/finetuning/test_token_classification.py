@@ -162,6 +162,12 @@ def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, word
         "precision": 1.0, "recall": pytest.approx(3 / 5), "f1": pytest.approx(3 / 4), "accuracy": pytest.approx(5 / 7),
     }  # fmt: skip
     file = measured.write(logits, tmp_path, "eval")[0]
+    table = measured.table(logits).to_pydict()
+    assert [*table] == ["row", "tokens", "ner_tags", "gold", "predicted", "probability"]
+    assert table["predicted"] == [["B-PER", "O", "O", "B-PER", "O"], ["B-PER"], ["O"]]
+    assert [[score is None for score in scores] for scores in table["probability"]] == [
+        [False, True, False, False, True], [False], [True]
+    ]  # fmt: skip
     assert file.name == "eval_predictions.txt"
     assert file.read_text(encoding="utf-8") == (
         "Ada B-PER\n\u200b O\nAda O\nAda B-PER\nParis O\n\nAda B-PER\n\n\u200b O\n\n"

@@ -29,7 +29,7 @@ PUBLISHED = (
 )  # fmt: skip
 # Files that are left out, and folders of which all is.
 LEFT_OUT = (
-    "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "predict_results.tsv", "eval_nbest_predictions.json", "notes.txt",
+    "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "test_predictions.csv", "eval_nbest_predictions.json", "notes.txt",
     "train.py", "training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "training.log", ".env",
     "lost.png", "README.md.part", "train_embeddings.safetensors", "patients_results.json", "LICENSE_KEYS",
     "adapter_model.pt", "pytorch_models.bin", "discriminator/notes.txt", "checkpoint-5/model.safetensors",

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from .figure import COLOURS, FigurePath, finish_axes, new_figure, save_figure
-from .tokens import installed_fonts
 
 __all__ = ["plot_confusion", "plot_reliability", "plot_residuals", "plot_thresholds"]
 
@@ -33,7 +32,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -
     for (row, column), share in np.ndenumerate(shares) if has_numbers else ():
         style = dict(ha="center", va="center", fontsize=8, color="white" if share > 0.5 else "black")
         axes.text(column, row, f"{matrix[shown[row], shown[column]]:,}", **style)
-    style = dict(fontsize=8, fontfamily=installed_fonts(), parse_math=False)
+    style = dict(fontsize=8, parse_math=False)
     axes.set_xticks(range(len(shown)), labels, rotation=90, **style)
     axes.set_yticks(range(len(shown)), labels, **style)
     axes.set(xlabel="predicted", ylabel="true")
@@ -70,7 +69,7 @@ def plot_thresholds(
             axes.plot(curve["threshold"], curve[name], color=colour, label=name)
         axes.axvline(best[label], color="0.35", linestyle=":")
         title = f"{label[:MOST_LETTERS]}: F1 {curve['F1'].max():.3f} at {best[label]:.2f}"
-        axes.set_title(title, fontsize=9, fontfamily=installed_fonts(), parse_math=False)
+        axes.set_title(title, fontsize=9, parse_math=False)
         axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xticks=(0, 0.5, 1))
         finish_axes(axes)
     for axes in grid[len(curves) :]:

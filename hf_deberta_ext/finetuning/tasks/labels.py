@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import expit, softmax
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
@@ -44,6 +45,7 @@ class Labels:
         is_numbered (`bool`): the data may have the numbers 0, 1, ... of the names, and names in whatever case.
         order (`tuple[int]`): the model's number of each label; default: the same.
         source (`str`): who says so, for messages: "--train_file", "sst2", ...
+        thresholds (`dict[str, float]`, *optional*): of a checkpoint: by label the probability from which it is predicted.
     """
 
     problem_type: str
@@ -51,6 +53,7 @@ class Labels:
     is_numbered: bool = True
     order: tuple[int, ...] = ()
     source: str = ""
+    thresholds: Mapping[str, float] | None = None
 
     def __post_init__(self):
         numbers = range(len(self.names))
@@ -115,7 +118,9 @@ class Labels:
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
     def predicted(self, logits: Any) -> np.ndarray:
-        """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1 (probability > 0.5).
+        """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1.
+
+        A label is predicted from its threshold on; of two classes the first of the thresholds decides.
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
@@ -123,10 +128,22 @@ class Labels:
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
             return logits.reshape(len(logits))
+        if self.thresholds and self.problem_type == MULTI:
+            least = [self.thresholds.get(name, 0.5) for name in self.names]
+            return (self.probabilities(logits) >= least).astype(np.int64)
+        if self.thresholds and len(self.names) == 2:
+            label, least = next(iter(self.thresholds.items()))
+            is_label = self.probabilities(logits)[:, self.names.index(label)] >= least
+            return np.where(is_label, self.names.index(label), 1 - self.names.index(label))
         logits = logits[:, list(self.order)]
         if self.problem_type == SINGLE:
             return logits.argmax(-1)
         return (logits > 0).astype(np.int64)
+
+    def probabilities(self, logits: Any) -> np.ndarray:
+        """Return the probability of each label in the data's order from logits in the model's order, both [n, labels]."""
+        logits = check_logits(logits)[:, list(self.order)].astype(np.float64)
+        return expit(logits) if self.problem_type == MULTI else softmax(logits, axis=-1)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
         """Return `predicted` as names, scores or lists of names."""
@@ -163,7 +180,10 @@ class Labels:
             return Labels(REGRESSION, source="the checkpoint")
         names = tuple(config.id2label[number] for number in range(config.num_labels))
         is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
-        return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint")
+        thresholds = getattr(config, "decision_thresholds", None)
+        if unknown := [label for label in thresholds or () if label not in names]:
+            raise ValueError(f"the checkpoint's decision_thresholds has {unknown[0]!r}, expected one of {', '.join(names)}")
+        return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint", thresholds=thresholds)
 
 
 def check_logits(logits: Any) -> np.ndarray:

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
+from scipy.special import softmax
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -30,10 +31,11 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
-from .splits import HubData, read_splits
+from .splits import SPLITS, HubData, read_splits
 
 __all__ = ["MultipleChoiceArguments", "MultipleChoiceData", "choice_loss", "masked_answers"]
 
@@ -145,6 +147,7 @@ class MultipleChoiceData(TaskData):
             names = [flag.name for flag in dataclasses.fields(MultipleChoiceArguments) if hasattr(arguments, flag.name)]
             arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
         self.arguments, self.name = arguments, arguments.task_name or self.pipeline
+        self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
         # The choices in the files of answers; None = their numbers, from 0.
         self.answer_names = LETTERS if arguments.task_name == "race" else None
         sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
@@ -175,6 +178,7 @@ class MultipleChoiceData(TaskData):
     def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
         """Return the questions of rows, whose columns are named by flags or known."""
         arguments = self.arguments
+        self.inputs[split].append(rows)
         if arguments.choice_columns:
             columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
         else:
@@ -224,12 +228,13 @@ class MultipleChoiceData(TaskData):
             options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
             sets[split] = arguments.tokenise(rows, encode_pairs, split, **options)
             if split != "train":
-                sets[split] = self.evaluation_set(sets[split], questions)
+                inputs = concatenate_datasets(self.inputs[split])
+                sets[split] = self.evaluation_set(sets[split], questions, first(inputs, len(questions)))
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
-    def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]]) -> EvaluationSet:
-        """Return the set of `questions`, whose features are `rows`."""
+    def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]], inputs: Dataset) -> EvaluationSet:
+        """Return the set of `questions`, whose features are `rows`, and which were read from `inputs`."""
         counts = [len(row["choices"]) for row in questions]
 
         def metrics(predictions, labels):
@@ -240,7 +245,14 @@ class MultipleChoiceData(TaskData):
             answers = masked_answers(predictions, counts).tolist()
             return self.write({row["id"]: answer for row, answer in zip(questions, answers, strict=True)}, folder, stem)
 
-        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions))
+        def table(predictions):
+            answers = masked_answers(predictions, counts).tolist()
+            gold = [None if row["label"] is None else self.shown(row["label"]) for row in questions]
+            rows = zip(predictions, counts, answers, strict=True)
+            scores = [softmax(logits[:count].astype(np.float64))[answer].round(6) for logits, count, answer in rows]
+            return prediction_table(inputs, predicted=[*map(self.shown, answers)], gold=gold, probability=scores)
+
+        return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
         """Write `{stem}_answers.json` and .tsv: id and answer of each question, a letter (RACE) or the number of a choice.

@@ -16,22 +16,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns
+from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, file_kind, parse_json, read_files, read_rows
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..failures import Failures
 from ..input_lengths import longest_input
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
 from .span_failures import answer_failures
-from .splits import HubData, read_splits
+from .splits import SPLITS, HubData, read_splits
 
 __all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode_windows"]
 
@@ -171,8 +173,10 @@ class QuestionAnsweringData(TaskData):
             self.name = source
         self.with_null = data_args.version_2_with_negative or self.name == "squad_v2"
         columns = (data_args.question_column, data_args.context_column, data_args.answer_column)
+        self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
 
         def from_rows(rows, place, split, columns=columns):
+            self.inputs[split].append(rows)
             return question_rows(rows, columns, source=place, optional=split == "test")
 
         def from_file(file, split):
@@ -259,6 +263,7 @@ class QuestionAnsweringData(TaskData):
     def evaluation_set(self, split: str, rows: Dataset, windows: Windows) -> EvaluationSet:
         """Return a set, with `windows` whose features are `rows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
+        inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
@@ -302,8 +307,15 @@ class QuestionAnsweringData(TaskData):
             score = squad_v2 if self.with_null else squad_v1
             return answer_failures(texts, references, best.predictions, probabilities, score)
 
-        scores = metrics if self.has_answers(split) else None
-        return EvaluationSet(rows, scores, write, len(questions), failures=failures)
+        def table(predictions: tuple[np.ndarray, ...]) -> pa.Table:
+            best, scores = answers(predictions), []
+            for text, entries in zip(best.predictions.values(), best.nbest.values(), strict=True):
+                scores.append(next(round(entry["probability"], 6) for entry in entries if entry["text"] == text))
+            gold = [question.texts for question in questions] if self.has_answers(split) else None
+            return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, probability=scores)
+
+        scored = metrics if self.has_answers(split) else None
+        return EvaluationSet(rows, scored, write, len(questions), failures=failures, table=table)
 
 
 def encode_windows(

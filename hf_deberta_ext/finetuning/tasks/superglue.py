@@ -153,10 +153,8 @@ class CopaData(MultipleChoiceData):
 
 
 def _with_texts(rows: Dataset, **columns: list) -> Dataset:
-    """Return columns, and label and idx of `rows`, as far as they have them."""
-
-    kept = rows.select_columns([name for name in ("label", "idx") if name in rows.column_names])
-    return Dataset.from_dict(kept.to_dict() | columns)
+    """Return the columns of `rows`, and others, which replace them."""
+    return Dataset.from_dict(rows.to_dict() | columns)
 
 
 def _multirc(rows: Dataset, source: str) -> Dataset:

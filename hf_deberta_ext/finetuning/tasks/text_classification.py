@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from scipy.special import expit, softmax
 from transformers import (
@@ -30,6 +31,7 @@ from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_lo
 from ..failures import Failures, class_failures, multi_label_failures, regression_failures
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
@@ -96,12 +98,14 @@ class Part:
         source (`str`): where it is from, for messages.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
+        numbers (*optional*): of the rows in the data, from 1; default: 1, 2, ...
     """
 
     rows: Dataset
     source: str
     test: bool
     labels: list | None = None
+    numbers: np.ndarray | None = None
 
 
 class TextClassificationData(TaskData):
@@ -214,7 +218,7 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
             )
         train.rows = rows.select(to_train)
-        self.parts["validation"][""] = Part(rows.select(held_out), train.source, test=False)
+        self.parts["validation"][""] = Part(rows.select(held_out), train.source, False, numbers=np.array(held_out) + 1)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
@@ -279,16 +283,26 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write predictions: for GLUE's server where it has a file for them, else {stem}_results.tsv."""
-        predicted = self.labels.predicted(logits)
-        if part.test and self.task is not None and set_name in self.task.files:
-            return [write_index_tsv(folder / self.task.files[set_name], glue_values(self.task, predicted))]
-        shown = self.labels.shown(predicted)
-        if self.labels.problem_type == MULTI:
-            shown = [*map(", ".join, shown)]
-        elif self.labels.problem_type == REGRESSION:
-            shown = [f"{score:.6g}" for score in shown]
-        return [write_index_tsv(folder / f"{stem}_results.tsv", shown)]
+        """Write predictions for GLUE's server where it has a file for them."""
+        if not part.test or self.task is None or set_name not in self.task.files:
+            return []
+        values = glue_values(self.task, self.labels.predicted(logits))
+        return [write_index_tsv(folder / self.task.files[set_name], values)]
+
+    def table(self, part: Part, logits: np.ndarray) -> pa.Table:
+        """Return the `prediction_table` of a set, with the probability of each label where it is no regression."""
+        labels, gold, scores = self.labels, None, {}
+        predicted = labels.shown(labels.predicted(logits))
+        if labels.problem_type == REGRESSION:
+            predicted = [float(f"{score:.6g}") for score in predicted]
+        else:
+            probabilities = labels.probabilities(logits).round(6)
+            scores = {f"probability_{name}": probabilities[:, number] for number, name in enumerate(labels.names)}
+        if self.data_args.label_column in part.rows.column_names:
+            gold = [None] * len(part.rows)
+        if part.labels is not None:
+            gold = labels.shown(np.asarray(part.labels))
+        return prediction_table(part.rows, part.numbers, predicted=predicted, gold=gold, **scores)
 
     def read_parts(self) -> str:
         """Read all sets into `parts`; return the name of the data."""
@@ -401,8 +415,8 @@ class TextClassificationData(TaskData):
         def write(logits: Any, folder: Path, stem: str) -> list[Path]:
             return self.write(part, name, np.asarray(logits), folder, stem)
 
-        scores, failures = metrics if "labels" in rows.column_names else None, partial(self.failures, part)
-        return EvaluationSet(rows, scores, write, self.count(part.rows), failures=failures)
+        scored, failures = metrics if "labels" in rows.column_names else None, partial(self.failures, part)
+        return EvaluationSet(rows, scored, write, self.count(part.rows), failures=failures, table=partial(self.table, part))
 
 
 def tokenise_texts(

@@ -16,7 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import Dataset
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+from scipy.special import softmax
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
@@ -25,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns
+from ...data.columns import cells, check_cells, check_columns, first
 from ...data.files import FLAGS, open_text, read_files
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
@@ -34,11 +36,12 @@ from ..baselines import MAJORITY
 from ..failures import tag_failures
 from ..input_lengths import longest_input
 from ..metrics import accuracy
+from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
 from .span_failures import entity_failures
-from .splits import HubData, read_splits
+from .splits import SPLITS, HubData, read_splits
 
 __all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "TokenClassificationData", "take_prefix_space"]
 
@@ -266,9 +269,11 @@ class TokenClassificationData(TaskData):
         self.data_args = data_args
         self.name = data_args.task_name or self.pipeline
         columns, names = (data_args.text_column_name, data_args.label_column_name), data_args.label_names
+        self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
 
         def from_rows(rows, place, split):
             nonlocal names
+            self.inputs[split].append(rows)
             if columns[1] in rows.column_names:
                 names = label_cells(rows, columns[1])[1] or names
             return word_rows(rows, *columns, source=place, names=data_args.label_names, labelled=split != "test")
@@ -280,6 +285,7 @@ class TokenClassificationData(TaskData):
             sentences = read_conll(file, source=flag)
             if split != "test" and sentences[0].tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+            self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
             return sentences
 
         files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
@@ -332,7 +338,8 @@ class TokenClassificationData(TaskData):
         for split, sentences in self.sets.items():
             sets[split] = self.encoded_rows(split, tokenizer, max_length)
             if split != "train":
-                sets[split] = self.evaluation_set(sets[split], sentences)
+                inputs = concatenate_datasets(self.inputs[split])
+                sets[split] = self.evaluation_set(sets[split], sentences, first(inputs, len(sentences)))
         if "train" in sets:
             # A batch of nothing to learn has no mean loss.
             sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
@@ -390,8 +397,8 @@ class TokenClassificationData(TaskData):
         tags = [sentence.tags for sentence in evaluated]
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
-    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence]) -> EvaluationSet:
-        """Return the set of `sentences`, whose features are `rows`."""
+    def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
+        """Return the set of `sentences`, whose features are `rows`, and which were read from `inputs`."""
         positions = rows["word_tokens"][:]
 
         def tags_of(logits: Any) -> list[list[str]]:
@@ -423,8 +430,15 @@ class TokenClassificationData(TaskData):
             numbers = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
             return tag_failures(*numbers, names)
 
-        scores = None if sentences[0].tags is None else metrics
-        return EvaluationSet(rows, scores, write, len(sentences), failures=failures)
+        def table(predictions):
+            best, scores = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6), []
+            for row, tokens in zip(best, positions, strict=True):
+                scores.append([row[position] if position >= 0 else None for position in tokens])
+            gold = None if sentences[0].tags is None else [sentence.tags for sentence in sentences]
+            return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
+
+        scored = None if sentences[0].tags is None else metrics
+        return EvaluationSet(rows, scored, write, len(sentences), failures=failures, table=table)
 
 
 TASK = (TokenClassificationData, TokenClassificationArguments)

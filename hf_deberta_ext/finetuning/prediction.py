@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of a fine-tuned model for the rows of a file, which is read in parts: the memory does not grow with it."""
+
+import dataclasses
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import disable_progress_bars
+from pyarrow import compute
+from tqdm.auto import tqdm
+from transformers import PretrainedConfig
+
+from ..data.columns import cells
+from ..data.files import file_kind, open_text, read_rows
+from ..training.flags import command_line
+from .arguments import ModelArguments, parse
+from .models import load_config, load_model, load_tokenizer_for
+from .prediction_tables import write_tables
+from .task import EncodedTask
+from .tasks import load_task
+from .trainer import TaskTrainer
+
+__all__ = ["file_parts", "predict_file", "task_of"]
+
+# Rows that are in memory at a time, with their features and outputs.
+PART_ROWS = 2000
+TASKS = dict(SequenceClassification="classification", TokenClassification="ner", QuestionAnswering="qa")
+TASKS["MultipleChoice"] = "multiple-choice"
+REFUSED = {"do_train", "do_eval", "train_file", "validation_file", "dataset_name", "max_predict_samples"}
+
+
+def task_of(config: PretrainedConfig, source: str) -> str:
+    """Return the name of the task of a fine-tuned model, by its architecture."""
+    name = " ".join(config.architectures or ["None"])
+    head = name.rpartition("For")[2]
+    if head not in TASKS:
+        raise ValueError(
+            f"{source} has the architecture {name}, expected ...For{', ...For'.join(TASKS)}: fine-tune it first"
+        )
+    return TASKS[head]
+
+
+def predict_file(
+    model: str, file: str | Path, output: str | Path, flags: Sequence[str] = (), *, part_rows: int = PART_ROWS
+) -> tuple[int, float]:
+    """Write the `prediction_table` of a fine-tuned model for the rows of a file, in their order; return rows and seconds.
+
+    Args:
+        model (`str`): folder or Hub id of a model for text or token classification, question answering or multiple choice.
+        file (`str` or `Path`): rows as in a --test_file of the task.
+        output (`str` or `Path`): the table to write, .csv or .parquet.
+        flags (`Sequence[str]`): further flags of `deberta-ext finetune TASK`, such as ["--text_columns", "review"].
+        part_rows (`int`): rows that are in memory at a time; rows of similar length are in one batch.
+
+    Raises:
+        ValueError: the model is not fine-tuned for a task; a flag, the file or a row of it is wrong.
+    """
+    task, rows, began = load_task(task_of(load_config(ModelArguments(model_name_or_path=model)), model)), 0, 0.0
+    disable_progress_bars()
+
+    def tables(folder: str) -> Iterator[pa.Table]:
+        nonlocal rows, began
+        own = dict(model_name_or_path=model, test_file=file, do_predict=True, output_dir=folder, report_to="none")
+        argv = ["--per_device_eval_batch_size", "32", *flags, *command_line(own), "--disable_tqdm", "true"]
+        data_args, model_args, args, given_flags = parse(argv, task.arguments, description="")
+        if refused := sorted(REFUSED & given_flags.keys()):
+            raise ValueError(f"--{refused[0]} is no flag of predictions for a file: leave it out")
+        config = load_config(model_args)
+        tokenizer = load_tokenizer_for(config, model_args)
+        loaded, _ = load_model(model_args, config, task.read.auto_class, is_trained=False)
+        trainer, began = None, time.perf_counter()
+        for part in tqdm(file_parts(Path(file), Path(folder), part_rows), unit=f" x {part_rows} rows", disable=None):
+            try:
+                data = task.read(dataclasses.replace(data_args, test_file=[str(part)]), model_args)
+                data.use_config(config)
+                encoded = data.encode(tokenizer, config)
+            except ValueError as error:
+                reason = str(error).replace(str(part), str(file))
+                raise ValueError(f"{file}, in the {part_rows:,} rows from {rows + 1:,} on: {reason}") from error
+            trainer = trainer or TaskTrainer(loaded, args, task=encoded, processing_class=tokenizer)
+            table = predicted_table(trainer, encoded)
+            yield table.set_column(0, "row", compute.add(table["row"], rows))
+            rows += len(table)
+        if not rows:
+            raise ValueError(f"{file} has no rows")
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_tables(Path(output), tables(folder))
+    return rows, time.perf_counter() - began
+
+
+def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
+    """Return the table of a task's one test set, which is predicted in batches of rows of similar length."""
+    [test] = task.test.values()
+    names = test.rows.column_names
+    lengths = cells(test.rows, "length") if "length" in names else [*map(len, cells(test.rows, "input_ids"))]
+    order = np.argsort(lengths, kind="stable")[::-1]
+    inputs = [name for name in names if name in trainer.processing_class.model_input_names]
+    rows = test.rows.select_columns(inputs).select(order)
+    predictions = trainer.predict_set(dataclasses.replace(test, rows=rows, metrics=None), "predict").predictions
+    places = np.argsort(order)
+    if isinstance(predictions, tuple):
+        return test.table(tuple(logits[places] for logits in predictions))
+    return test.table(predictions[places])
+
+
+def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
+    """Split a file into files of `count` rows, sentences or articles in a folder, each of which replaces the one before."""
+    if file_kind(file) in (None, "text"):
+        part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
+    else:
+        part, join, items = folder / "part.json", partial(json.dumps, default=str), (row for _, row in read_rows(file))
+    while batch := [*itertools.islice(items, count)]:
+        part.write_text(join(batch), encoding="utf-8", newline="")
+        yield part
+
+
+def conll_sentences(file: Path) -> Iterator[str]:
+    """Iterate over the lines of each sentence of a CoNLL file, with a blank line at their end."""
+    with open_text(file) as lines:
+        for has_words, sentence in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+            if has_words:
+                yield "".join(sentence) + "\n\n"
