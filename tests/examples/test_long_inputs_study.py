@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of long inputs masks the same tokens at each length, and reports what it measured."""
+"""The study of long inputs masks the same tokens at each length and reports its measurements."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""outside/run_transformers_mixins.py: which failures it lets pass."""
+"""outside/run_transformers_mixins.py: the failures that it allows."""
 
 from outside import run_transformers_mixins as mixins
 

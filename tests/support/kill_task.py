@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of a preparation whose first task dies with the Ray node that it runs on."""
+"""A block of a corpus preparation whose first task dies together with the Ray node that it runs on."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from datatrove.pipeline.base import PipelineStep
 
 
 class WaitsForItsNode(PipelineStep):
-    """Pass documents on; the first task waits for the end of its Ray node, whose process id it writes to `file`."""
+    """Pass documents on; the first task writes the process id of its Ray node to `file` and waits until the node ends."""
 
     type, name = "test", "kill"
 
