@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on two processes equals training on one: DistributedDataParallel, FSDP2, DeepSpeed, tensor parallelism. Also the
-conditions
-for sharding and offloading: no module reads the weights of another, and weights may be elsewhere until their module runs.
+conditions for sharding and offloading: no module reads the weights of another, and weights may be elsewhere until their
+module runs.
 """
 
 import json

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that resume with another number of processes, or are restarted by torchrun, have the losses of an undisturbed run."""
+"""Runs that resume with another number of processes, or are restarted by torchrun, have the losses of an undisturbed
+run."""
 
 import contextlib
 import functools

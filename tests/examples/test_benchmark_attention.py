@@ -140,13 +140,13 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--shapes", "128"], "not batch x length"),
+        (["--shapes", "128"], "expected BATCHxLENGTH"),
         (["--repeats", "0"], "at least 1"),
-        (["--parts", "padded"], "need each other"),
-        (["--tokenizer", "folder"], "needs --lengths_from"),
+        (["--parts", "padded"], "must be passed together"),
+        (["--tokenizer", "folder"], "--lengths_from: pass both"),
         (["--compile"], "add --parts model"),
         (["--lengths_from", "no_such_file"], "no_such_file"),
-        ([], "add --overwrite"),
+        ([], "pass --overwrite"),
     ],
 )
 def test_bad_arguments_are_refused_before_measuring(arguments, message, tmp_path, monkeypatch, capsys):

@@ -55,7 +55,7 @@ def test_losses_of_different_objectives_are_not_ranked(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": log}), encoding="utf-8")
     given = ["--runs", *(f"{name}={tmp_path / name}" for name in ("mlm", "rtd")), "--output_dir", str(tmp_path / "out")]
-    with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*give other --metrics"):
+    with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*choose different --metrics"):
         compare_runs.main(given)
     compare_runs.main([*given, "--metrics", "eval_similar_accuracy"])
 
@@ -63,7 +63,7 @@ def test_losses_of_different_objectives_are_not_ranked(tmp_path):
 @pytest.mark.parametrize(
     "runs, metrics, message",
     [
-        (["{folder}"], ["eval_loss"], "takes NAME=FOLDER"),
+        (["{folder}"], ["eval_loss"], "must be NAME=FOLDER"),
         (["a={folder}/nothing"], ["eval_loss"], "is not the output folder of a finished run"),
         (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; its last entry is"),
     ],

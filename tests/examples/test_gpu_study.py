@@ -49,7 +49,7 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
         "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_mlm in transformers |", " skipped",
     ):  # fmt: skip
         assert text in report, text
-    assert "What failed" not in report
+    assert "Failed or missing" not in report
 
 
 def test_a_second_run_finds_nothing_to_do(tried):
@@ -95,8 +95,8 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(ru
 
     cases = dict(first=lambda: [dict(x=1)], slow=slow, last=lambda: [dict(x=3)])
     problems, results = run(cases, limit=2)
-    assert "cut at the limit of 2 s, 1 cases are missing" in problems[0]
-    assert results["slow"]["state"] == "failed" and "last" not in results and "slow: cut at the limit" in problems[1]
+    assert "stopped at the limit of 2 s, 1 cases are missing" in problems[0]
+    assert results["slow"]["state"] == "failed" and "last" not in results and "slow: stopped at the limit" in problems[1]
     # Completed cases are not run again; the case that was stopped comes last.
     cases = {name: lambda name=name: [dict(x=name)] for name in cases}
     problems, results = run(cases)
@@ -120,7 +120,7 @@ def test_after_an_error_of_cuda_the_others_run_in_a_new_process(run):
 def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, monkeypatch):
     monkeypatch.setattr(study, "work", lambda *args: os._exit(3))
     problems, _ = run(dict(first=fails))
-    assert problems == ["times: its process ended with status 3, 1 cases are missing; the same command goes on with them"]
+    assert problems == ["times: its process ended with status 3, 1 cases are missing; run the same command to resume"]
 
 
 def timed(N, launch, seconds, **more):

@@ -8,9 +8,8 @@
 
 Every journey (tests/support/client_journeys.py) runs with our models and, as a control, with transformers' model with the
 same weights. A failure in both is not caused by this package. A failure or difference in ours only is our fault (exit
-status
-1), or a limit that examples/guides/clients.md explains. Models and tokenizer are tiny and are made here. pip chooses all
-versions except torch's, which is in constraints.txt.
+status 1), or a limit that examples/guides/clients.md explains. Models and tokenizer are tiny and are made here. pip chooses
+all versions except torch's, which is in constraints.txt.
 """
 
 import argparse
@@ -104,7 +103,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, help=".json file to write the rows to")
     parser.add_argument("--examples", type=Path, help="folder examples/pytorch of a clone of transformers")
-    parser.add_argument("--environment", type=Path, help="an existing one for all clients; nothing is installed")
+    parser.add_argument("--environment", type=Path, help="existing environment for all clients; installs nothing")
     parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environments")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep environments and models in")
     options = parser.parse_args()

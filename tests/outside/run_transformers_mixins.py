@@ -8,10 +8,8 @@ it.
 
 The tests are in the source distribution of exactly that version, which pip downloads. They are unpacked into a temporary
 folder, to which the other files of this folder are copied; none of them are added to this repository. Needs
-`parameterized`.
-The exit status is 0 if every test passes, is skipped, or fails for a reason in EXPLAINED. An explained test that passes
-counts
-as a failure, because its explanation is no longer true. Takes about six minutes on two cores.
+`parameterized`. The exit status is 0 if every test passes, is skipped, or fails for a reason in EXPLAINED. An explained
+test that passes counts as a failure, because its explanation is no longer true. Takes about six minutes on two cores.
 """
 
 import argparse
@@ -120,7 +118,7 @@ EXPLAINED = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", help="version of transformers (default: installed), downloaded by pip")
+    parser.add_argument("--version", help="transformers version to download with pip (default: the installed one)")
     parser.add_argument("--archive", type=Path, help="local source distribution of that version")
     parser.add_argument("--slow", action="store_true", help="also run the tests that transformers runs at night")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --, such as -k EXPRESSION")

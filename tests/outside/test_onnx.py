@@ -336,8 +336,8 @@ def test_the_example_says_what_is_wrong(saved, monkeypatch, capsys):
     for flags, message in (
         ("--rows_file rows.jsonl --text_columns text --model model", "rows.jsonl has no column 'text'"),
         ("--rows_file bad.jsonl --model model", "the model has no label 7; it has"),
-        ("--rows_file rows.jsonl --task feature-extraction --model model", "this is a DebertaExtModel"),
-        ("--text_file text.txt", "need a --model"),
+        ("--rows_file rows.jsonl --task feature-extraction --model model", "needs a text classifier, got DebertaExtModel"),
+        ("--text_file text.txt", "need a tokenizer: pass --model"),
         ("--int8_embeddings", "--int8_embeddings needs --int8"),
     ):
         with pytest.raises(SystemExit) as ended:

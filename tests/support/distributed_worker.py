@@ -5,11 +5,9 @@ DeepSpeed or tensor parallelism.
     python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
 
 A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`; "ddp", "fsdp" or
-"deepspeed";
-and a folder for the result. The file result.pt holds the return value of `train`, or {"error": traceback}. For the wrappers
-"tensor" and "sharded" it holds the return value of `tensor_step` or `sharded_step`. For the result of one process, tests
-call
-these functions directly.
+"deepspeed"; and a folder for the result. The file result.pt holds the return value of `train`, or {"error": traceback}. For
+the wrappers "tensor" and "sharded" it holds the return value of `tensor_step` or `sharded_step`. For the result of one
+process, tests call these functions directly.
 """
 
 import json

@@ -8,9 +8,8 @@
 
 Each script first trains a tiny model without a fault; a copy of its folder is kept as of the checkpoint at step `STOPPED`.
 Each fault is made in such a copy, and the script is started again. It must either stop with a message that names the cause,
-or
-end with the same weights. The exit status is 1 for any other outcome; the worst one, other weights with exit 0, is the last
-column.
+or end with the same weights. The exit status is 1 for any other outcome; the worst one, other weights with exit 0, is the
+last column.
 """
 
 import argparse

@@ -6,10 +6,8 @@
 
 `record` writes JSON files into FOLDER: the --help texts, outputs and gradients of small models, and files of small runs.
 `compare` records again and prints each difference; its exit status is 1 if there is one. --root is the repository to
-record,
-by default the one of this file. The command lines are in golden_commands.txt. Module names are never used, so files may
-move.
-All runs share one process to save imports; they take two minutes.
+record, by default the one of this file. The command lines are in golden_commands.txt. Module names are never used, so files
+may move. All runs share one process to save imports; they take two minutes.
 """
 
 import argparse

@@ -7,12 +7,9 @@
     python tests/support/run_versions.py --environment ~/venv310 --environment ~/venv313 -- tests/model/test_remote_code.py
 
 Oldest: transformers 5.4.0 and compatible packages, resolved by pip. Newest: the pins of constraints.txt. Latest: resolved
-by
-pip. Oldest and newest use the torch of constraints.txt or `--torch`. `--environment` uses an existing environment and
-installs
-nothing. `--mixins` also runs transformers' own model tests (tests/outside). Arguments after "--" are passed to pytest. The
-exit
-status is 1 if something fails in one of the environments.
+by pip. Oldest and newest use the torch of constraints.txt or `--torch`. `--environment` uses an existing environment and
+installs nothing. `--mixins` also runs transformers' own model tests (tests/outside). Arguments after "--" are passed to
+pytest. The exit status is 1 if something fails in one of the environments.
 """
 
 import argparse

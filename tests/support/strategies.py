@@ -2,9 +2,9 @@
 """Strategies of the fuzzers: configurations, batches and models, as plain values that a falsifying example prints.
 
 Environment variables set the number of cases and the seed. DEBERTA_EXT_FUZZ_CASES scales every test (default with
---run-slow:
-`TOTAL`, the sum of `CASES`; otherwise about 50). DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal
-values give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure without shrinking it, which saves minutes.
+--run-slow: `TOTAL`, the sum of `CASES`; otherwise about 50). DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own
+seeds. Equal values give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure without shrinking it, which saves
+minutes.
 """
 
 import os

@@ -2,8 +2,8 @@
 """Jobs for a process that can import neither hf_deberta_ext nor triton: load from folders or the Hub, save, push, run code.
 
 A job is {"name", "kind", "source", ...}, where the kind is one of `KINDS`. `run_without_package` starts the process and
-returns
-the results by name: the return value of the kind's function, or {"error": class, "message": text, "traceback": text}.
+returns the results by name: the return value of the kind's function, or {"error": class, "message": text, "traceback":
+text}.
 """
 
 import contextlib
