@@ -118,7 +118,7 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for entry in getattr(args, option):
             name, equals, folder = entry.partition("=")
             if not (equals and name and folder) or Path(name).name != name:
-                raise ValueError(f"--{option} takes NAME=FOLDER, got {entry!r}")
+                raise ValueError(f"--{option} must be NAME=FOLDER, got {entry!r}")
             if name in sources:
                 raise ValueError(f"two checkpoints are named {name!r}: use a different name for each")
             files = []

@@ -66,7 +66,7 @@ def check_objectives(histories: dict[str, list[list[dict]]]):
     terms = {}
     for name, (history, *_) in histories.items():
         logged = {key for entry in history for key in entry if re.fullmatch("eval_.+_loss", key)}
-        terms[name] = ", ".join(sorted(logged)) or "a loss alone"
+        terms[name] = ", ".join(sorted(logged)) or "only a loss"
     if len({*terms.values()}) > 1:
         shown = "; ".join(f"{name}: {losses}" for name, losses in terms.items())
         raise ValueError(f"the losses of these runs are sums of different objectives ({shown}): choose different --metrics")

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> dict:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder or Hub id of a DeBERTa model (default: random weights)")
-    parser.add_argument("--task", default="auto", choices=["auto", *TASKS], help="auto: as the model was saved")
+    parser.add_argument("--task", default="auto", choices=["auto", *TASKS], help="task (auto: as the model was saved)")
     parser.add_argument("--output", type=Path, default=Path("onnx/model.onnx"))
     parser.add_argument("--overwrite", action="store_true", help="overwrite the files of an earlier run")
     parser.add_argument("--opset", type=int, default=18)

@@ -41,9 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("study"), help="output folder; an earlier one is resumed")
     parser.add_argument("--minutes", type=float, default=9, help="time limit of all stages (default 9)")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all, in this order")
     parser.add_argument(
-        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="processes that compile"
+        "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="stages to run (default: all, in this order)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="number of processes that compile"
     )
     parser.add_argument("--dry_run", action="store_true", help="run every stage with tiny shapes on a CPU")
     args = parser.parse_args(argv)

@@ -40,13 +40,15 @@ HEADER = ("model", "tokens", "masked tokens", "loss", "perplexity", "difference"
 
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=[], metavar="NAME=FOLDER", help="of one tokenizer")
+    parser.add_argument("--models", nargs="+", default=[], metavar="NAME=FOLDER", help="models with the same tokenizer")
     parser.add_argument("--texts", type=Path, nargs="+", help="files of text that no model was trained on")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[128, 512, 1024, 2048, 4096], help="tokens of a row")
-    parser.add_argument("--window", type=positive, default=64, help="number of last tokens that may be masked")
+    parser.add_argument(
+        "--lengths", type=positive, nargs="+", default=[128, 512, 1024, 2048, 4096], help="row lengths in tokens"
+    )
+    parser.add_argument("--window", type=positive, default=64, help="number of tokens at the end that may be masked")
     parser.add_argument("--masking_rate", type=float, default=0.15)
-    parser.add_argument("--draws", type=positive, default=3, help="seed of the masked tokens of each part")
-    parser.add_argument("--repeats", type=positive, default=5, help="of the times")
+    parser.add_argument("--draws", type=positive, default=3, help="number of draws of masked tokens for each part")
+    parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save it with a longer position table")
     parser.add_argument("--output_dir", type=Path, required=True)

@@ -53,7 +53,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--texts", nargs="+", type=Path, help="UTF-8 files with one document per line (default: docstrings of this Python)")
-    add("--tokenizer", default=TRAINED[0], help=f"folder or name, or {' or '.join(TRAINED)}(default), trained on the text")
+    add("--tokenizer", default=TRAINED[0], help=f"folder or Hub id; or train one: {TRAINED[0]} (default) or {TRAINED[1]}")
     add("--vocab_size", type=int, default=8000, help="vocabulary size of a trained tokenizer (default 8000)")
     add("--tokens", type=int, default=100_000, help="number of tokens to use (default 100000)")
     add("--length", type=int, default=512, help="tokens of a sequence, with [CLS] and [SEP] (default 512)")
@@ -84,7 +84,7 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
         ids += tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
     count = min(len(ids), tokens) // body
     if count == 0:
-        raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; pass more")
+        raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; pass more text")
     ends = torch.tensor([[tokenizer.cls_token_id, tokenizer.sep_token_id]]).expand(count, 2)
     return torch.cat([ends[:, :1], torch.tensor(ids[: count * body]).view(count, body), ends[:, 1:]], dim=1)
 

@@ -47,14 +47,16 @@ def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--output_dir", type=Path, default=Path("quickstart_output"), help="new, or of the same command")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("quickstart_output"), help="new folder, or folder of the same command"
+    )
     parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, with learning rate 2e-5")
     parser.add_argument("--from_text", type=Path, metavar="FILE", help="first pre-train a small model on this text")
-    parser.add_argument("--pretrain_steps", type=int, default=1400, help="of --from_text")
+    parser.add_argument("--pretrain_steps", type=int, default=1400, help="pre-training steps of --from_text")
     parser.add_argument("--train_file", type=Path, help="csv, tsv, json, jsonl or parquet (default: the docstrings)")
     parser.add_argument("--validation_file", type=Path, help="file to measure the scores on")
-    parser.add_argument("--seeds", nargs="+", help="default: 1 2 3, with --short 1")
-    parser.add_argument("--short", action="store_true", help="60 texts, one epoch, one seed")
+    parser.add_argument("--seeds", nargs="+", help="seeds of the runs (default: 1 2 3, with --short: 1)")
+    parser.add_argument("--short", action="store_true", help="only 60 texts, one epoch and one seed")
     args, flags = parser.parse_known_args(argv)
     if args.validation_file and not args.train_file:
         parser.error("--validation_file needs --train_file")
@@ -206,7 +208,9 @@ def check_reload(folder: Path, texts: list[str]):
     reloaded = json.loads(done.stdout.splitlines()[-1])
     difference = np.abs(np.array(reloaded) - predict_logits(str(folder), texts)).max()
     if not difference <= 1e-4:
-        raise RuntimeError(f"{folder} gives other logits in a fresh process without hf_deberta_ext, by {difference:.1e}")
+        raise RuntimeError(
+            f"{folder} gives logits that differ by {difference:.1e} in a fresh process without hf_deberta_ext"
+        )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class StockRun(MaskedLMRun):
         if args.model is not None:
             raise ValueError(f"--model {args.model}: a comparison of architectures trains from scratch; remove the flag")
         if [*self.args.objectives] != ["mlm"]:
-            raise ValueError(f"{args.architecture} only has a head for masked-language modelling; remove the other weights")
+            raise ValueError(f"{args.architecture} only has a masked-language-modelling head; remove the other objectives")
         return super().configuration()
 
     def new_model(self) -> SparseLogits:

@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=["deberta-ext", "bert"], choices=["deberta-ext", "bert"])
     parser.add_argument("--layers", type=positive, default=12)
-    parser.add_argument("--shapes", nargs="+", type=shape, default=[(16, 64), (8, 128)], help="BATCHxLENGTH of the steps")
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape, default=[(16, 64), (8, 128)], help="BATCHxLENGTH of the timed steps"
+    )
     parser.add_argument("--repeats", type=positive, default=5, help="timed steps of each side")
     parser.add_argument("--threads", type=positive)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

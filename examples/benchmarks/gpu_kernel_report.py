@@ -110,7 +110,7 @@ def main():
     parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=list(SHARED_KB))
     parser.add_argument("--head_sizes", type=int, nargs="+", default=[64], choices=[16, 32, 64, 128])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.1], help="rates of dropout")
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.1], help="dropout rates")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         raise SystemExit("TRITON_INTERPRET is set, so no kernel is compiled; unset it")

@@ -48,7 +48,13 @@ def shape(text: str) -> tuple[int, int]:
 def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str):
     """Add the flags of the benchmarks that compare whole models."""
     add = parser.add_argument
-    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
+    add(
+        "--shapes",
+        nargs="+",
+        type=shape,
+        default=[(8, 128), (2, 512), (1, 1024)],
+        help="BATCHxLENGTH (default 8x128 2x512 1x1024)",
+    )
     add("--preset", default="v3-base", help="size of the models (default v3-base)")
     add("--layers", type=positive, default=2, help="number of layers (default 2)")
     add("--vocab_size", type=positive, default=30522, help="vocabulary size of all models (default 30522)")
@@ -238,7 +244,7 @@ def equal_far_rows(P: torch.Tensor):
 
 
 def stock_model(model: nn.Module, stock_class: type[nn.Module]) -> nn.Module:
-    """Return transformers' model with the weights of ours, whose relative table is changed by `equal_far_rows`."""
+    """Return transformers' model with our model's weights, after `equal_far_rows` has changed their relative table."""
     if model.config.relative_table_size:
         equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
     stock = stock_class(to_deberta_v2_config(model.config))

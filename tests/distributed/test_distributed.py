@@ -472,8 +472,8 @@ def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
 
 @pytest.mark.parametrize("room, buffers", [(20_000, True), (60_000, False)], ids=["nothing fits", "some fit"])
 def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_shards, tmp_path):
-    """An offloaded weight is on the meta device until its module runs: position ids were created there, and the layer that
-    shares its weights was moved there.
+    """An offloaded weight is on the meta device until its module runs. Position ids were created on the meta device, and
+    the layer that shares its weights was moved there.
     """
     name, model, folder = in_shards
     if name == "all":

@@ -163,7 +163,7 @@ def wait_for(checkpoint, agents):
 
 
 @exact_accumulation
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find processes")
 def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, whole, tmp_path):
     """The same command starts and resumes the run. torchrun restarts all workers when one dies; a dead node is restarted by
     hand while the other waits.
@@ -192,7 +192,7 @@ SLURM = {
 
 
 @exact_accumulation
-@pytest.mark.skipif(shutil.which("bash") is None, reason="the job is a shell script")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, because the job is a shell script")
 def test_a_slurm_job_told_to_end_saves_queues_again_and_goes_on(command, whole, tmp_path):
     for name, line in SLURM.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")

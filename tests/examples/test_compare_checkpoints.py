@@ -166,7 +166,7 @@ def test_other_settings_data_or_weights_in_a_folder_are_refused(task, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"--checkpoints": ["nothing"]}, "takes NAME=FOLDER, got 'nothing'"),
+        ({"--checkpoints": ["nothing"]}, "must be NAME=FOLDER, got 'nothing'"),
         ({"--checkpoints": ["a={mlm}", "a={mlm}"]}, "two checkpoints are named 'a'"),
         ({"--train_file": ["{mlm}/nothing.tsv"]}, "nothing.tsv"),
     ],

@@ -23,7 +23,7 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 SOURCE = dict(line.split(" = ") for line in SETUP["metadata"]["project_urls"].split("\n") if line)["Source"]
 INSTALL = (ROOT / "examples" / "guides" / "install.md").read_text(encoding="utf-8")
-needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="a clone, and git")
+needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git and a clone")
 
 
 def git(folder, *words):

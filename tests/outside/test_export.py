@@ -160,7 +160,7 @@ def test_an_export_equals_its_model_at_shapes_that_were_not_traced(format, head,
     fields = dict(generator={}, special_token_ids=[0]) if head is DebertaExtForPreTraining else {}
     model = build(head, kind, **fields)
     exported = export(format, model, inputs(head, 3, 20, 4))
-    # EMD reads absolute positions, of which there are 64.
+    # EMD reads absolute positions; there are 64.
     far = 64 if head in (DebertaExtForMaskedLM, DebertaExtForPreTraining) else FAR
     for B, N, C in ((1, 1, 1), (1, 2, 2), (3, 1, 4), (2, 37, 3), (3, 63, 2), (4, far, 1)):
         batch = inputs(head, B, N, C, side="left" if N == 63 else "right")

@@ -103,7 +103,7 @@ def adapted(folder, originals):
 
 @pytest.fixture(scope="module")
 def sentence_encoder(folder, originals):
-    """Save a SentenceTransformer that consists of its own two modules; None without sentence-transformers."""
+    """Save a SentenceTransformer of two modules; None without sentence-transformers."""
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

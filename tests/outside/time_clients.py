@@ -75,7 +75,7 @@ def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="+", choices=("gliner", "cross_encoder"))
-    parser.add_argument("--words", nargs="+", type=int, default=[40, 160], help="longest text (default: %(default)s)")
+    parser.add_argument("--words", nargs="+", type=int, default=[40, 160], help="words in the longest text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--texts", type=int, default=16)

@@ -47,7 +47,7 @@ def small(head: str, kind: str, tiny_config, **overrides):
 
 
 def call_of(head: str) -> dict[str, torch.Tensor]:
-    """Return inputs and labels of two rows of 14 tokens, five of which are padding."""
+    """Return inputs and labels of two rows of 14 tokens, including five of padding."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(1, 40, (2, LENGTH), generator=generator)
     real = torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])

@@ -311,7 +311,7 @@ killed at .checkpoint-6.part""".replace("\n", "").split("|")
 
 
 class Case:
-    """A start of a script in its own folder, with a fault or without one (None: the undisturbed run)."""
+    """One run of a script in its own folder, with a fault, or undisturbed (None)."""
 
     def __init__(self, work: Path, script: str, fault: Fault | None = None, number: int = 0):
         self.script, self.fault = script, fault
@@ -351,7 +351,7 @@ class Case:
         return None
 
     def outcome(self, code: int) -> tuple[str, str]:
-        """Return the outcome, and the line that was printed with it."""
+        """Return the outcome, and the line that reports it."""
         lines = self.printed.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = [*lines, ""][len(lines) - 1]
         if code == 0 and self.same_weights():
@@ -373,7 +373,7 @@ class Case:
 
 
 def keep(trainer):
-    """Copy the folder of the undisturbed run as of the checkpoint at which the other runs are stopped."""
+    """Copy the folder of the undisturbed run at the checkpoint where the other runs are stopped."""
     if trainer.state.global_step == STOPPED:
         shutil.copytree(RUN, "stopped")
 

@@ -70,7 +70,7 @@ def with_random_parameters(model):
 
 
 def batch_of(head: str) -> dict[str, torch.Tensor]:
-    """Return inputs and labels of two rows of 14 tokens, five of which are padding."""
+    """Return inputs and labels of two rows of 14 tokens, including five of padding."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(1, 40, (2, 14), generator=generator)
     real = torch.arange(14) < torch.tensor([[14], [9]])

@@ -9,7 +9,7 @@ from datatrove.pipeline.base import PipelineStep
 
 
 class WaitsForItsNode(PipelineStep):
-    """Pass documents on; the first task writes the process id of its Ray node to `file` and waits until the node ends."""
+    """Pass documents through; the first task writes its Ray node's process id to `file`, then waits for the node to end."""
 
     type, name = "test", "kill"
 

@@ -76,4 +76,4 @@ def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
             groups = parsed.args[0] if isinstance(parsed.args[0], tuple) else parsed.args
             return {name: value for group in groups for name, value in vars(group).items()}
     # The command-line program returns its status.
-    raise SystemExit(f"{program} refused its flags")
+    raise SystemExit(f"{program} rejected its flags")

@@ -118,7 +118,7 @@ def saved(folder, step, *more):
 
 
 def which(folder):
-    """Return the step of the model that loads from the folder: with one weight file, or with an index and shards."""
+    """Load the model from the folder, with one weight file or with an index and shards; return the step that saved it."""
     names = SHARDS
     if (folder / "model.safetensors").exists():
         names = ("model.safetensors",)

@@ -118,7 +118,7 @@ def test_what_is_printed_saved_and_measured_may_differ(stopped, whole):
 
 
 def begun_by(processes, folder):
-    """Pretend that this number of processes started the run, with this number of examples per step in all."""
+    """Change the record of the run to this number of processes, with the same number of examples per step."""
     for file in folder.rglob(ARGUMENTS_FILE):
         record = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps(record | dict(world_size=processes)), encoding="utf-8")
