@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.measuring import claim_output_dir, peak_bytes, positive, spread, take_turns
+from benchmarks.measuring import make_output_dir, peak_bytes, positive, spread, take_turns
 from scipy.stats import ttest_rel
 from tqdm.auto import tqdm
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None):
     args = parser.parse_args(argv)
     with ExitOnUserError():
         if args.extend:
-            claim_output_dir(args.output_dir, args.overwrite)
+            make_output_dir(args.output_dir, args.overwrite)
             model = DebertaExtForMaskedLM.from_pretrained(args.extend[0])
             model.extend_position_embeddings(positive(args.extend[1]))
             model.save_pretrained(args.output_dir)
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None):
         folders = dict(entry.split("=", 1) for entry in args.models)
         tokenizer = load_tokenizer(next(iter(folders.values())))
         parts = read_parts(args, tokenizer)
-        claim_output_dir(args.output_dir, args.overwrite)
+        make_output_dir(args.output_dir, args.overwrite)
         rows = []
         for name, folder in folders.items():
             model = DebertaExtForMaskedLM.from_pretrained(folder).eval()

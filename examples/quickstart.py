@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None):
         # Wrong flags, columns and labels end the program here, before pre-training.
         checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]
         data_args, *_ = parse(checked, TextClassificationArguments, description="")
-        claim_folder(args)
+        create_output_dir(args)
         train, validation = args.train_file, args.validation_file
         if validation is None:
             train, validation = split_data(args, data_args)
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None):
     print(f"\n{folder} holds a classifier. It predicts the same in a fresh process without hf_deberta_ext.")
 
 
-def claim_folder(args: argparse.Namespace):
+def create_output_dir(args: argparse.Namespace):
     """Create the output folder, with a file of the flags that decide its content.
 
     Raises:

@@ -424,7 +424,7 @@ def run_part(part: str, args) -> Iterator[list[dict]]:
 def main():
     args = parse_args()
     with ExitOnUserError(expected=(ValueError, OSError)):
-        measuring.claim_output_dir(args.output_dir, args.overwrite)
+        measuring.make_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
     print(measuring.environment(args), flush=True)

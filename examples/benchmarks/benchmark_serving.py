@@ -156,7 +156,7 @@ for source in ("stock", "ours"):
 
 
 def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]]:
-    """Return the inputs of a turn by the name of a column."""
+    """Return {column name: inputs of a turn}."""
     generator = torch.Generator().manual_seed(args.seed)
     columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
     if args.lengths_from is not None:
@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None):
     with ExitOnUserError(expected=(ValueError, OSError)):
         config_of(args)
         columns = list(batches(args))
-        measuring.claim_output_dir(args.output_dir, args.overwrite)
+        measuring.make_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
     print(measuring.environment(args), flush=True)

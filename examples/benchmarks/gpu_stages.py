@@ -173,7 +173,7 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 
 
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
-    """Time a kernel's launch parameters together with the parameters of the table, at each length, in the pass that it
+    """Time candidate launch parameters of a kernel and the table's current ones, at each length, in the pass that it
     belongs to.
     """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())

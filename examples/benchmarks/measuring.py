@@ -93,7 +93,7 @@ def random_batch(
     return dict(input_ids=ids, attention_mask=mask.long())
 
 
-def claim_output_dir(folder: Path, overwrite: bool):
+def make_output_dir(folder: Path, overwrite: bool):
     """Create the folder; raise ValueError if it is a file, or is not empty and must not be overwritten."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; choose another --output_dir")

@@ -175,7 +175,7 @@ def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path
 
 
 def test_layer_head_and_reach_are_chosen_and_a_profile_reaches_as_far_as_the_inputs(folders, tmp_path):
-    """A model for short texts with a table for 512 positions showed a band of noise."""
+    """Previously, a model for short texts with a table for 512 positions showed a band of noise."""
     flags = ["--attention", "--position_profile", "--layer", 1, "--head", 3]
     tokenizer = load_tokenizer(folders / "base")
     tokenizer.model_max_length = 6

@@ -98,7 +98,7 @@ def test_panels_choose_runs_metrics_and_baselines_and_a_run_that_diverged_is_nam
 
 
 def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
-    """They were drawn as a single dot."""
+    """Previously, they were drawn as a single dot."""
     history = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}, {"step": 3, "eval_loss": 1.5, "eval_macro_f1": 0.5}]
     loss, score = curves({"run": history}, [("", ["run"], ["loss", "eval_loss"]), ("", ["run"], ["eval_macro_f1"])])
     assert legend_of(loss) == ["training loss", "held-out loss (1.5)"]
@@ -109,7 +109,7 @@ def test_single_evaluations_are_lines_across_in_panels_without_a_curve(curves):
 
 
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
-    """It was drawn as a jump at the last step, although it belongs to another model."""
+    """Previously, it was drawn as a jump at the last step, although it belongs to another model."""
     scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]
     end, restored = {"step": 3, "train_runtime": 1.0}, {"step": 3, "eval_loss": 0.5, "eval_runtime": 0.1}
     for history in ([*scores, end, restored], [*scores[:2], end, scores[2]]):

@@ -359,7 +359,7 @@ def pretend_to_shard(monkeypatch):
 
 @pytest.mark.parametrize("training", ["masked lm, v2", "sift", "task", "task with sift"])
 def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pretend_to_shard, tmp_path):
-    """Only the pre-training trainer rejected these settings."""
+    """Previously, only the pre-training trainer rejected these settings."""
     borrowing, dropping = dict(share_layers="attention"), dict(hidden_dropout_prob=0.1)
     pretend_to_shard(activation_checkpointing=True, auto_wrap_policy=print)
     with pytest.raises(ValueError, match=DRAWS_ANEW):

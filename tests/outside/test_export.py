@@ -225,8 +225,8 @@ def test_a_model_is_after_an_export_as_it_was(build, inputs, monkeypatch):
 
 @pytest.mark.parametrize("name", [None, "eager", "sdpa"])
 def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
-    """Without `export_program`, torch.export failed at heads that read the [CLS] state, and chose an operator that ONNX
-    lacks.
+    """Previously, torch.export without `export_program` failed at heads that read the [CLS] state, and chose an operator
+    that ONNX lacks.
     """
     model = build(DebertaExtForSequenceClassification, "v3")
     # torch 2.6 does not distinguish an export from a compilation.

@@ -227,7 +227,7 @@ def other_start(script: str, resume: bool, in_step: Callable) -> int:
 
 @contextlib.contextmanager
 def beside_another(script: str, resume: bool, kill: bool = False):
-    """Start the same run in another process, which stays in a step until this process has ended, or is killed there."""
+    """Start the same run in another process; it stays in a step until this process ends, or is killed in that step."""
     in_step, go_on = Path("in a step"), Path("go on")
 
     def wait(trainer):
@@ -359,8 +359,8 @@ class Case:
         if code == 0:
             card = (self.folder / RUN / "README.md").read_text(encoding="utf-8")
             return (TOLD if self.fault.allowed == TOLD and self.fault.words in card else OTHER), last
-        told = last.startswith(f"{self.script}.py: error") and all(word in last for word in self.fault.words.split())
-        if code == 2 and told:
+        named_cause = last.startswith(f"{self.script}.py: error") and all(word in last for word in self.fault.words.split())
+        if code == 2 and named_cause:
             return REFUSED, last
         return SILENT, f"exit status {code}: {last}"
 

@@ -163,8 +163,8 @@ class FlagRuns:
             return str(ended)
         finally:
             logger.removeHandler(handler)
-        told = [line for line in (*lines, *(str(warning.message) for warning in warned)) if "LOAD REPORT" not in line]
-        dropped = [line for line in told if DROPPED.search(line)]
+        reported = [line for line in (*lines, *(str(warning.message) for warning in warned)) if "LOAD REPORT" not in line]
+        dropped = [line for line in reported if DROPPED.search(line)]
         assert not dropped, dropped
         names = ("model.safetensors", "adapter_model.safetensors")
         return load_file(next(file for name in names if (file := folder / name).is_file()))

@@ -164,8 +164,8 @@ def test_flags_of_trainer_shape_the_weights_or_are_refused(name, value, others, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
-    """run_squad.py accepted the flag and trained without smoothing; a multi-label run did so with only a warning in its
-    log.
+    """Previously, run_squad.py accepted the flag and trained without smoothing; a multi-label run did so with only a
+    warning in its log.
     """
     found = effect(runs, kind, "label_smoothing_factor", 0.1, {})
     expected = "acts" if kind in SMOOTHED else "refused: "
@@ -174,7 +174,7 @@ def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_an_optimizer_without_its_package_is_refused_before_anything_begins(tmp_path):
-    """Trainer's own error came only after the first output of the run."""
+    """Previously, Trainer's own error came only after the first output of the run."""
     RunArguments(str(tmp_path), optim="sgd", use_cpu=True)
     with pytest.raises((ImportError, ValueError), match="bitsandbytes"):
         RunArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True)
@@ -183,7 +183,7 @@ def test_an_optimizer_without_its_package_is_refused_before_anything_begins(tmp_
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_trains_and_evaluates_on_a_gpu(kind, runs):
-    """Pre-training counted the targets of a batch on a GPU into a tensor on the CPU."""
+    """Previously, pre-training counted the targets of a batch on a GPU into a tensor on the CPU."""
     weights = runs.run(kind, use_cpu="false", bf16="true", do_eval="true", eval_strategy="steps", eval_steps=2)
     assert all(weight.isfinite().all() for weight in weights.values())
 

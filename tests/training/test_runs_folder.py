@@ -75,7 +75,7 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(name, resume,
 
 
 def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
-    """Truncated arguments were silently ignored on resume, and not distinguished from another run's."""
+    """Previously, truncated arguments were silently ignored on resume, and not distinguished from another run's."""
 
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt

@@ -104,8 +104,8 @@ CHANGES = [
 
 @pytest.mark.parametrize(("given", "message"), CHANGES, ids=[message.partition(",")[0] for _, message in CHANGES])
 def test_a_trainer_refuses_to_go_on_with_anything_else_that_shapes_the_weights(given, message, stopped):
-    """run_mlm.py accepted other batches, precision, clipping, data and attention, and ended with other weights and status
-    0.
+    """Previously, run_mlm.py accepted other batches, precision, clipping, data and attention, and ended with other weights
+    and status 0.
     """
     with pytest.raises(ValueError, match=f"a resumed run must have the arguments that it began with: {message}"):
         resume(stopped, **given)
@@ -186,7 +186,7 @@ class Drawn(Dataset):
 
 
 def test_evaluations_and_digests_change_no_random_number(tmp_path):
-    """A data loader draws a seed whenever it starts: with dropout on CPU, --eval_steps changed the weights."""
+    """A data loader draws a seed whenever it starts: with dropout on a CPU, --eval_steps used to change the weights."""
     weights = []
     for evaluated in (False, True):
         args = TrainingArguments(
@@ -315,7 +315,9 @@ def begun(tmp_path_factory):
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_scripts_notice_that_their_files_have_changed(name, change, digest, begun, tmp_path):
-    """Scripts only compared paths, resumed with other texts and labels, and ended with other weights and status 0."""
+    """Previously, scripts only compared paths, resumed with other texts and labels, and ended with other weights and status
+    0.
+    """
     script, flags, folder = begun(name)
     shutil.copytree(folder, tmp_path / "copy")
     change(folder)
