@@ -178,10 +178,8 @@ def measure(model, file: Path, shapes: list[tuple[int, int, str]], tokens: list[
 
     Returns:
         A dict for each shape. "difference" is the largest absolute difference of any output at a real token, and "largest"
-        the
-        largest output there; "agreement" is the share of equal decisions (labels, words, ends of answers, replaced or not),
-        or
-        None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
+        the largest output there; "agreement" is the share of equal decisions (labels, words, ends of answers, replaced or
+        not), or None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
     """
     session = onnx_session(file)
     rows = []

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--draws", type=positive, default=3, help="number of draws of masked tokens for each part")
     parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save it with a longer position table")
+    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save FOLDER with LENGTH positions")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
     args = parser.parse_args(argv)

@@ -191,8 +191,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
 
     Args:
         variants (`dict`): maps a name to the backend and the argument of `set_unpadding`; if the name contains "packed",
-            the
-            texts of a batch share rows.
+            the texts of a batch share rows.
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
     # A GPU draws random weights of this size quickly.

@@ -21,8 +21,7 @@ IDS = torch.tensor([[1, 9, 7, 9, 30, 41, 9, 2]])
 @pytest.fixture
 def by_hand():
     """Build one head of size 2 whose projections are the identity. After the LayerNorm, token 1 is (1, -1) and token 2 (-1,
-    1);
-    the relative table has (r, 0) for the distance r.
+    1); the relative table has (r, 0) for the distance r.
     """
     config = DebertaExtConfig(
         vocab_size=3, hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2, norm_rel_ebd="none",

@@ -177,8 +177,7 @@ class Training:
     Args:
         build (`Callable`): (folder, **arguments) -> Trainer.
         random (`bool`, defaults to `False`): a micro-batch draws random numbers (dropout, replacements, noise). If True,
-            one
-            process is compared with two at twice the accumulation steps; otherwise at twice the rows of a micro-batch.
+            one process is compared with two at twice the accumulation steps; otherwise at twice the rows of a micro-batch.
         arguments (`tuple`, defaults to `()`): (name, value) pairs for Trainer.
     """
 

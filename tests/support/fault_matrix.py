@@ -122,7 +122,7 @@ def preload():
 
 @contextlib.contextmanager
 def after_method(name: str, action: Callable):
-    """Return a context in which `action` is called with the trainer after a method of every trainer of the package."""
+    """Return a context that calls `action` with the trainer after each call of the method `name`, in all trainers."""
     from hf_deberta_ext.training.trainer import RunTrainer
 
     method = getattr(RunTrainer, name)

@@ -9,8 +9,8 @@ def share(items: list, part: int, parts: int) -> list:
     """Return the items of share `part` of `parts`, counted from 1.
 
     The tests of a file are distributed in turn, so a new test only moves tests of the same file. `slow(always=True)` puts a
-    test in
-    every share; `slow(together=True)`, for tests that need one costly fixture, keeps these tests of a file in one share.
+    test in every share; `slow(together=True)`, for tests that need one costly fixture, keeps these tests of a file in one
+    share.
     """
     turns, kept = Counter(), []
     for item in items:

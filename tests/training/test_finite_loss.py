@@ -43,7 +43,7 @@ def trainer(request, tiny_config, shake, tmp_path):
 
 
 def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
-    """Trainer logged a loss of 0, continued training, and saved NaN weights."""
+    """Previously, Trainer logged a loss of 0, continued training, and saved NaN weights."""
     ours = trainer()
     with torch.no_grad():
         ours.model.get_input_embeddings().weight[7, 0] = torch.nan
@@ -124,11 +124,9 @@ for wrapper in ("ddp", "fsdp"):
 
 @pytest.mark.slow
 def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
-    """Gradients are averaged over the processes, so the other process trained on NaN and saved a checkpoint of it. Before
-    the last
-    micro-batch only one process raised: the other waited for it. Under FSDP both waited, because checking sharded weights
-    is a
-    collective operation.
+    """Gradients are averaged over the processes, so the other process also trained on NaN, and saved a checkpoint of it.
+    Before the last micro-batch only one process raised: the other waited for it. Under FSDP both waited, because checking
+    sharded weights is a collective operation.
     """
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")

@@ -3,8 +3,7 @@
 effect.
 
 The tables name all flags, including transformers' TrainingArguments: a flag that a new version adds fails a test until it
-is
-in one of the tables.
+is in one of the tables.
 """
 
 import dataclasses

@@ -100,7 +100,7 @@ def test_people_who_resume_with_true_go_on_from_the_last_whole_checkpoint(stoppe
 
 
 def test_a_checkpoint_has_its_name_when_all_its_files_are_on_the_disk(tmp_path, monkeypatch):
-    """Also where a checkpoint of the same name existed, which is kept until then."""
+    """A previous checkpoint with the same name is kept until then."""
     synchronised, seen, fsync, replace = set(), [], os.fsync, os.replace
 
     def record(descriptor):

@@ -46,7 +46,7 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
 
 
 def test_checkpoints_of_sharded_training_are_whole_and_those_of_the_model_alone_are_refused(tmp_path):
-    """Trainer would resume these with a new optimizer."""
+    """Trainer would resume them with a new optimizer."""
     for step, names in enumerate([("pytorch_model_fsdp_0/0", "optimizer_0/0"), ("global_step4/0",)]):
         made = checkpoint(tmp_path, step, names)
         assert resume_checkpoint(tmp_path, "last") == str(made)

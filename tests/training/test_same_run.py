@@ -158,7 +158,7 @@ def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
 
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
 def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
-    """Trainer silently takes them from the checkpoint."""
+    """Without an error, Trainer would silently use the checkpoint's values."""
     with pytest.raises(ValueError, match=f"{name} = 0.5, begun with .*{name}.*: the checkpoint holds them"):
         resume(stopped, anyway=[name], **{name: 0.5})
 
