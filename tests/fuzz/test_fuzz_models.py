@@ -260,8 +260,7 @@ def test_extreme_weights_give_finite_outputs_and_gradients(data):
     factor = data.draw(st.sampled_from([1000.0, 100.0, 1e-4]), "factor")
     if dtype == torch.float16:
         # Backward through several layers of such weights exceeds the range of float16, and LayerNorm divides values that
-        # dropout
-        # has made equal by the square root of epsilon, for every attention.
+        # dropout has made equal by the square root of epsilon, for every attention.
         factor = min(factor, 100.0)
         fields |= dict(layer_norm_eps=1e-2, hidden_dropout_prob=0, num_hidden_layers=1, conv_kernel_size=0)
         fields |= dict(emd_layers=1) if "emd_layers" in fields else {}

@@ -35,8 +35,7 @@ HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("p
 script = module_of("export_onnx")
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # A head of each family, with a convolution, one table row for each distance, types and positions as inputs, and choices.
-# Each
-# export takes seconds; the other combinations are slow.
+# Each export takes seconds; the other combinations are slow.
 CASES = [(DebertaExtForMaskedLM, "v2", {}), (DebertaExtForSequenceClassification, "v3", {})]
 NAMED = [(DebertaExtForTokenClassification, "v1", TYPES), (DebertaExtForMultipleChoice, "v3", {})]
 SLOW = [*NAMED, *(case for kind in ("v1", "v2", "v3") for head in HEADS if (case := (head, kind, {})) not in CASES + NAMED)]

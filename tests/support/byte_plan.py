@@ -12,8 +12,7 @@ import torch
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 
 # (transfers of all numbers, bytes of a transferred number, bytes of a number on every accelerator, bytes of a number that
-# are
-# split over all): float32 parameters, gradients and AdamW's moments. ZeRO also has bfloat16 parameters and gradients.
+# are split over all): float32 parameters, gradients and AdamW's moments. ZeRO also has bfloat16 parameters and gradients.
 STRATEGIES = {
     "DDP": (2, 4, 16, 0), "FSDP 2": (3, 2, 0, 16), "ZeRO 1": (2, 2, 4, 12), "ZeRO 2": (2, 2, 2, 14), "ZeRO 3": (3, 2, 0, 16),
 }  # fmt: skip

@@ -96,8 +96,7 @@ OWN_PRETRAINING_BESIDE = [
     ("warmup_steps", 2, dict(lr_scheduler_type="constant", discriminator_lr_scheduler_type="linear")),
 ]
 # Patterns of flags that are not tried: they choose models, data, columns and the script's actions; log, evaluate, save,
-# push;
-# change memory and speed, the machine and the processes; or only allow what is otherwise an error.
+# push; change memory and speed, the machine and the processes; or only allow what is otherwise an error.
 NOT_TRIED = """
     model model_name_or_path task_name .*_name data_config train_data train_file train_split text_columns? .*_columns?
     language train_language eval_languages validation_.* test_file do_.* (overwrite_)?output_dir seeds recipe streaming
