@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune several checkpoints on one or more tasks of text classification, with several seeds and learning rates each, and
-compare their scores with one another and with baselines without pre-training.
+"""Fine-tune several checkpoints on text classification tasks with several seeds and learning rates, and compare their
+scores with one another and with baselines without pre-training.
 
     python examples/compare_checkpoints.py --checkpoints "MLM=mlm" "GDES=gdes/discriminator" --random "untrained=mlm" \\
         --tasks sst2 mrpc stsb cola rte --data_folder glue --seeds 1 2 3 --learning_rates 1e-4 3e-4 5e-4 --output_dir scores
@@ -9,13 +9,14 @@ compare their scores with one another and with baselines without pre-training.
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label \\
         --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir mine
 
-Each checkpoint is fine-tuned as by run_glue.py, whose flags are all accepted (--max_steps, --recipe, ...): its runs, models
-and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. Of several learning rates, the table has
-the one with the best mean on the validation data, followed by the means of the others. Rows of similar length are trained on
-together. On a CPU small models train faster with `--jobs 2`: two processes at a time, with half of the threads each.
+Each checkpoint is fine-tuned as by run_glue.py, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
+Runs, models and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. With several learning
+rates, the table shows the rate with the best mean on the validation data, then the means of the other rates. Batches
+contain rows of similar length. On a CPU, small models train faster with `--jobs 2`: two processes at a time, with half of
+the threads each.
 
-Writes results.json after each checkpoint, then table.md and a figure for each task. The same command again resumes; you can
-add checkpoints, tasks and rates, but other settings need another folder.
+Writes results.json after each checkpoint, then table.md and a figure for each task. Run the same command again to resume;
+you can add checkpoints, tasks and rates, but other settings need another folder.
 """
 
 import argparse
@@ -46,17 +47,17 @@ from hf_deberta_ext.training.digests import json_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-# Of run_glue.py's flags, where the command line names no other value.
+# Defaults for run_glue.py's flags in this script.
 DEFAULTS = (
     "--learning_rate 2e-5 --num_train_epochs 3 --warmup_steps 0.1 --weight_decay 0.01 --per_device_train_batch_size 32 "
     "--max_seq_length 128 --train_sampling_strategy group_by_length --eval_strategy epoch --save_strategy no"
 ).split()
-# Small training sets, for which three epochs are few.
+# Small training sets, which need more than three epochs.
 MORE_EPOCHS = dict.fromkeys(("cola", "mrpc", "rte", "stsb", "wnli"), ("--num_train_epochs", "10"))
 
 
 class Run(NamedTuple):
-    """A checkpoint on a task, "" without --tasks, at one learning rate, with all seeds."""
+    """Runs of one checkpoint on one task ("" without --tasks) at one learning rate, with all seeds."""
 
     task: str
     name: str
@@ -66,17 +67,17 @@ class Run(NamedTuple):
 
 
 def main(argv: list[str] | None = None):
-    more = "All other flags are those of run_glue.py: python examples/run_glue.py --help_all"
+    more = "All flags of run_glue.py are accepted, see python examples/run_glue.py --help_all"
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False, epilog=more)
     add = parser.add_argument
-    add("--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the others are compared with the first")
-    add("--random", nargs="+", default=[], help="NAME=FOLDER: its architecture with random weights")
-    add("--tasks", nargs="+", default=[], help="tasks of GLUE, in place of --task_name or files")
-    add("--data_folder", type=Path, help="with TASK/train.* and TASK/validation.*, .tsv or .jsonl.gz; default: the Hub")
-    add("--seeds", nargs="+", default=["1", "2", "3"], help="seeds of new weights, dropout and order; default: 1 2 3")
-    add("--learning_rates", nargs="+", default=[], help="all are tried with all seeds")
-    add("--jobs", type=int, default=1, help="number of processes, which share the threads; default: 1")
+    add("--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the first is the reference")
+    add("--random", nargs="+", default=[], help="NAME=FOLDER: train its architecture from random weights")
+    add("--tasks", nargs="+", default=[], help="GLUE tasks, instead of --task_name or files")
+    add("--data_folder", type=Path, help="folder with TASK/train.* and TASK/validation.*, .tsv or .jsonl.gz (default: Hub)")
+    add("--seeds", nargs="+", default=["1", "2", "3"], help="seeds of new weights, dropout and data order (default: 1 2 3)")
+    add("--learning_rates", nargs="+", default=[], help="learning rates, each tried with all seeds")
+    add("--jobs", type=int, default=1, help="number of processes, which share the threads (default: 1)")
     add("--output_dir", type=Path, required=True)
     args, flags = parser.parse_known_args(argv)
     with ExitOnUserError() as program:
@@ -99,7 +100,7 @@ def main(argv: list[str] | None = None):
         for task, name, rate, prepared, _ in runs:
             if task not in results["baselines"]:
                 results["baselines"][task] = prepared.data.baselines
-            # A cached property: the same rows give the same numbers.
+            # Cached: the digest of the same rows is the same.
             vars(prepared.data)["baselines"] = results["baselines"][task]
             results["scores"].setdefault(task, {}).setdefault(name, {})[rate] = train_and_report(prepared)
             replace_text(file, json.dumps(results, indent=2) + "\n")
@@ -110,38 +111,38 @@ def read_sources(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Read {name: {folder, random, fingerprint}} of --checkpoints and --random.
 
     Raises:
-        ValueError: nothing to compare, an entry that is not NAME=FOLDER, or a repeated name.
+        ValueError: if there is no checkpoint, an entry is not NAME=FOLDER, or a name is repeated.
     """
     sources: dict[str, dict[str, Any]] = {}
     for option in ("checkpoints", "random"):
         for entry in getattr(args, option):
             name, equals, folder = entry.partition("=")
             if not (equals and name and folder) or Path(name).name != name:
-                raise ValueError(f"--{option} takes NAME=FOLDER, got {entry!r}")
+                raise ValueError(f"--{option} must be NAME=FOLDER, got {entry!r}")
             if name in sources:
-                raise ValueError(f"two checkpoints are named {name!r}: give each another name")
+                raise ValueError(f"two checkpoints are named {name!r}: use a different name for each")
             files = []
             for pattern in ("config.json", "tokenizer.json", "spm.model", "*.safetensors"):
                 files += Path(folder).glob(pattern)
             sources[name] = dict(folder=folder, random=option == "random", fingerprint=digest(files))
     if not sources:
-        raise ValueError("there is nothing to fine-tune: give --checkpoints NAME=FOLDER ...")
+        raise ValueError("nothing to fine-tune: pass --checkpoints NAME=FOLDER ...")
     return sources
 
 
 def data_flags(task: str, folder: Path | None) -> list[str]:
-    """Return flags of run_glue.py for a task of --tasks."""
+    """Return run_glue.py's data flags for a task of --tasks."""
     flags = ["--task_name", task]
     if folder is not None:
         for split in ("train", "validation"):
-            # MNLI's matched set comes before the mismatched one. A file that is not there is refused where it is read.
+            # MNLI's matched set comes before the mismatched one. A missing file raises an error when it is read.
             files = [*sorted(Path(folder, task).glob(f"{split}*.*")), Path(folder, task, f"{split}.jsonl")]
             flags += [f"--{split}_file", str(files[0])]
     return flags
 
 
 def fine_tuning_flags(source: dict[str, Any], args: argparse.Namespace, flags: list[str], folder: Path, rate: str):
-    """Return flags of run_glue.py that fine-tune a checkpoint."""
+    """Return run_glue.py's flags that fine-tune a checkpoint."""
     argv = [*DEFAULTS, *flags, "--model_name_or_path", source["folder"]]
     if rate:
         folder = folder / f"rate-{rate}"
@@ -153,16 +154,16 @@ def fine_tuning_flags(source: dict[str, Any], args: argparse.Namespace, flags: l
 
 
 def prepare_run(flags: list[str]) -> PreparedRun:
-    """Read and check the data and the model of a fine-tuning as run_glue.py does; the model is not kept."""
+    """Read and check the data and the model of a fine-tuning run as run_glue.py does; the model is not kept."""
     prepared = prepare(TextClassificationData, *parse(flags, TextClassificationArguments, description=__doc__ or ""))
     return dataclasses.replace(prepared, model=None)
 
 
 def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
-    """Train all seeds of the runs by run_glue.py, `jobs` processes at a time.
+    """Train all seeds of the runs with run_glue.py, `jobs` processes at a time.
 
     Raises:
-        ChildProcessError: a process failed; it has said why.
+        ChildProcessError: if a process fails; it has printed the reason.
     """
     threads = max(1, torch.get_num_threads() // jobs)
 
@@ -170,12 +171,12 @@ def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
         folder = Path(run.prepared.args.output_dir)
         if all(is_finished(folder / f"seed-{seed}") for seed in run.prepared.args.seeds):
             return
-        # The process locks its folder itself.
+        # Each process locks its own folder.
         unlock_folders(folder)
         command = [sys.executable, Path(__file__).with_name("run_glue.py"), *run.flags]
-        # tqdm's own variables: a line on the terminal for each process.
+        # tqdm's own variables: each process gets its own line on the terminal.
         settings = dict(TQDM_POSITION=str(number % jobs), TQDM_DESC=run.name, OMP_NUM_THREADS=str(threads))
-        # Its tables are printed here, in order.
+        # The tables are printed here, in order.
         done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.DEVNULL)
         if done.returncode:
             raise ChildProcessError(f"fine-tuning {run.name} in {folder} ended with exit status {done.returncode}")
@@ -185,10 +186,10 @@ def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
 
 
 def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
-    """Read results.json, or begin it.
+    """Read results.json, or create it.
 
     Raises:
-        ValueError: it was made from other data, or from other weights of the same name.
+        ValueError: if it was made from other data, or from other weights with the same name.
     """
     results = dict(data={}, checkpoints={}, baselines={}, scores={})
     if file.is_file():
@@ -197,33 +198,33 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
         data_args = prepared.data_args
         data = digest([Path(path.rpartition("=")[2]) for path in (*data_args.train_file, *data_args.validation_file)])
         if results["data"].setdefault(task, data) != data:
-            raise ValueError(f"the data are not those from which {file} was made: choose another --output_dir")
+            raise ValueError(f"the data differ from the data of {file}: choose another --output_dir")
     for name, source in sources.items():
         if results["checkpoints"].get(name, source) != source:
             raise ValueError(
-                f"{name!r} is not the checkpoint from which {file} was made: rename it, or choose another --output_dir"
+                f"{name!r} has other weights than its entry in {file}: rename it, or choose another --output_dir"
             )
     results["checkpoints"] |= sources
     return results
 
 
 def digest(files: list[Path]) -> str | None:
-    """Return the digest of the contents of files; None without files, as of a Hub id."""
+    """Return the digest of the contents of files; None without files, such as for a Hub id."""
     if not files:
         return None
     return json_digest([digest_of(file) for file in sorted(files)])
 
 
 def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
-    """Write table.md, a row for each baseline and checkpoint of each task, and a figure for each task."""
+    """Write table.md, with a row for each baseline and checkpoint of each task, and a figure for each task."""
     lines = [("task", "metrics", "classifier", "learning rate", "score", f"difference from {runs[0].name}")]
     for task in dict.fromkeys(run.task for run in runs):
         lines += task_rows(task, [run for run in runs if run.task == task], results, folder)
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
-        "the last epoch. Of several learning rates, the one with the best mean on these validation rows, and the means of "
-        "the others. The difference is in the metric of the figure, with the p value of Student's t test (two-sided). It "
-        "only reflects variation across seeds: the validation rows, the same for all, are a sample too."
+        "the last epoch. With several learning rates: the rate with the best mean on these validation rows, then the means "
+        "of the other rates. The difference is in the metric of the figure, with the p-value of Student's t test "
+        "(two-sided), which only reflects variation across seeds, not the choice of the validation rows."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")
@@ -232,7 +233,7 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
 def task_rows(task: str, runs: list[Run], results: dict[str, Any], folder: Path) -> list[tuple[str, ...]]:
     """Return the rows of a task, and draw its figure."""
     prepared, scores, baselines = runs[0].prepared, results["scores"][task], results["baselines"][task]
-    # All metrics in a cell; the task's own chooses the rate and is compared.
+    # One cell has all metrics; the task's main metric selects the rate and is compared.
     metrics = [key for key in scores[runs[0].name][runs[0].rate] if key.startswith("eval_") and key != "eval_loss"]
     own = next(key for key in metrics if key.endswith(f"_{prepared.task.metric}"))
     titles = [key.removeprefix("eval_") for key in metrics]

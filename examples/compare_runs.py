@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the logs of several runs into one figure, and put their last evaluations into one table.
+"""Draw the logs of several runs in one figure, and compare their last evaluations in one table.
 
     python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" \\
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
-Several folders with one name are seeds: the table gives mean and standard deviation, and the difference in the first metric
-from the first run with the p value of Student's t test; the figure shows the first of them. Writes comparison.png,
-comparison.md and comparison.json into the output folder, and for runs of run_rtd.py embedding_similarity.png: how alike the
-word embeddings of generator and discriminator are at the end.
+Several folders with the same name are seeds of one run: the table gives mean and standard deviation, and the difference
+from the first run in the first metric with the p value of Student's t test; the figure shows the first seed. Writes
+comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py
+embedding_similarity.png, the final similarity of the word embeddings of generator and discriminator.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, with the output folder of a run")
-    parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; a panel and a column each")
+    parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, the output folder of a run")
+    parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; one panel and column each")
     parser.add_argument("--output_dir", type=Path, default=Path("comparison"), help="folder to write to")
     return parser.parse_args(argv)
 
@@ -35,14 +35,14 @@ def read_runs(runs: list[str]) -> dict[str, list[list[dict]]]:
     """Read the log of each folder, by the name of the run.
 
     Raises:
-        ValueError: an entry is not NAME=FOLDER, or a folder has no trainer_state.json.
+        ValueError: if an entry is not NAME=FOLDER, or a folder has no trainer_state.json.
     """
     histories: dict[str, list[list[dict]]] = {}
     for entry in runs:
         name, equals, folder = entry.partition("=")
         file = Path(folder, "trainer_state.json")
         if not equals:
-            raise ValueError(f"--runs takes NAME=FOLDER, got {entry!r}")
+            raise ValueError(f"--runs must be NAME=FOLDER, got {entry!r}")
         if not file.is_file():
             raise ValueError(f"there is no {file}: {folder} is not the output folder of a finished run")
         histories.setdefault(name, []).append(json.loads(file.read_text(encoding="utf-8"))["log_history"])
@@ -58,25 +58,25 @@ def last_entry(history: list[dict], metric: str) -> dict | None:
 
 
 def check_objectives(histories: dict[str, list[list[dict]]]):
-    """Refuse to compare sums of losses of different objectives.
+    """Check that no sums of losses of different objectives are compared.
 
     Raises:
-        ValueError: the runs log different terms of the loss.
+        ValueError: if the runs log different terms of the loss.
     """
     terms = {}
     for name, (history, *_) in histories.items():
         logged = {key for entry in history for key in entry if re.fullmatch("eval_.+_loss", key)}
-        terms[name] = ", ".join(sorted(logged)) or "a loss alone"
+        terms[name] = ", ".join(sorted(logged)) or "only a loss"
     if len({*terms.values()}) > 1:
         shown = "; ".join(f"{name}: {losses}" for name, losses in terms.items())
-        raise ValueError(f"the losses of these runs are sums of different objectives ({shown}): give other --metrics")
+        raise ValueError(f"the losses of these runs are sums of different objectives ({shown}): choose different --metrics")
 
 
 def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dict:
-    """Summarise {run: {metric: {mean, standard_deviation, values, steps}}}.
+    """Summarise the logs as {run: {metric: {mean, standard_deviation, values, steps}}}.
 
     Raises:
-        ValueError: a run did not log a metric.
+        ValueError: if a run did not log a metric.
     """
     summary: dict[str, dict[str, dict]] = {}
     for name, logs in histories.items():
@@ -104,7 +104,9 @@ def similarities(histories: dict[str, list[list[dict]]]) -> dict[str, dict[str, 
 
 
 def table(summary: dict, metrics: list[str]) -> str:
-    """Write a row for each run; if there are seeds, with its difference in the first metric from the first run."""
+    """Return a table with a row for each run and, if there are several seeds, its difference from the first run in the
+    first metric.
+    """
     baseline = next(iter(summary))
     expected = summary[baseline][metrics[0]]["values"]
     has_seeds = any(len(row[metrics[0]]["values"]) > 1 for row in summary.values())
@@ -126,7 +128,7 @@ def table(summary: dict, metrics: list[str]) -> str:
 
 
 def difference(values: list[float], first: list[float], form: str = "+.2f") -> str:
-    """Write the difference of means, and the p value of Student's t test (equal variances, two-sided)."""
+    """Format the difference of means and the p value of Student's t test (equal variances, two-sided)."""
     gap = format(statistics.mean(values) - statistics.mean(first), form)
     if min(len(values), len(first)) < 2:
         return f"{gap} (one seed: noise unknown)"

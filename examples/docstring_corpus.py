@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a text corpus that every Python has, and a task: which package of the library is the summary of a docstring from?
+"""Make a text corpus from Python's docstrings, and a classification task: the package that a docstring's summary is from.
 
-They depend on the Python version (3.11: 8,200 docstrings of 270,000 words).
+Both depend on the Python version (3.11: 8,200 docstrings with 270,000 words).
 """
 
 import ast
@@ -14,11 +14,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-# The classes: in every Python from 3.10 on, also where tkinter, idlelib and distutils are packaged apart or gone.
+# Classes of the task. They exist in every Python from 3.10 on, even if tkinter, idlelib and distutils are packaged
+# separately.
 PACKAGES = tuple("asyncio decimal email http importlib logging multiprocessing turtle unittest xml".split())
 MASK_WORD = "module"
 
-# decimal's own docstrings are in the Python twin of its C module.
+# decimal's own docstrings are in the Python version of its C module.
 _ALIASES = {"_pydecimal": "decimal"}
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "_bundled", "lib-dynload", "__pycache__"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -27,7 +28,7 @@ _WITH_STATEMENTS = (ast.mod, ast.stmt, ast.ExceptHandler, ast.match_case)
 
 @dataclass(frozen=True)
 class Docstring:
-    """A docstring, the dotted module that it is in, and that module's top-level package."""
+    """A docstring, the dotted name of its module, and that module's top-level package."""
 
     text: str
     module: str
@@ -35,7 +36,7 @@ class Docstring:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree of a file, or None for the few that are broken on purpose."""
+    """Return the syntax tree of a file, or None for files with deliberate syntax errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -45,7 +46,7 @@ def _parse(path: Path) -> ast.Module | None:
 
 
 def _documented(node: ast.AST):
-    """Iterate over the modules, classes and functions at and below `node`, in the order of the file."""
+    """Yield the documented modules, classes and functions at and below `node`, in file order."""
     if isinstance(node, _DOCUMENTED):
         yield node
     for child in ast.iter_child_nodes(node):
@@ -54,12 +55,13 @@ def _documented(node: ast.AST):
 
 
 def collect_docstrings(root: Path | None = None) -> list[Docstring]:
-    """Collect every docstring below `root` (*optional*; the standard library), once, in the order of the sorted paths.
+    """Collect each docstring below `root` (*optional*; default: the standard library) once, in the order of the sorted
+    paths.
 
     Files are parsed, never imported. Tests, installed packages and bundled wheels are left out.
 
     Raises:
-        ValueError: there is no docstring at all (a standard library without its sources).
+        ValueError: if there are no docstrings (a standard library without its sources).
     """
     root = Path(sysconfig.get_paths()["stdlib"] if root is None else root)
     entries: dict[str, Docstring] = {}
@@ -79,13 +81,14 @@ def collect_docstrings(root: Path | None = None) -> list[Docstring]:
 
 
 def class_names(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> set[str]:
-    """Return the names that would give a class away: the packages and all of their submodules, in lower case."""
+    """Return the names that reveal a class: the packages and all their submodules, in lower case."""
     modules = [part for entry in docstrings if entry.package in packages for part in entry.module.split(".")]
     return {name.strip("_").lower() for name in (*packages, *modules)} - {"", "main", "init"}
 
 
 def mask_names(text: str, names: set[str]) -> str:
-    """Replace each of `names`, or its plural, in any case and inside dotted_names, by "module"; a chain by one.
+    """Replace each of `names` or its plural, in any case and inside dotted_names, by "module"; a chain becomes one
+    "module".
 
     `xml.dom.Node`, `_xml_parser`, `XML's` become `module.Node`, `_module_parser`, `module's`; `xmlfile` stays.
     """
@@ -95,7 +98,7 @@ def mask_names(text: str, names: set[str]) -> str:
 @functools.lru_cache(maxsize=8)
 def _name_pattern(names: frozenset[str]) -> re.Pattern:
     any_name = "|".join(sorted(map(re.escape, names), key=lambda name: (-len(name), name)))
-    # Underscores separate words here, where they would join them for \b.
+    # Underscores separate words here, although \b treats them as letters.
     name = rf"(?<![^\W_])(?:{any_name})s?(?![^\W_])"
     return re.compile(rf"{name}(?:\.{name})*", flags=re.IGNORECASE)
 
@@ -103,11 +106,11 @@ def _name_pattern(names: frozenset[str]) -> re.Pattern:
 def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, int]]:
     """Return the classification examples (masked text, index of the package).
 
-    Texts are summaries, the first paragraph of a docstring on one line. Those of fewer than 5 words are dropped; so are
-    repetitions after masking, and texts of several packages.
+    Texts are summaries: the first paragraph of a docstring on one line. Summaries of fewer than 5 words, duplicates after
+    masking, and texts that occur in several packages are dropped.
 
     Raises:
-        ValueError: a package has fewer than 10 examples.
+        ValueError: if a package has fewer than 10 examples.
     """
     names = class_names(docstrings, packages)
     owners: dict[str, set[str]] = {}
@@ -117,7 +120,7 @@ def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKA
         if entry.package not in packages or len(words) < 5:
             continue
         text = mask_names(" ".join(words), names)
-        # Equal for texts that are the same to the task.
+        # Equal for texts that the task cannot distinguish.
         key = text.lower()
         owners.setdefault(key, set()).add(entry.package)
         texts.setdefault(key, (text, packages.index(entry.package)))
@@ -132,12 +135,12 @@ def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKA
 def split_by_package(
     examples: list[tuple[str, int]], seed: int = 0, test: float = 0.45
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Split texts for training and test, every label with the same shares, rounded, and at least one text in each.
+    """Split texts for training and test. Every label has the same proportions, rounded, and at least one text in each part.
 
     Args:
         examples (`list[tuple[str, int]]`): texts and labels; each label needs two texts.
-        seed (`int`): decides which text goes where.
-        test (`float`): share of the second part, in (0, 1).
+        seed (`int`): seed of the random split.
+        test (`float`): share of the test part, in (0, 1).
     """
     rng = random.Random(seed)
     to_train, to_test = [], []

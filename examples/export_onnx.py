@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a model as ONNX, in float32 and int8, and measure both files against the model in torch.
+"""Export a model to ONNX, in float32 and int8, and compare both files with the PyTorch model.
 
-A fine-tuned classifier, with the accuracy of all three on rows of a file, and inputs taken from a text:
+A fine-tuned classifier, with the accuracy of all three on the rows of a file, and inputs taken from a text:
 
     python examples/export_onnx.py --model sst2 --output onnx/model.onnx --int8 --text_file article.txt \\
         --rows_file validation.jsonl --text_columns sentence --label_column label
 
-Without --model it takes a classifier of v3-xsmall's shape with random weights, 3 layers, 8,000 words; a minute on two cores:
+Without --model, a classifier of v3-xsmall's shape with random weights, 3 layers and 8,000 words; a minute on two cores:
 
     python examples/export_onnx.py --int8 --output random/model.onnx
 
-Beside the file come model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table shows the largest
+The same folder gets model_int8.onnx (with --int8) and parity.json, which holds all numbers. The table shows the largest
 absolute difference of any output at a real token, the share of equal decisions (labels, words, ends of answers), and the
-time of a call relative to torch: medians of calls in turns, with the same number of threads. The exit
-status is 1 if the float32 file is further from the model than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
+time of a call relative to torch: medians of alternating calls, with the same number of threads. The exit status is 1 if the
+float32 file differs from the model by more than rounding explains. Needs `pip install 'hf_deberta_ext[onnx]'`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ TASKS = {
     "multiple-choice": hf_deberta_ext.DebertaExtForMultipleChoice,
 }
 RANDOM = dict(preset="v3-xsmall", num_hidden_layers=3, vocab_size=8000)
-# Relative to the largest output: float32 has 24 bits, and a hundred rounded sums are behind each.
+# Relative to the largest output: float32 has 24 bits, and an output accumulates about a hundred rounded sums.
 ROUNDING = 1e-4
 
 
@@ -56,29 +56,29 @@ def main(argv: list[str] | None = None) -> dict:
         results = run(args)
     worst = max(row["difference"] / max(row["largest"], 1e-12) for row in results["parity"]["float32"])
     if worst > ROUNDING:
-        sys.exit(f"export_onnx: {args.output} is off by {worst:.1e} of the largest output, more than {ROUNDING:.0e}")
+        sys.exit(f"export_onnx: {args.output} differs by {worst:.1e} of the largest output, more than {ROUNDING:.0e}")
     return results
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or Hub id of a model, ours or a stock DeBERTa; none: random weights")
-    parser.add_argument("--task", default="auto", choices=["auto", *TASKS], help="auto: what the model was saved as")
+    parser.add_argument("--model", help="folder or Hub id of a DeBERTa model (default: random weights)")
+    parser.add_argument("--task", default="auto", choices=["auto", *TASKS], help="task (auto: as the model was saved)")
     parser.add_argument("--output", type=Path, default=Path("onnx/model.onnx"))
-    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
+    parser.add_argument("--overwrite", action="store_true", help="overwrite the files of an earlier run")
     parser.add_argument("--opset", type=int, default=18)
-    parser.add_argument("--int8", action="store_true", help="write model_int8.onnx too: dynamic quantisation")
-    parser.add_argument("--int8_embeddings", action="store_true", help="with --int8: the embeddings as well")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[1, 16, 128, 600], help="tokens of measured inputs")
-    parser.add_argument("--batch", type=positive, default=2, help="rows of measured inputs; every second one is padded")
-    parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each side (default 5)")
-    parser.add_argument("--text_file", type=Path, help="inputs are taken from this text; none: random tokens")
+    parser.add_argument("--int8", action="store_true", help="also write model_int8.onnx (dynamic quantisation)")
+    parser.add_argument("--int8_embeddings", action="store_true", help="with --int8: also quantise the embeddings")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[1, 16, 128, 600], help="input lengths to measure")
+    parser.add_argument("--batch", type=positive, default=2, help="rows of these inputs; every second one is padded")
+    parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each model (default 5)")
+    parser.add_argument("--text_file", type=Path, help="take the inputs from this text (default: random tokens)")
     parser.add_argument(
-        "--rows_file", type=Path, help="csv, tsv, json, jsonl, parquet: measure the accuracy of a classifier on it"
+        "--rows_file", type=Path, help="measure a classifier's accuracy on this file (csv, tsv, json, jsonl, parquet)"
     )
-    parser.add_argument("--text_columns", nargs="+", default=["sentence"], help="one, or two for pairs")
-    parser.add_argument("--label_column", default="label", help="numbers or names of labels")
-    parser.add_argument("--threads", type=positive, help="of torch and onnxruntime")
+    parser.add_argument("--text_columns", nargs="+", default=["sentence"], help="columns of the text; two for pairs")
+    parser.add_argument("--label_column", default="label", help="column with numbers or names of labels")
+    parser.add_argument("--threads", type=positive, help="number of threads of torch and onnxruntime")
     args = parser.parse_args(argv)
     if args.int8_embeddings and not args.int8:
         parser.error("--int8_embeddings needs --int8")
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> dict:
     tokens = rows = None
     if args.text_file is not None or args.rows_file is not None:
         if args.model is None:
-            raise ValueError("--text_file and --rows_file need a --model, which has a tokenizer")
+            raise ValueError("--text_file and --rows_file need a tokenizer: pass --model")
         tokenizer = load_tokenizer(args.model)
         check_tokenizer(tokenizer, model)
         if args.rows_file is not None:
@@ -111,14 +111,14 @@ def run(args: argparse.Namespace) -> dict:
     # 3. Measure
     lengths, limit = args.lengths, model.config.max_position_embeddings
     if reads_absolute_positions(model) and max(lengths) > limit:
-        print(f"The model reads absolute positions, so longer inputs than {limit} tokens are cut to that.")
+        print(f"The model reads absolute positions, so inputs are truncated to {limit} tokens.")
         lengths = sorted({min(length, limit) for length in lengths})
     shapes = [(1, length, "none") for length in lengths]
     shapes += [(args.batch, length, "right") for length in lengths if length > 1 and args.batch > 1]
     parity, sizes = {}, {}
     for name, file in files.items():
         parity[name] = measure(model, file, shapes, tokens, args.repeats)
-        # With its data file.
+        # Including its data file.
         sizes[name] = sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*"))
     results = {
         "model": args.model or "random weights: " + ", ".join(f"{name} {value}" for name, value in RANDOM.items()),
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> dict:
         if name != "torch":
             print(f", {100 * score['agreement']:.2f} % of the decisions as torch", end="")
     print()
-    # The folder may be published, and the model's path is this machine's affair.
+    # The folder may be published, so the model's local path is left out.
     results["model"] = Path(results["model"]).name
     file = args.output.with_name("parity.json")
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -160,26 +160,26 @@ def load(args: argparse.Namespace):
     if model_class is None:
         (saved_as,) = DebertaExtConfig.from_pretrained(args.model).architectures or ["nothing"]
         for candidate in TASKS.values():
-            # Stock models have the same heads: DebertaV2ForMaskedLM.
+            # transformers' models have the same heads: DebertaV2ForMaskedLM.
             if candidate.__name__.partition("For")[2] == saved_as.partition("For")[2]:
                 model_class = candidate
     if model_class is None:
         raise ValueError(f"{args.model} was saved as {saved_as}; choose a --task: {', '.join(TASKS)}")
-    # Checkpoints in half precision run in float32 everywhere.
+    # Checkpoints in half precision run in float32 on both sides.
     return model_class.from_pretrained(args.model, dtype=torch.float32).eval()
 
 
 def measure(model, file: Path, shapes: list[tuple[int, int, str]], tokens: list[int] | None = None, repeats: int = 1):
-    """Compare an ONNX file with its model on the same inputs, and time both in turns.
+    """Compare an ONNX file with its model on the same inputs, and time both alternately.
 
     Args:
-        shapes (`list[tuple[int, int, str]]`): Batch, length, and padding ("none", "right" or "left") of the inputs.
-        tokens (`list[int]`, *optional*): Token ids of a text, from which the rows are taken; None: random.
+        shapes (`list[tuple[int, int, str]]`): batch size, length, and padding ("none", "right" or "left") of the inputs.
+        tokens (`list[int]`, *optional*): token ids of a text, from which the rows are taken; None for random tokens.
 
     Returns:
-        A dict for each shape. "difference" is the largest absolute difference of any output at a real token, "largest" the
-        largest output there; "agreement" the share of equal decisions (labels, words, ends of answers, replaced or not),
-        None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
+        A dict for each shape. "difference" is the largest absolute difference of any output at a real token, and "largest"
+        the largest output there; "agreement" is the share of equal decisions (labels, words, ends of answers, replaced or
+        not), or None for an encoder and for regression; "torch_seconds" and "onnx_seconds" are medians.
     """
     session = onnx_session(file)
     rows = []
@@ -267,7 +267,7 @@ def table(parity: dict[str, list[dict]]) -> str:
 def encode(args: argparse.Namespace, tokenizer, model) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     """Return batches of rows of similar length: inputs and labels."""
     if not isinstance(model, DebertaExtForSequenceClassification):
-        raise ValueError(f"--rows_file is for text classification, and this is a {type(model).__name__}")
+        raise ValueError(f"--rows_file needs a text classifier, got {type(model).__name__}")
     table = read_files(args.rows_file, source="--rows_file")
     check_columns(table, [*args.text_columns, args.label_column], source=f"{args.rows_file}")
     rows = table.to_list()

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that this package claims of a GPU, shown and timed by one command, and the kernels tuned for that GPU.
+"""Check and time all that this package claims about GPUs with one command, and tune the kernels for your GPU.
 
-    # one GPU, nine minutes; the same command again goes on with what is missing
+    # one GPU, nine minutes; run the same command again to resume
     python examples/gpu_study.py --output_dir study
     # every stage with tiny shapes on a CPU, under a minute; Triton's interpreter runs the kernels
     python examples/gpu_study.py --output_dir tried --dry_run
 
 Stages, each in a process with its own time limit: `machine` (rate of matrix products), `correctness` (every backend against
-float64), `times` (attention and whole models beside transformers, BERT, ModernBERT, disentangled-flash and flashdeberta if
-they are installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch parameters of the
-kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (those that are
-marked gpu).
+float64), `times` (attention and whole models compared with transformers, BERT, ModernBERT, and disentangled-flash and
+flashdeberta if installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch parameters of
+the kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (the tests
+with the mark gpu).
 
-A result is a line of results.jsonl as soon as it is known. After each stage report.md, CSV files and figures are written
-again, and triton_launches.py: importing it sets the measured launch parameters. Each case of `times` and `lengths` is the
-flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was cut. Linux, about 40 GB
-of GPU memory; on smaller ones the largest cases say that they do not fit.
+Each result is at once appended to results.jsonl. After each stage, report.md, CSV files and figures are rewritten, and also
+triton_launches.py: importing it sets the measured launch parameters. Each case of `times` and `lengths` is named by the
+flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was stopped. Needs Linux
+and about 40 GB of GPU memory; on smaller GPUs the largest cases report that they do not fit.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import traceback
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
-# Shares of the minutes; what a stage leaves is for the others.
+# Shares of the time limit; unused time goes to the other stages.
 STAGES = dict(machine=0.5, correctness=3, times=4, lengths=1, tuning=3, training=2, tests=3)
 # Packages are imported once, for all processes.
 FORK = multiprocessing.get_context("fork")
@@ -39,23 +39,25 @@ FORK = multiprocessing.get_context("fork")
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("study"), help="of this run, or one to go on with")
-    parser.add_argument("--minutes", type=float, default=9, help="for all stages (default 9)")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="default: all, in this order")
+    parser.add_argument("--output_dir", type=Path, default=Path("study"), help="output folder; an earlier one is resumed")
+    parser.add_argument("--minutes", type=float, default=9, help="time limit of all stages (default 9)")
     parser.add_argument(
-        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="processes that compile"
+        "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="stages to run (default: all, in this order)"
     )
-    parser.add_argument("--dry_run", action="store_true", help="every stage with tiny shapes on a CPU")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="number of processes that compile"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="run every stage with tiny shapes on a CPU")
     args = parser.parse_args(argv)
     if not args.minutes > 0:
         parser.error(f"--minutes must be positive, got {args.minutes}")
     args.device, args.results = "cuda", args.output_dir / "results.jsonl"
     if args.dry_run:
         args.device = "cpu"
-        # Compiling takes longer than all the rest.
+        # Compiling takes longer than everything else.
         os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         args.jobs = 1
-    # CUDA does not survive a fork; so torch asks NVML whether it is there.
+    # CUDA does not survive a fork, so torch asks NVML whether there is a device.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import gpu_stages
 
@@ -65,18 +67,18 @@ def main(argv: list[str] | None = None) -> int:
         child.start()
         child.join()
         if child.exitcode:
-            parser.error("torch sees no CUDA device here; --dry_run tries every stage on a CPU")
+            parser.error("torch finds no CUDA device; use --dry_run to try every stage on a CPU")
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         device = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     name_file = args.output_dir / "device.txt"
     if name_file.is_file() and name_file.read_text(encoding="utf-8") != device:
-        parser.error(f"{args.output_dir} holds results of another device than {device}: choose another --output_dir")
+        parser.error(f"{args.output_dir} holds results of a device other than {device}: choose another --output_dir")
     name_file.write_text(device, encoding="utf-8")
     with args.results.open("a", encoding="utf-8") as file:
-        # Ends a line that was cut.
+        # Completes a truncated line.
         file.write("\n")
-    # Ends the process of a stage too.
+    # This also ends the process of a stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     problems, end = [], time.monotonic() + 60 * args.minutes
     for place, name in enumerate(args.stages):
@@ -99,7 +101,7 @@ def note(results: Path, **line):
 
 
 def latest(results: Path, offset: int = 0) -> dict[tuple[str, str], dict]:
-    """The last line of each case, by stage and case, of those from `offset` on; a line that was cut is left out."""
+    """Return the last line of each case, by stage and case, after `offset` lines; a truncated line is left out."""
     lines = {}
     with results.open(encoding="utf-8") as file:
         file.seek(offset)
@@ -113,10 +115,10 @@ def latest(results: Path, offset: int = 0) -> dict[tuple[str, str], dict]:
 
 
 def work(name: str, cases: list[str], args: argparse.Namespace):
-    """The process of a stage: a line of the results when a case begins, and when it is done or has failed."""
+    """Run the cases of a stage; append a line to the results when a case starts, and when it ends or fails."""
     import gpu_stages
 
-    # One signal ends this process and all that it starts.
+    # One signal ends this process and all its child processes.
     os.setsid()
     with (args.output_dir / f"{name}.log").open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
@@ -139,7 +141,7 @@ def work(name: str, cases: list[str], args: argparse.Namespace):
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             note(args.results, stage=name, case=case, state="failed", error=reason)
             if gpu_stages.FATAL.search(reason):
-                # Nothing works any more in this process.
+                # The process cannot be used any more.
                 os._exit(1)
         else:
             seconds = round(time.monotonic() - began, 1)
@@ -153,17 +155,17 @@ def warm_up(name: str, cases: list[str], args: argparse.Namespace):
         try:
             gpu_stages.STAGES[name].run(case, args, warm_up=True)
         except Exception:
-            # The case itself will say so.
+            # The case itself reports this error.
             traceback.print_exc()
 
 
 def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
-    """Do what is missing of a stage, in at most `limit` seconds; return what went wrong, a line each."""
+    """Run the missing cases of a stage, for at most `limit` seconds; return a line for each problem."""
     import gpu_stages
 
     deadline, offset, before = time.monotonic() + limit, args.results.stat().st_size, latest(args.results)
     missing = [case for case in gpu_stages.STAGES[name].cases(args) if before.get((name, case), {}).get("state") != "done"]
-    # What failed or was cut before comes last.
+    # Cases that failed or were stopped before come last.
     missing.sort(key=lambda case: (name, case) in before)
     print(f"{name}: {len(missing)} to do, {limit:.0f} s", flush=True)
     problems = []
@@ -174,7 +176,7 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
             child.join(max(0.1, deadline - time.monotonic()))
         finally:
             cut = child.is_alive()
-            # Also what a process has left that crashed.
+            # Including the children of a crashed process.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.kill()
@@ -182,13 +184,13 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
         tried = latest(args.results, offset)
         reason = f"its process ended with status {child.exitcode}"
         if cut:
-            reason = f"cut at the limit of {limit:.0f} s"
+            reason = f"stopped at the limit of {limit:.0f} s"
         for case in missing:
             if tried.get((name, case), {}).get("state") == "began":
                 note(args.results, stage=name, case=case, state="failed", error=reason)
         left = [case for case in missing if (name, case) not in tried]
         if left and (cut or left == missing):
-            problems.append(f"{name}: {reason}, {len(left)} cases are missing; the same command goes on with them")
+            problems.append(f"{name}: {reason}, {len(left)} cases are missing; run the same command to resume")
             break
         missing = left
     lines = latest(args.results).values()
@@ -197,7 +199,7 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
 
 
 def write_report(args: argparse.Namespace, problems: list[str]):
-    """report.md, a CSV file for each stage, figures, and triton_launches.py, from all that results.jsonl holds."""
+    """Write report.md, a CSV file for each stage, figures, and triton_launches.py, from all results in results.jsonl."""
     from measuring import CELLS, draw_sides, markdown_table, sides_table, write_csv
 
     from hf_deberta_ext.analysis.plots import plot_curves
@@ -215,9 +217,9 @@ def write_report(args: argparse.Namespace, problems: list[str]):
     for row in rows["machine"][:1]:
         parts = [f"# {row['device']}", row["versions"]]
     peaks = ", ".join(f"{rate:.3g} TFLOP/s ({dtype})" for dtype, rate in peak.items())
-    parts.append(f"The peak is that of products of large matrices here: {peaks}.")
+    parts.append(f"The peak was measured with products of large matrices: {peaks}.")
     if problems:
-        parts += ["## What failed or is missing", "\n".join(f"- {problem}" for problem in problems)]
+        parts += ["## Failed or missing", "\n".join(f"- {problem}" for problem in problems)]
     checked = [row for row in rows["correctness"] if "backend" in row]
     if checked:
         cells = [("case", "tokens", "backend", "output", "gradients", "as exact as eager")]
@@ -261,7 +263,7 @@ def write_report(args: argparse.Namespace, problems: list[str]):
 
 
 def write_launches(rows: list[dict], folder: Path) -> str:
-    """Write triton_launches.py, which sets the fastest parameters of each kernel and length; return a table of them."""
+    """Write triton_launches.py, which sets the fastest parameters of each kernel and length; return them as a table."""
     from gpu_stages import triton_launches
     from measuring import markdown_table
 
@@ -278,7 +280,7 @@ def write_launches(rows: list[dict], folder: Path) -> str:
                 launch = fastest["usual"]
             entries.append((fastest["capability"], N, triton_launches.Launch(*launch)))
             cells.append((kernel, str(d), str(N), str(fastest["usual"]), str(launch), f"{min(ratio, 1):.2f}"))
-        # The parameters of the greatest length serve all that are longer.
+        # The parameters of the greatest length are used for all longer inputs.
         entries.append((entries[-1][0], None, entries[-1][2]))
         entries += [entry for entry in triton_launches.LAUNCHES[kernel, "half", d] if entry[0] != entries[0][0]]
         entries.sort(key=lambda entry: -entry[0])

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does text far away help a masked language model? The perplexity of the same masked tokens with more and more text before.
+"""Measure whether distant text helps a masked language model: the perplexity of the same masked tokens with more and more
+left context.
 
     python examples/long_inputs.py --models "trained at 256=examples/models/deberta-ext-small-en" \\
         --texts held_out.jsonl --lengths 128 512 1024 2048 4096 --output_dir long
 
-Each text gives as many parts of the greatest length as fit. Tokens among the last --window of a part are masked, and each
-length reads the end of the part. "NAME, no buckets" has the same weights, and distances that are clamped where the relative
-table ends; logarithmic buckets reach further. Where EMD's table of absolute positions is shorter than the input, its first
-position stands for all tokens before the last ones. To train a model with a longer table:
+Each text is split into parts of the greatest length. Tokens among the last --window tokens of a part are masked, and each
+length reads the end of the part. "NAME, no buckets" has the same weights, but clamps distances where the relative table
+ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, all tokens that it
+does not cover, at the beginning, get its first position. To train a model with a longer table:
 
     python examples/long_inputs.py --extend examples/models/deberta-ext-small-en 1024 --output_dir longer
     python examples/run_mlm.py --model longer --max_length 1024 ...
 
-Writes results.json, table.md and long_inputs.png: mean loss and perplexity, the difference of the losses from those with the
-shortest length (Student's t over the parts), seconds and peak memory of one row.
+Writes results.json, table.md and long_inputs.png: mean loss and perplexity, the difference from the loss at the shortest
+length (Student's t over the parts), seconds and peak memory of one row.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.measuring import claim_output_dir, peak_bytes, positive, spread, take_turns
+from benchmarks.measuring import make_output_dir, peak_bytes, positive, spread, take_turns
 from scipy.stats import ttest_rel
 from tqdm.auto import tqdm
 
@@ -39,34 +40,36 @@ HEADER = ("model", "tokens", "masked tokens", "loss", "perplexity", "difference"
 
 def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=[], metavar="NAME=FOLDER", help="of one tokenizer")
-    parser.add_argument("--texts", type=Path, nargs="+", help="files that no model was trained on")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[128, 512, 1024, 2048, 4096], help="tokens of a row")
-    parser.add_argument("--window", type=positive, default=64, help="tokens at the end of which some are masked")
+    parser.add_argument("--models", nargs="+", default=[], metavar="NAME=FOLDER", help="models with the same tokenizer")
+    parser.add_argument("--texts", type=Path, nargs="+", help="files of text that no model was trained on")
+    parser.add_argument(
+        "--lengths", type=positive, nargs="+", default=[128, 512, 1024, 2048, 4096], help="row lengths in tokens"
+    )
+    parser.add_argument("--window", type=positive, default=64, help="number of tokens at the end that may be masked")
     parser.add_argument("--masking_rate", type=float, default=0.15)
-    parser.add_argument("--draws", type=positive, default=3, help="of masked tokens for each part")
-    parser.add_argument("--repeats", type=positive, default=5, help="of the times")
+    parser.add_argument("--draws", type=positive, default=3, help="number of draws of masked tokens for each part")
+    parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save it with a longer position table")
+    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save FOLDER with LENGTH positions")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
     args = parser.parse_args(argv)
     with ExitOnUserError():
         if args.extend:
-            claim_output_dir(args.output_dir, args.overwrite)
+            make_output_dir(args.output_dir, args.overwrite)
             model = DebertaExtForMaskedLM.from_pretrained(args.extend[0])
             model.extend_position_embeddings(positive(args.extend[1]))
             model.save_pretrained(args.output_dir)
             load_tokenizer(args.extend[0]).save_pretrained(args.output_dir)
             return
         if not (args.models and args.texts) or not all("=" in entry for entry in args.models):
-            raise ValueError("give --models NAME=FOLDER ... and --texts FILE ..., or --extend FOLDER LENGTH")
+            raise ValueError("pass --models NAME=FOLDER ... and --texts FILE ..., or --extend FOLDER LENGTH")
         if not 0 < args.masking_rate <= 1 or args.window + 2 > min(args.lengths):
-            raise ValueError("--masking_rate must be above 0 and at most 1, and --window at most the shortest length - 2")
+            raise ValueError("--masking_rate must be in (0, 1], and --window at most the shortest length - 2")
         folders = dict(entry.split("=", 1) for entry in args.models)
         tokenizer = load_tokenizer(next(iter(folders.values())))
         parts = read_parts(args, tokenizer)
-        claim_output_dir(args.output_dir, args.overwrite)
+        make_output_dir(args.output_dir, args.overwrite)
         rows = []
         for name, folder in folders.items():
             model = DebertaExtForMaskedLM.from_pretrained(folder).eval()
@@ -79,23 +82,23 @@ def main(argv: list[str] | None = None):
 
 
 def read_parts(args: argparse.Namespace, tokenizer) -> torch.Tensor:
-    """Ids of the parts, [parts, greatest length - 2].
+    """Return the ids of the parts, [parts, greatest length - 2].
 
     Raises:
-        ValueError: fewer than two parts fit.
+        ValueError: if fewer than two parts fit.
     """
     size, parts = max(args.lengths) - 2, []
     for text in texts(load_corpus(args.texts)):
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         parts += [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
     if len(parts) < 2:
-        raise ValueError(f"{len(parts)} parts of {size:,} tokens are in the texts: give longer ones, or shorter --lengths")
+        raise ValueError(f"expected two parts of {size:,} tokens, got {len(parts)}: pass longer texts or shorter --lengths")
     return torch.tensor(parts)
 
 
 @torch.no_grad()
 def measure(model, name: str, parts: torch.Tensor, tokenizer, args: argparse.Namespace) -> list[dict]:
-    """Losses, time and memory of a model at each length."""
+    """Return losses, time and memory of a model at each length."""
     rows, table = [], model.config.max_position_embeddings
     for length in tqdm(args.lengths, desc=name):
         draws, losses = torch.Generator().manual_seed(args.seed), []
@@ -107,7 +110,7 @@ def measure(model, name: str, parts: torch.Tensor, tokenizer, args: argparse.Nam
             ids = torch.cat([ends[0], part[2 - length :], ends[1]])[None]
             of_part = []
             for _ in range(args.draws):
-                # The same ones at each length.
+                # The same tokens at each length.
                 chosen = torch.randperm(args.window, generator=draws)[: max(1, round(args.masking_rate * args.window))]
                 places, masked = length - 2 - chosen, ids.clone()
                 masked[0, places] = tokenizer.mask_token_id

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure each way of masking: share of masked tokens, their replacements, lengths and positions.
+"""Measure each masking strategy: share of masked tokens, their replacements, lengths and positions.
 
     # the docstrings of Python's standard library, 100,000 tokens, ten epochs: half a minute
     python examples/masking_statistics.py
-    # any text, one document a line, with your tokenizer
+    # any text, one document per line, with your tokenizer
     python examples/masking_statistics.py --texts articles.txt --tokenizer microsoft/deberta-v3-base --tokens 500000
 
-Print a row for each masker: the share of the tokens that is masked; of these, the shares of [MASK], of random and of kept
-tokens; how often the first and the last sixteenth of a sequence is masked; the mean length of an n-gram or span in words;
-p of a chi-square test that all positions are masked equally often. Masks are drawn without replacement, so p is close to 1
-for single tokens; p of the official masker is 0. The output folder gets masking_statistics.json, with all histograms, and
+Prints a row for each masker: the share of masked tokens; the shares of [MASK], random and kept tokens among them; how often
+the first and the last sixteenth of a sequence is masked; the mean length of an n-gram or span in words; p of a chi-square
+test that all positions are masked equally often. Masks are drawn without replacement, so p is close to 1 for single tokens;
+p of the official masker is 0. The output folder gets masking_statistics.json, with all histograms, and
 masking_statistics.png, which draws them.
 """
 
@@ -52,30 +52,30 @@ HEAD = ("masker", "masked", "[MASK]", "random", "kept", "first 1/16", "last 1/16
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--texts", nargs="+", type=Path, help="UTF-8 files, one document a line; default: docstrings of this Python")
-    add("--tokenizer", default=TRAINED[0], help=f"folder or name, or {' or '.join(TRAINED)}, trained on the text (default)")
-    add("--vocab_size", type=int, default=8000, help="of a trained tokenizer (default 8000)")
-    add("--tokens", type=int, default=100_000, help="how much of the text is used (default 100000)")
-    add("--length", type=int, default=512, help="of a sequence, with [CLS] and [SEP] (default 512)")
-    add("--epochs", type=int, default=10, help="times that each sequence is masked (default 10)")
-    add("--rate", type=float, default=0.15, help="share to mask (default 0.15)")
+    add("--texts", nargs="+", type=Path, help="UTF-8 files with one document per line (default: docstrings of this Python)")
+    add("--tokenizer", default=TRAINED[0], help=f"folder or Hub id; or train one: {TRAINED[0]} (default) or {TRAINED[1]}")
+    add("--vocab_size", type=int, default=8000, help="vocabulary size of a trained tokenizer (default 8000)")
+    add("--tokens", type=int, default=100_000, help="number of tokens to use (default 100000)")
+    add("--length", type=int, default=512, help="tokens of a sequence, with [CLS] and [SEP] (default 512)")
+    add("--epochs", type=int, default=10, help="number of times to mask each sequence (default 10)")
+    add("--rate", type=float, default=0.15, help="share of tokens to mask (default 0.15)")
     add("--seed", type=int, default=0)
     add("--output_dir", type=Path, default=Path("masking_statistics"), help="default masking_statistics")
     return parser.parse_args()
 
 
 def read_documents(files: list[Path] | None) -> list[str]:
-    """Return the lines of the files that hold text, or the docstrings of the standard library."""
+    """Return the non-blank lines of the files, or the docstrings of the standard library."""
     if files is None:
         return [docstring.text for docstring in collect_docstrings()]
     return [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) -> torch.Tensor:
-    """Return [sequences, length] token ids: [CLS], the text without regard to documents, [SEP].
+    """Return token ids [sequences, length]: [CLS], text across document boundaries, [SEP].
 
     Raises:
-        ValueError: the text, or `tokens`, does not fill one sequence.
+        ValueError: if the text, or `tokens`, does not fill one sequence.
     """
     ids, body = [], length - 2
     for document in documents:
@@ -84,7 +84,7 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
         ids += tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
     count = min(len(ids), tokens) // body
     if count == 0:
-        raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; give more text")
+        raise ValueError(f"a sequence of --length {length} needs {body} tokens, got {min(len(ids), tokens)}; pass more text")
     ends = torch.tensor([[tokenizer.cls_token_id, tokenizer.sep_token_id]]).expand(count, 2)
     return torch.cat([ends[:, :1], torch.tensor(ids[: count * body]).view(count, body), ends[:, 1:]], dim=1)
 
@@ -139,7 +139,7 @@ def table(results: dict) -> str:
 
 
 def draw(results: dict, rate: float, path: Path):
-    """Draw coverage by position, and the lengths of n-grams and spans."""
+    """Draw the coverage by position, and the lengths of n-grams and spans."""
     figure = new_figure(11, 4)
     positions, lengths = figure.subplots(1, 2)
     for index, (name, row) in enumerate(results.items()):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for pre-training: filter, deduplicate, decontaminate, train a tokenizer, pack rows into shards.
 
-On this machine, with two processes; then a training from it (`pip install "hf_deberta_ext[train,prepare]"`):
+On this machine with two processes, followed by a training run on it (`pip install "hf_deberta_ext[train,prepare]"`):
 
     python examples/prepare_corpus.py --train_data articles/ --licenses cc-by-sa-4.0 --deduplicate exact minhash \\
         --quality gopher_quality --decontaminate glue/dev.tsv --train_tokenizer unigram --vocab_size 32000 \\
@@ -19,10 +19,10 @@ A tiny one, in seconds:
     python examples/prepare_corpus.py --train_data zen.txt --documents line --validation_documents 3 \\
         --train_tokenizer byte-level-bpe --vocab_size 300 --max_length 64 --output_dir prepared
 
-datatrove runs the stages. A preparation that was stopped is resumed by the same command: tasks that are finished are not run
-again. The shards depend on the data and the flags, not on --workers or the executor. The output folder holds the
+datatrove runs the stages. Run the same command to resume a preparation: finished tasks are not run again.
+ The shards depend on the data and the flags, not on --workers or the executor. The output folder holds the
 shards, tokenizer/, manifest.json (`deberta-ext info prepared` shows it) and work/, which may be removed at the end. A file
-is read by one task, and a shard is made of --part_bytes of text.
+is read by one task, and a shard is made from --part_bytes of text.
 """
 
 from functools import partial

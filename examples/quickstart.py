@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From texts with labels to a classifier that loads anywhere, and what pre-training was worth for it, on 2 CPU cores,
-without the internet.
+"""Train a text classifier that loads anywhere, and measure how much pre-training helped, on 2 CPU cores and without the
+internet.
 
-    python examples/quickstart.py                            # summaries of docstrings of Python's library: which package?
+    python examples/quickstart.py                            # which package does a docstring's summary come from?
     python examples/quickstart.py --train_file my.csv        # your own texts, columns "text" and "label"
     python examples/quickstart.py --from_text articles.txt   # pre-train a model on your own text first
-    python examples/quickstart.py --short                    # does it run here? Its scores mean nothing
+    python examples/quickstart.py --short                    # only a check that it runs; the scores mean nothing
 
-Fine-tunes the small English DeBERTa of this repository (or `--model`) with three seeds, beside the same architecture with
-random weights, the majority class and TF-IDF + logistic regression. Every other flag is one of run_glue.py: `--text_columns
-review --label_column stars`. A fifth of --train_file is held out without --validation_file.
+Fine-tunes the small English DeBERTa of this repository (or `--model`) with three seeds, and compares it with the same
+architecture from random weights, the majority class and TF-IDF + logistic regression. All flags of run_glue.py are
+accepted: `--text_columns review --label_column stars`. Without --validation_file, a fifth of --train_file is held out.
 
 --output_dir holds the classifiers with their cards (pre-trained/seed-1 is the first), table.md, results.png and
-results.json. The same command again goes on where it was stopped.
+results.json. Run the same command again to resume.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 
 MODEL = Path(__file__).resolve().parent / "models" / "deberta-ext-small-en"
 NAMES = ("pre-trained", "random weights")
-# Of --from_text: a model for minutes of pre-training.
+# Settings of --from_text: a model that pre-trains in minutes.
 PRETRAINING = (
     "--train_tokenizer byte-level-bpe --vocab_size 6000 --packing full_sentences --max_length 64 --masking token "
     "--masking_rate 0.4 --learning_rate 3e-3 --warmup_steps 0.1 --adam_beta2 0.98 --per_device_train_batch_size 32 "
@@ -47,20 +47,22 @@ def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--output_dir", type=Path, default=Path("quickstart_output"), help="new, or of the same command")
-    parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, at a rate of 2e-5")
-    parser.add_argument("--from_text", type=Path, metavar="FILE", help="pre-train a small model on this text, and use that")
-    parser.add_argument("--pretrain_steps", type=int, default=1400, help="of --from_text")
-    parser.add_argument("--train_file", type=Path, help="csv, tsv, json, jsonl or parquet; default: the docstrings")
-    parser.add_argument("--validation_file", type=Path, help="the scores are those on it")
-    parser.add_argument("--seeds", nargs="+", help="default: 1 2 3, with --short 1")
-    parser.add_argument("--short", action="store_true", help="60 texts, one epoch, one seed")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("quickstart_output"), help="new folder, or folder of the same command"
+    )
+    parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, with learning rate 2e-5")
+    parser.add_argument("--from_text", type=Path, metavar="FILE", help="first pre-train a small model on this text")
+    parser.add_argument("--pretrain_steps", type=int, default=1400, help="pre-training steps of --from_text")
+    parser.add_argument("--train_file", type=Path, help="csv, tsv, json, jsonl or parquet (default: the docstrings)")
+    parser.add_argument("--validation_file", type=Path, help="file to measure the scores on")
+    parser.add_argument("--seeds", nargs="+", help="seeds of the runs (default: 1 2 3, with --short: 1)")
+    parser.add_argument("--short", action="store_true", help="only 60 texts, one epoch and one seed")
     args, flags = parser.parse_known_args(argv)
     if args.validation_file and not args.train_file:
         parser.error("--validation_file needs --train_file")
     if args.from_text and args.model:
-        parser.error("--from_text pre-trains a model, and --model is one: give one of them")
-    # Imported this late so that --help does not wait for torch.
+        parser.error("--from_text and --model are mutually exclusive")
+    # Imported late, so that --help does not wait for torch.
     import compare_checkpoints
     import torch
 
@@ -71,7 +73,7 @@ def main(argv: list[str] | None = None):
     # The last of two equal flags counts.
     chosen = [*FINETUNING, *DROPOUT]
     seeds = ["1", "2", "3"]
-    # Small batches leave little for a second thread: both sides at a time, in processes of their own.
+    # Small batches gain little from a second thread, so two processes run at a time.
     jobs = "2"
     if args.model:
         chosen += ["--learning_rate", "2e-5"]
@@ -82,10 +84,10 @@ def main(argv: list[str] | None = None):
         jobs = "1"
     flags = chosen + flags
     with ExitOnUserError():
-        # Wrong flags, columns and labels end the program here, and not after a pre-training.
+        # Wrong flags, columns and labels end the program here, before pre-training.
         checked = ["--do_train", "--output_dir", str(args.output_dir), *flags]
         data_args, *_ = parse(checked, TextClassificationArguments, description="")
-        claim_folder(args)
+        create_output_dir(args)
         train, validation = args.train_file, args.validation_file
         if validation is None:
             train, validation = split_data(args, data_args)
@@ -98,14 +100,14 @@ def main(argv: list[str] | None = None):
     compare_checkpoints.main([*sides, "--seeds", *(args.seeds or seeds), *files, *flags])
     folder = sorted(args.output_dir.joinpath(NAMES[0]).glob("seed-*"))[0]
     check_reload(folder, first_texts(validation))
-    print(f"\n{folder} holds a classifier, which gave the same answers in a fresh process without hf_deberta_ext.")
+    print(f"\n{folder} holds a classifier. It predicts the same in a fresh process without hf_deberta_ext.")
 
 
-def claim_folder(args: argparse.Namespace):
-    """Create the output folder, with a file of the flags that decide about its content.
+def create_output_dir(args: argparse.Namespace):
+    """Create the output folder, with a file of the flags that decide its content.
 
     Raises:
-        ValueError: The folder holds something else, or the results of another command.
+        ValueError: if the folder holds other files, or the results of another command.
     """
     names = ("model", "from_text", "pretrain_steps", "train_file", "validation_file", "short")
     command = {name: str(getattr(args, name)) for name in names}
@@ -121,7 +123,7 @@ def claim_folder(args: argparse.Namespace):
 
 
 def split_data(args: argparse.Namespace, data_args: Any) -> list[Path]:
-    """Write the texts to train on and those to evaluate on into the output folder, as two files."""
+    """Write the training and evaluation texts into the output folder, as two files."""
     import docstring_corpus
 
     from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationData
@@ -159,7 +161,7 @@ def pretrain(args: argparse.Namespace) -> Path:
 
 
 def first_texts(file: Path) -> list[str]:
-    """Return the texts of the first 100 rows of a file, whatever their columns."""
+    """Return the texts of the first 100 rows of a file, for any columns."""
     from hf_deberta_ext.data.files import read_files
 
     rows = read_files(file, source="--validation_file").take(100)
@@ -167,7 +169,7 @@ def first_texts(file: Path) -> list[str]:
 
 
 def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]]:
-    """Load a classifier with the Auto classes, and return its logits for each text."""
+    """Load a classifier with the Auto classes; return its logits for each text."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -177,7 +179,7 @@ def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]
         return [model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0].tolist() for text in texts]
 
 
-# hf_deberta_ext and triton cannot be imported; this file needs neither to be imported itself.
+# hf_deberta_ext and triton cannot be imported there; importing this file needs neither.
 FRESH_PROCESS = """
 import json, runpy, sys
 sys.modules.update(hf_deberta_ext=None, triton=None)
@@ -187,12 +189,12 @@ print(json.dumps(runpy.run_path(script)["predict_logits"](folder, json.load(sys.
 
 
 def check_reload(folder: Path, texts: list[str]):
-    """Compare the answers of a saved classifier here with those in a process that cannot import hf_deberta_ext.
+    """Compare the logits of a saved classifier here with its logits in a process that cannot import hf_deberta_ext.
 
     The process is offline and has an empty cache of remote code.
 
     Raises:
-        RuntimeError: the process failed, or its logits differ by more than 1e-4.
+        RuntimeError: if the process fails, or its logits differ by more than 1e-4.
     """
     import numpy as np
 
@@ -206,7 +208,9 @@ def check_reload(folder: Path, texts: list[str]):
     reloaded = json.loads(done.stdout.splitlines()[-1])
     difference = np.abs(np.array(reloaded) - predict_logits(str(folder), texts)).max()
     if not difference <= 1e-4:
-        raise RuntimeError(f"{folder} gives other logits in a fresh process without hf_deberta_ext, by {difference:.1e}")
+        raise RuntimeError(
+            f"{folder} gives logits that differ by {difference:.1e} in a fresh process without hf_deberta_ext"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tunes a model on questions whose answer is a span of a text: SQuAD 1.1 and 2.0, or files with their columns.
+"""Fine-tune a model for extractive question answering on SQuAD 1.1 or 2.0, or your own data with the same columns.
 
 SQuAD 2.0 from the Hub (DeBERTaV3 reports 88.4 F1 and 85.4 % exact answers on the dev set for this size, but not its
 settings; an accelerator with 16 GB):
@@ -8,15 +8,15 @@ settings; an accelerator with 16 GB):
         --do_eval --learning_rate 2e-5 --warmup_steps 0.1 --num_train_epochs 3 --per_device_train_batch_size 16 --bf16 \\
         --output_dir squad_v2
 
-Files in place of the Hub's data: rows with id, context, question and answers (jsonl, json, parquet; csv and tsv with JSON
-in the column of the answers), or the nested JSON of SQuAD's authors; each also .gz:
+Files instead of the Hub's data: rows with id, context, question and answers (jsonl, json, parquet; csv and tsv with JSON
+in the answers column), or the original nested JSON of SQuAD; each also .gz:
 
     python examples/run_squad.py --model_name_or_path microsoft/deberta-v3-small --train_file train-v1.1.json \\
         --validation_file dev-v1.1.json --test_file questions.jsonl --do_train --do_eval --do_predict \\
         --learning_rate 4.5e-5 --warmup_steps 0.1 --output_dir mine
 
-A tiny run on CPU, under a minute, with random weights in the shape of a small model (its tokenizer comes from the Hub, or
-from a folder that run_mlm.py made):
+A tiny run on CPU, under a minute, with random weights and the shape of a small model (its tokenizer comes from the Hub, or
+from an output folder of run_mlm.py):
 
     printf '{"id": "1", "context": "Ada did.", "question": "Who?", "answers": {"text": ["Ada"], "answer_start": [0]}}' \\
         > tiny.jsonl
@@ -24,10 +24,10 @@ from a folder that run_mlm.py made):
         --config_overrides num_hidden_layers=2 --train_file tiny.jsonl --validation_file tiny.jsonl --do_train --do_eval \\
         --max_steps 5 --output_dir tiny
 
-Any model of AutoModelForQuestionAnswering with a fast tokenizer will do. Contexts that are longer than --max_seq_length are
-read in windows that share --doc_stride tokens. With --version_2_with_negative (or squad_v2) a question may have no answer:
-eval_best_f1_thresh is the --null_score_diff_threshold with which the answers would have been best. The output folder holds
-what run_glue.py says, and eval_ and predict_predictions.json (text by id, as SQuAD's own script takes it),
+Any model of AutoModelForQuestionAnswering with a fast tokenizer works. Contexts longer than --max_seq_length are read in
+windows that overlap by --doc_stride tokens. With --version_2_with_negative (or squad_v2) a question may have no answer:
+eval_best_f1_thresh is the --null_score_diff_threshold that would have given the best answers. The output folder holds the
+files that run_glue.py describes, and eval_ and predict_predictions.json (text by id, the input of SQuAD's own script),
 nbest_predictions.json and for version 2 null_odds.json.
 """
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-train transformers' BERT or ModernBERT as run_mlm.py does our model, to compare what the architectures are worth.
+"""Pre-train transformers' BERT or ModernBERT exactly as run_mlm.py trains our model, to compare the architectures.
 
     python examples/run_mlm.py $FLAGS --tokenizer tokenizer --output_dir ours
     python examples/run_stock_mlm.py $FLAGS --tokenizer tokenizer --architecture bert --output_dir bert
     python examples/compare_runs.py --runs ours=ours BERT=bert --metrics eval_mlm_loss train_runtime --output_dir comparison
 
 Takes the flags of run_mlm.py: documents, tokenizer, rows, masks, optimizer and evaluation are the same, and so are the
-sizes, which --preset and --config_overrides give. ModernBERT's gated feed-forward layers are two thirds as wide, which makes
-as many parameters. Logits are only computed for masked tokens, as in our model. The output folder has no card.
+sizes that --preset and --config_overrides set. ModernBERT's gated feed-forward layers are two thirds as wide, which gives
+the same number of parameters. Logits are only computed for masked tokens, as in our model. The output folder has no card.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from hf_deberta_ext.pretraining.run_masked_lm import GROUPS, MaskedLMRun
 from hf_deberta_ext.pretraining.run_stages import parse_and_run
 from hf_deberta_ext.training.flags import option
 
-# The logits of states [n, hidden_size].
+# Maps states [n, hidden_size] to logits.
 HEADS = {
     "bert": lambda model, states: model.cls(states),
     "modernbert": lambda model, states: model.decoder(model.head(states)),
@@ -30,11 +30,13 @@ HEADS = {
 
 @dataclass
 class StockModelArguments(ModelArguments):
-    architecture: str = option("bert", "whose classes to train", choices=[*HEADS])
+    architecture: str = option("bert", "model classes to train", choices=[*HEADS])
 
 
 class SparseLogits:
-    """The forward of a stock masked language model as `PretrainingTrainer` calls it, with logits only at masked tokens."""
+    """A transformers masked language model with the forward that `PretrainingTrainer` calls; computes logits only at masked
+    tokens.
+    """
 
     objectives = ("mlm",)
 
@@ -47,7 +49,7 @@ class SparseLogits:
 
 
 def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
-    """Return a new model of the sizes of `config`, saved under the name of its stock class."""
+    """Return a new model with the sizes of `config`, saved under the name of its transformers class."""
     sizes = dict(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -72,14 +74,14 @@ def stock_model(architecture: str, config: DebertaExtConfig) -> SparseLogits:
 
 
 class StockRun(MaskedLMRun):
-    """A pre-training of a stock model."""
+    """Pre-training run of a transformers model."""
 
     def configuration(self) -> DebertaExtConfig:
         args = self.model_args
         if args.model is not None:
-            raise ValueError(f"--model {args.model}: a comparison of architectures begins from scratch, leave it out")
+            raise ValueError(f"--model {args.model}: a comparison of architectures trains from scratch; remove the flag")
         if [*self.args.objectives] != ["mlm"]:
-            raise ValueError(f"{args.architecture} only has a head for masked-language modelling: leave other weights out")
+            raise ValueError(f"{args.architecture} only has a masked-language-modelling head; remove the other objectives")
         return super().configuration()
 
     def new_model(self) -> SparseLogits:

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tunes a model on a task of SuperGLUE: boolq, cb, copa, multirc, record, rte, wic, wsc, and predicts axb and axg.
+"""Fine-tune a model on a SuperGLUE task: boolq, cb, copa, multirc, record, rte, wic, wsc; also predict axb and axg.
 
-RTE from the Hub with the settings that were published for this size (92.7 % of the 277 validation pairs, the best of several
+RTE from the Hub with the published settings for this size (92.7 % of the 277 validation pairs, the best of several
 runs; an accelerator with 24 GB):
 
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-large --task_name rte --recipe v3-large \\
         --do_train --do_eval --do_predict --output_dir rte
 
-Files in place of the Hub's data: rows with the Hub's columns (csv, tsv, json, jsonl, parquet, each also .gz):
+Files instead of the Hub's data: rows with the Hub's columns (csv, tsv, json, jsonl, parquet, each also .gz):
 
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-base --task_name multirc \\
         --train_file train.jsonl --validation_file val.jsonl --test_file test.jsonl --do_train --do_eval --do_predict \\
         --output_dir multirc
 
-A tiny run on CPU, under a minute, with random weights in the shape of a small model (its tokenizer comes from the Hub, or
-from a folder that run_mlm.py made):
+A tiny run on CPU, under a minute, with random weights and the shape of a small model (its tokenizer comes from the Hub, or
+from an output folder of run_mlm.py):
 
     printf 'question,passage,label\\nis it cold,Snow fell.,1\\nis it hot,Snow fell.,0\\n' > tiny.csv
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-xsmall --from_scratch \\
         --config_overrides num_hidden_layers=2 --task_name boolq --train_file tiny.csv --validation_file tiny.csv \\
         --do_train --do_eval --max_steps 5 --output_dir tiny
 
-Predictions for --test_file, or the Hub's test set, are in the form of SuperGLUE's server (BoolQ.jsonl, ...). The rest is as
-in run_glue.py. The texts of each task are described in hf_deberta_ext/finetuning/tasks/superglue.py.
+Predictions for --test_file, or the Hub's test set, are in the format of SuperGLUE's server (BoolQ.jsonl, ...). The rest is
+as in run_glue.py. The texts of each task are described in hf_deberta_ext/finetuning/tasks/superglue.py.
 """
 
 from functools import partial

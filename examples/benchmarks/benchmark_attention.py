@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed and memory of attention and whole models, beside transformers' DeBERTa and a BERT of the same size with SDPA.
+"""Measure speed and memory of attention and whole models, compared with transformers' DeBERTa and a BERT of that size with
+SDPA.
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn. Tables show medians, and
-in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory is the peak of what
-torch's allocator handed out during one call, beyond what was there before.
+in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory is the peak that
+torch's allocator provides during one call, in addition to the memory in use before.
 
-    # 2 CPU cores, five and a half minutes; examples/guides/measured.md has what it printed
+    # 2 CPU cores, five and a half minutes; examples/guides/measured.md has the output
     python examples/benchmarks/benchmark_attention.py --backends auto eager --shapes 8x128 2x512 1x1024 1x2048 --repeats 5
-    # does it run here? half a minute
+    # only a check that it runs; half a minute
     python examples/benchmarks/benchmark_attention.py --preset v3-xsmall --layers 1 --shapes 1x64 --repeats 2
 
-`attention`: one call for keys, queries and values that are there already; the floor is SDPA without positions. `model`: the
-encoder without a head, no padding and no mask. `padded`: batches of 32 texts, as long as those of a file; runs where
---lengths_from is given, with the first of --backends, padded, unpadded and packed into rows of 512 tokens. "training" is
-forward and backward of the sum of squares, with the preset's dropout in models and none in `attention`. "tflops" in the CSV
-files counts what the equations need for the real tokens, whatever a side computes. `--peers` are timed beside the others:
-ModernBERT, and the packages disentangled-flash and flashdeberta, which need CUDA.
+`attention`: one call with given keys, queries and values; the floor is SDPA without positions. `model`: the encoder without
+a head, no padding and no mask. `padded`: batches of 32 texts with the lengths of the texts in a file; needs --lengths_from,
+and uses the first of --backends with padded, unpadded and packed rows of 512 tokens. "training" is forward and backward of
+the sum of squares, with the preset's dropout in models and none in `attention`. "tflops" in the CSV files counts the
+operations that the equations need for the real tokens, not the operations that a side executes. `--peers` adds ModernBERT,
+and the packages disentangled-flash and flashdeberta, which need CUDA.
 """
 
 import argparse
@@ -48,11 +49,11 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 PARTS, MODES = ("attention", "model", "padded"), ("inference", "training")
 BACKENDS = ("auto", *ATTENTION_BACKENDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# By how much of their norm outputs may differ.
+# Largest allowed difference of outputs, relative to their norm.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 STOCK, PLAIN, BERT, MODERN = "transformers", "SDPA without positions", "BERT + SDPA", "ModernBERT + SDPA"
 FLASH, FLASH_DEBERTA = "disentangled-flash", "flashdeberta"
-# Other models than DeBERTa, which have no relative positions.
+# Models other than DeBERTa, which have no relative positions.
 OTHER = (PLAIN, BERT, MODERN)
 COLUMNS = (
     "shape tokens padding mode side backend repeats seconds speedup speedup_p10 speedup_p90 over_floor over_floor_p10 "
@@ -63,13 +64,13 @@ COLUMNS = (
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, help="default: attention model, and padded with --lengths_from")
+    add("--parts", nargs="+", choices=PARTS, help="parts to run (default: attention model, and padded with --lengths_from)")
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--backends", nargs="+", choices=BACKENDS, default=["auto", "eager", "sdpa", "blocked"])
     add("--peers", nargs="+", choices=(MODERN, FLASH, FLASH_DEBERTA), default=[], help="other models and kernels to time")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=DTYPES, default="float32")
-    add("--compile", action="store_true", help="torch.compile around every side of `model`")
+    add("--compile", action="store_true", help="compile every side of `model` with torch.compile")
     measuring.add_flags(parser, repeats=11, output_dir="benchmark_output")
     args = parser.parse_args(argv)
     if args.parts is None:
@@ -77,13 +78,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         if args.lengths_from:
             args.parts.append("padded")
     if ("padded" in args.parts) != (args.lengths_from is not None):
-        parser.error("the part padded and --lengths_from need each other")
+        parser.error("--parts padded and --lengths_from must be passed together")
     if args.tokenizer and not args.lengths_from:
-        parser.error("--tokenizer needs --lengths_from: it counts the tokens of its lines")
+        parser.error("--tokenizer counts the tokens of --lengths_from: pass both")
     if args.compile and args.parts != ["model"]:
-        parser.error("--compile is for the models without padding: add --parts model")
+        parser.error("--compile only applies to the part model: add --parts model")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device")
+        parser.error("--device cuda: torch finds no CUDA device")
     try:
         sizes = dict(num_hidden_layers=args.layers, vocab_size=args.vocab_size)
         args.config = DebertaExtConfig.from_preset(args.preset, **sizes)
@@ -104,17 +105,17 @@ class Side:
     prepare: Callable[[dict], dict] = dict
 
     def backend(self) -> str:
-        """Names of the backends of the last call."""
+        """Return the backend names of the last call."""
         modules = self.module.modules()
         used = {module.last_backend for module in modules if isinstance(module, DisentangledSelfAttention)} - {None}
         return "+".join(sorted({name for name, _ in used}))
 
 
 def attempt(build: Callable[[], Side]) -> Side:
-    """The side that `build` makes, or one whose calls give the reason why it cannot be made."""
+    """Return the side that `build` makes, or a side whose calls raise the reason why it cannot be made."""
     try:
         return build()
-    except Exception as error:  # of whatever package
+    except Exception as error:  # of any package
         reason = measuring.first_line(error)
 
     def refuse(**inputs):
@@ -124,7 +125,7 @@ def attempt(build: Callable[[], Side]) -> Side:
 
 
 class ConstantProjection(nn.Module):
-    """A projection that costs nothing, because its result is fixed."""
+    """A projection without cost, because its result is fixed."""
 
     def __init__(self, result: nn.Parameter):
         super().__init__()
@@ -135,7 +136,7 @@ class ConstantProjection(nn.Module):
 
 
 def attention_sides(args, B: int, N: int) -> dict[str, Side]:
-    """One attention layer of transformers, of ours with each backend, and SDPA, on the same Q, K, V and table P."""
+    """Return one attention layer of transformers, of ours with each backend, and SDPA, on the same Q, K, V and table P."""
     no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = DebertaExtConfig.from_preset(args.preset, share_att_key=False, **no_dropout)
     options = dict(device=args.device, dtype=DTYPES[args.dtype])
@@ -152,7 +153,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
         q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (Q, K, V))
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
-    # Computed once for all layers by the encoders.
+    # The encoders compute it once for all layers.
     buckets, distance = config.position_buckets, config.relative_distance
     delta = RelativePosition(buckets=buckets, max_distance=distance).to(args.device)(N)
     relative_pos = modeling_deberta_v2.build_relative_position(Q, K, bucket_size=buckets, max_position=distance)
@@ -185,14 +186,15 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
 
 
 def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]) -> dict[str, Side]:
-    """Whole encoders for up to `longest` tokens: transformers', ours with its weights, and other models of the same size.
+    """Return whole encoders for up to `longest` tokens: transformers', ours with the same weights, and other models of that
+    size.
 
     Args:
-        variants (`dict`): by name, the backend and the argument of `set_unpadding`; of a name with "packed", the texts of a
-            batch share rows.
+        variants (`dict`): maps a name to the backend and the argument of `set_unpadding`; if the name contains "packed",
+            the texts of a batch share rows.
     """
     config, options = args.config, dict(device=args.device, dtype=DTYPES[args.dtype])
-    # Random weights of this size take a GPU no time.
+    # A GPU draws random weights of this size quickly.
     with torch.device(args.device):
         model = DebertaExtModel(config)
         stock = measuring.stock_model(model, transformers.DebertaV2Model).to(**options)
@@ -207,7 +209,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
         return Side(lambda **inputs: called(**inputs).last_hidden_state, module, prepare)
 
     def twin(module: nn.Module) -> nn.Module:
-        """A copy of the modules, which shares the parameters."""
+        """Return a copy of the modules that shares their parameters."""
         return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
     def flash() -> Side:
@@ -240,7 +242,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
     sides = {STOCK: side(stock)}
     for name, (backend, unpadding) in variants.items():
         module = twin(model)
-        # Not by set_attn_implementation, whose error would end the run; here it becomes a row of the table.
+        # Not by set_attn_implementation, whose error would end the run; here the error becomes a row of the table.
         module.config._attn_implementation = backend
         module.set_unpadding(unpadding)
         sides[name] = side(module)
@@ -253,7 +255,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
 
 
 def pack(inputs: dict, row: int = LONGEST) -> dict[str, torch.Tensor]:
-    """input_ids and document_ids of the texts of a padded batch, one after another in rows of at most `row` tokens."""
+    """Return input_ids and document_ids of a padded batch's texts, packed into rows of at most `row` tokens."""
     ids, documents = [[]], [[]]
     for text, length in zip(inputs["input_ids"], inputs["attention_mask"].sum(1).tolist(), strict=True):
         if sum(map(len, ids[-1])) + length > row:
@@ -266,7 +268,7 @@ def pack(inputs: dict, row: int = LONGEST) -> dict[str, torch.Tensor]:
 
 
 def step(side: Side, mode: str, batches: list[dict]) -> list[torch.Tensor]:
-    """The states of each batch; "training" adds up gradients, and drops them at the end."""
+    """Compute the states of each batch; "training" accumulates gradients, and drops them at the end."""
     if mode == "inference":
         with torch.inference_mode():
             return [side.forward(**inputs) for inputs in batches]
@@ -280,7 +282,7 @@ def step(side: Side, mode: str, batches: list[dict]) -> list[torch.Tensor]:
 
 
 def real_tokens(states: torch.Tensor, inputs: dict) -> torch.Tensor:
-    """[T, hidden] without padding, in the order of the texts."""
+    """Return [T, hidden] without padding, in the order of the texts."""
     mask = inputs.get("attention_mask", inputs.get("document_ids"))
     if mask is None:
         return states.flatten(0, 1)
@@ -288,7 +290,7 @@ def real_tokens(states: torch.Tensor, inputs: dict) -> torch.Tensor:
 
 
 def differences(outputs: dict[str, list[torch.Tensor]]) -> dict[str, str]:
-    """By side, that its states [T, hidden] are not those of transformers; other models differ as they should."""
+    """Return the sides with states [T, hidden] that differ from transformers'; models other than DeBERTa are skipped."""
     wrong = {}
     for name in outputs.keys() - {STOCK, *OTHER}:
         for states, stock in zip(outputs[name], outputs.get(STOCK, []), strict=False):
@@ -299,9 +301,10 @@ def differences(outputs: dict[str, list[torch.Tensor]]) -> dict[str, str]:
 
 
 def useful_flops(config: DebertaExtConfig, lengths: list[int], mode: str, *, whole_model: bool, positions: bool) -> float:
-    """Operations that the equations need for texts of these lengths: products of matrices, two for each multiplication.
+    """Return the operations that the equations need for texts of these lengths: matrix products, two for each
+    multiplication.
 
-    A backward pass counts twice the forward's, in attention two and a half times, since it computes the scores again.
+    A backward pass counts twice as much as the forward pass; in attention 2.5 times, because it computes the scores again.
     """
     h, R, terms = config.hidden_size, config.relative_table_size, 0
     if positions:
@@ -318,15 +321,15 @@ def useful_flops(config: DebertaExtConfig, lengths: list[int], mode: str, *, who
 def measure(
     labels: dict, sides: dict[str, Side], batches: list[dict], lengths: list[int], args, bar: tqdm, *, whole_model: bool
 ) -> list[dict]:
-    """A row of COLUMNS for each mode and side; the row of a side that cannot serve a mode has the reason.
+    """Return a row of COLUMNS for each mode and side; the row of a side that cannot run has the reason.
 
     Args:
-        labels (`dict`): the columns that all rows have in common.
-        batches (`list[dict]`): inputs; a turn is all of them.
+        labels (`dict`): columns that all rows have in common.
+        batches (`list[dict]`): inputs; a turn uses all of them.
         lengths (`list[int]`): tokens of each text.
     """
     rows, inputs, wrong = [], {name: [side.prepare(batch) for batch in batches] for name, side in sides.items()}, {}
-    # Also where only training is asked for: the outputs are compared without dropout.
+    # Also if only training is measured: the outputs are compared without dropout.
     for mode in MODES if "training" in args.modes else ["inference"]:
         outputs, memory, skipped, calls = {}, {}, dict(wrong), {}
         bar.set_postfix_str(f"{labels['shape']}, {mode}")
@@ -338,7 +341,7 @@ def measure(
                     call = functools.partial(step, side, mode)
                     memory[name] = max(measuring.peak_bytes(functools.partial(call, [x]), args.device) for x in inputs[name])
                     calls[name] = functools.partial(call, inputs[name])
-            except Exception as error:  # of whatever package
+            except Exception as error:  # of any package
                 skipped[name] = measuring.first_line(error)
                 outputs.pop(name, None)
                 calls.pop(name, None)
@@ -368,7 +371,7 @@ def measure(
 
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Median seconds of a side, speedup over transformers, and time over that of the floor."""
+    """Add a side's median seconds, its speedup over transformers, and its time relative to the floor."""
     result = dict(seconds=measuring.spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
     for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):
@@ -379,7 +382,7 @@ def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def run_shapes(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
-    """Rows of `attention` or `model` for each shape."""
+    """Return the rows of `attention` or `model` for each shape."""
     if part == "model":
         sides = model_sides(args, max(N for _, N in args.shapes), {name: (name, None) for name in args.backends})
     for B, N in args.shapes:
@@ -408,7 +411,7 @@ def run_padded(part: str, args, bar: tqdm) -> Iterator[list[dict]]:
 
 
 def run_part(part: str, args) -> Iterator[list[dict]]:
-    """The rows of a part, measured shape by shape."""
+    """Yield the rows of a part, measured shape by shape."""
     torch.manual_seed(args.seed)
     run, turns = run_shapes, len(args.shapes)
     if part == "padded":
@@ -420,7 +423,7 @@ def run_part(part: str, args) -> Iterator[list[dict]]:
 def main():
     args = parse_args()
     with ExitOnUserError(expected=(ValueError, OSError)):
-        measuring.claim_output_dir(args.output_dir, args.overwrite)
+        measuring.make_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
     print(measuring.environment(args), flush=True)

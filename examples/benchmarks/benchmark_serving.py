@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time and memory of ways to serve one classifier on a CPU: this package, transformers, ONNX Runtime and OpenVINO.
+"""Measure time and memory of one classifier on a CPU: this package, transformers, ONNX Runtime and OpenVINO.
 
-    # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then texts of a file sorted by length
+    # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then the texts of a file sorted by length
     python examples/benchmarks/benchmark_serving.py --threads 2 --lengths_from texts.txt
-    # does it run here? half a minute
+    # only a check that it runs; half a minute
     python examples/benchmarks/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
-Weights and tokens are random. Stock DeBERTa and all sides of this package have the same weights, so that the largest
-difference of their logits from stock's says what int8 or bfloat16 cost. BERT and ModernBERT have the same width and depth.
-Memory is the peak of a new process that loads one side and answers the largest shape. ONNX Runtime needs `pip install
-'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; a side that cannot run has its reason in the table.
+Weights and tokens are random. transformers' DeBERTa and all sides of this package have the same weights, so the
+largest difference of their logits shows the error of int8 or bfloat16. BERT and ModernBERT have the same width and depth.
+Memory is the peak of a new process that loads one side and computes the largest shape. ONNX Runtime needs `pip install
+'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table shows the reason.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.device, args.dtype, args.compile = "cpu", "float32", False
     if args.tokenizer and not args.lengths_from:
-        parser.error("--tokenizer needs --lengths_from: it counts the tokens of its lines")
+        parser.error("--tokenizer counts the tokens of --lengths_from: pass both")
     return args
 
 
@@ -57,7 +57,7 @@ def config_of(args: argparse.Namespace) -> DebertaExtConfig:
     return DebertaExtConfig.from_preset(args.preset, num_hidden_layers=args.layers, vocab_size=args.vocab_size)
 
 
-# A side is built by a function of the arguments and of a folder for its files, and answers a batch with logits [B, 2].
+# Builds a side from the arguments and a folder for its files; a side maps a batch to logits [B, 2].
 
 
 def logits_of(module: nn.Module) -> Answer:
@@ -114,7 +114,7 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
 
 
 def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Answer:
-    """Return the answer of a runtime that takes the inputs of these names."""
+    """Return the function that maps a batch to the logits of a runtime with these input names."""
     return lambda inputs: torch.from_numpy(run({name: x.numpy() for name, x in inputs.items() if name in names}))
 
 
@@ -128,7 +128,7 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
     import openvino
 
     core = openvino.Core()
-    # By itself it computes in bfloat16 where the CPU can.
+    # By default it computes in bfloat16 if the CPU can.
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
     compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
     names = {name for port in compiled.inputs for name in port.names}
@@ -156,7 +156,7 @@ for source in ("stock", "ours"):
 
 
 def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]]:
-    """Return the inputs of a turn by the name of a column."""
+    """Return {column name: inputs of a turn}."""
     generator = torch.Generator().manual_seed(args.seed)
     columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
     if args.lengths_from is not None:
@@ -170,7 +170,7 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
 
 
 def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> int:
-    """Return the peak of this process, in bytes, after one side has answered the largest shape."""
+    """Return the peak memory of this process, in bytes, after one side has computed the largest shape."""
     torch.set_num_threads(args.threads or torch.get_num_threads())
     largest = max((inputs for group in batches(args).values() for inputs in group), key=lambda x: x["input_ids"].numel())
     with torch.inference_mode():
@@ -180,11 +180,11 @@ def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> int:
 
 
 def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> int | None:
-    """Return the peak of a new process, or None where it fails or the system does not tell."""
+    """Return the peak memory of a new process, or None if it fails or the system does not report it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(peak_memory, name, args, folder).result()
-        except Exception:  # of whatever library
+        except Exception:  # of any library
             return None
 
 
@@ -197,7 +197,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
         try:
             sides[name] = SIDES[name](args, folder)
             sides[name](dict(input_ids=torch.full((1, 8), 5), attention_mask=torch.ones(1, 8, dtype=torch.long)))
-        except Exception as error:  # of whatever library
+        except Exception as error:  # of any library
             sides.pop(name, None)
             row["skipped"] = measuring.first_line(error)
     for column, group in batches(args).items():
@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None):
     with ExitOnUserError(expected=(ValueError, OSError)):
         config_of(args)
         columns = list(batches(args))
-        measuring.claim_output_dir(args.output_dir, args.overwrite)
+        measuring.make_output_dir(args.output_dir, args.overwrite)
     if args.threads:
         torch.set_num_threads(args.threads)
     print(measuring.environment(args), flush=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the cost of a training step with SiFT and without, on random weights: medians of interleaved repeats.
+"""Compare the cost of a training step with and without SiFT, on random weights: medians of interleaved repeats.
 
-Ratios for a model of v3-xsmall's shape and a stock BERT of that size, five minutes on two CPU cores:
+Ratios for a model of v3-xsmall's shape and transformers' BERT of that size, five minutes on two CPU cores:
 
     python examples/benchmarks/benchmark_sift.py --threads 2
 
@@ -32,8 +32,10 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=["deberta-ext", "bert"], choices=["deberta-ext", "bert"])
     parser.add_argument("--layers", type=positive, default=12)
-    parser.add_argument("--shapes", nargs="+", type=shape, default=[(16, 64), (8, 128)], help="BATCHxLENGTH of the steps")
-    parser.add_argument("--repeats", type=positive, default=5, help="steps of each side")
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape, default=[(16, 64), (8, 128)], help="BATCHxLENGTH of the timed steps"
+    )
+    parser.add_argument("--repeats", type=positive, default=5, help="timed steps of each side")
     parser.add_argument("--threads", type=positive)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args(argv)
@@ -57,7 +59,7 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], float]:
 
 
 def build(name: str, layers: int, length: int) -> torch.nn.Module:
-    """Make a classifier with dropout, in training mode."""
+    """Return a classifier with dropout, in training mode."""
     torch.manual_seed(0)
     config = DebertaExtConfig.from_preset("v3-xsmall", num_hidden_layers=layers, vocab_size=30522)
     if name == "bert":
@@ -66,7 +68,7 @@ def build(name: str, layers: int, length: int) -> torch.nn.Module:
 
 
 def measure(model: torch.nn.Module, shape: tuple[int, int], repeats: int) -> dict[str, list[float]]:
-    """Measure the seconds of each step, by side; the sides take turns, after a first round that does not count."""
+    """Measure the seconds of each step, by side; the sides take turns, after a first round that is not counted."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     device = next(model.parameters()).device
     ids = torch.randint(5, model.config.vocab_size, shape, device=device)

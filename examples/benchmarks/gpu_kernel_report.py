@@ -4,8 +4,8 @@
     python examples/benchmarks/gpu_kernel_report.py --output_dir study
     python examples/benchmarks/gpu_kernel_report.py --output_dir study --capabilities 90 --dtypes bfloat16   # a minute
 
-Calls the operators on CPU tensors with a driver that compiles for the given compute capability and launches nothing, so that
-the kernels are those of real calls. Writes kernels.csv, a row for each kernel.
+Calls the operators on CPU tensors with a driver that compiles for the given compute capability and launches nothing, so the
+kernels are the same as in real calls. Writes kernels.csv, a row for each kernel.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from hf_deberta_ext import AttentionInputs, RelativePosition
 
 # Shared memory of an SM in KB, by compute capability.
 SHARED_KB = {80: 164, 90: 228, 100: 228}
-# Instructions that are counted, by their first letters: products, exponentials, spills.
+# Counted instructions, by their prefix: products, exponentials, spills.
 COUNTED = ("HGMMA", "HMMA", "FFMA", "MUFU.EX2", "STL", "LDL")
 
 
 @contextlib.contextmanager
 def compiled_for(capability: int):
-    """A list of (name, keyword arguments, compiled kernel) that fills with the launches inside; none of them runs."""
+    """Collect the launches inside the context as (name, keyword arguments, compiled kernel); none of them runs."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaDriver
@@ -40,7 +40,7 @@ def compiled_for(capability: int):
 
     class CompileOnly(CudaDriver):
         def __init__(self):
-            # Triton keeps compiled kernels by the number of their device.
+            # Triton stores compiled kernels by their device's number.
             self.get_current_device, self.get_current_stream = (lambda: capability), (lambda device: 0)
 
         def get_current_target(self):
@@ -61,7 +61,7 @@ def compiled_for(capability: int):
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
-    """Resource usage and SASS, by the tools that triton brings."""
+    """Return resource usage and SASS, by the tools that come with triton."""
     import triton.backends.nvidia
 
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -78,7 +78,7 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
     warps, shared = options.get("num_warps", 4), kernel.metadata.shared
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass)
     count = {key: sum(opcode.startswith(key) for opcode in opcodes) for key in COUNTED}
-    # As many as HGMMA: ptxas makes each wait for the one before ("wgmma.mma_async instructions are serialized").
+    # As many as HGMMA if ptxas makes each wait for the previous one ("wgmma.mma_async instructions are serialized").
     count["HGMMA_groups"] = len(re.findall(r"HGMMA.*, gsb0", sass))
     blocks = min(
         65536 // (-(-registers // 8) * 8 * 32 * warps), SHARED_KB[capability] * 1024 // (shared + 1024), 64 // warps
@@ -110,10 +110,10 @@ def main():
     parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=list(SHARED_KB))
     parser.add_argument("--head_sizes", type=int, nargs="+", default=[64], choices=[16, 32, 64, 128])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.1], help="rates of dropout")
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.1], help="dropout rates")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
-        raise SystemExit("TRITON_INTERPRET is set: interpreted kernels are not compiled; unset it")
+        raise SystemExit("TRITON_INTERPRET is set, so no kernel is compiled; unset it")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     rows = []
     for capability, dtype, size, rate in itertools.product(args.capabilities, args.dtypes, args.head_sizes, args.dropout):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of gpu_study.py: what each measures. A stage has cases, and a function that returns the rows of one."""
+"""Stages of gpu_study.py. A stage has cases, and a function that returns the rows of a case."""
 
 import argparse
 import importlib
@@ -27,7 +27,7 @@ from hf_deberta_ext import AttentionInputs, DebertaExtConfig, RelativePosition
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
 from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 
-# No public names: the table of launches is what the stage tuning measures.
+# Private names: the stage tuning measures the table of launch parameters.
 attention_triton = importlib.import_module("hf_deberta_ext.kernels.attention_triton")
 triton_launches = importlib.import_module("hf_deberta_ext.kernels.triton_launches")
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ WORDS = {
     "MNLI": (2, 12, 16, 20, 23, 26, 30, 35, 40, 48, 209),
     "SQuAD": (28, 84, 96, 104, 113, 122, 134, 147, 165, 197, 651),
 }
-# Errors after which nothing works in a process.
+# Errors after which the process cannot be used any more.
 FATAL = re.compile(r"CUDA error|Triton Error \[CUDA\]")
 KERNELS = ("forward", "dq", "dkv", "bands")
 # Block, warps, stages of the loops over far and near tiles.
@@ -50,9 +50,9 @@ class Sizes(NamedTuple):
 
     Attributes:
         product (`int`): rows and columns of the multiplied matrices.
-        tokens (`int`): of a batch, whatever their length.
+        tokens (`int`): tokens of a batch, at any length.
         lengths (`tuple[int, ...]`): tokens of the inputs that are timed.
-        warm_lengths (`tuple[int, ...]`): tokens of the inputs with which kernels are compiled.
+        warm_lengths (`tuple[int, ...]`): tokens of the inputs that are used to compile the kernels.
     """
 
     product: int = 8192
@@ -86,10 +86,11 @@ def sizes_of(args: argparse.Namespace) -> Sizes:
 
 
 class Stage(NamedTuple):
-    """cases(args) names what is to be done, run(case, args) does it and returns rows.
+    """A stage of the study: cases(args) returns its cases, run(case, args) runs a case and returns rows.
 
     Attributes:
-        warm_up (`bool`): run(case, args, warm_up=True) first, of all cases in several processes: it compiles the kernels.
+        warm_up (`bool`): first call run(case, args, warm_up=True) for all cases in several processes, to compile the
+            kernels.
     """
 
     cases: Callable[[argparse.Namespace], list[str]]
@@ -108,7 +109,7 @@ def measure_machine(dtype: str, args: argparse.Namespace) -> list[dict]:
 
 
 def run_pytest(selection: str, args: argparse.Namespace) -> list[dict]:
-    """Run tests, with several processes; those of the stage `correctness` add their own rows to the results."""
+    """Run tests in several processes; the tests of the stage `correctness` add their own rows to the results."""
     workers = [] if args.dry_run else ["-n", str(args.jobs), "--dist", "worksteal"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *shlex.split(selection)]
     environment = os.environ | {"DEBERTA_EXT_STUDY": str(args.results.resolve())}
@@ -121,7 +122,7 @@ def run_pytest(selection: str, args: argparse.Namespace) -> list[dict]:
 
 
 def cases_of_times(args: argparse.Namespace) -> list[str]:
-    """Flags of benchmark_attention.py; what a reader asks for first comes first."""
+    """Return flags of benchmark_attention.py; the most requested cases come first."""
     if args.dry_run:
         # Triton's interpreter takes a minute for a table of this size; the stages correctness and tuning try the kernels.
         tiny = "--shapes 1x16 --dtype float32 --backends auto"
@@ -138,7 +139,7 @@ def cases_of_times(args: argparse.Namespace) -> list[str]:
 
 def run_benchmark(flags: str, args: argparse.Namespace) -> list[dict]:
     words = shlex.split(f"{sizes_of(args).model} --device {args.device} {flags}")
-    # Another process for each case would take longer than the measuring.
+    # A separate process for each case would take longer than the measurement.
     asked = benchmark.parse_args([*words, "--peers", benchmark.MODERN, *PEERS])
     rows = [row for measured in benchmark.run_part(asked.parts[0], asked) for row in measured]
     if args.device == "cuda":
@@ -158,7 +159,7 @@ def cases_of_lengths(args: argparse.Namespace) -> list[str]:
         file = args.output_dir / f"lengths_{name}.txt"
         if args.dry_run:
             deciles = (1, 3, 9)
-        # As many texts between two deciles as between any other two.
+        # The same number of texts between any two deciles.
         counts = [low + (high - low) * i // 50 for low, high in itertools.pairwise(deciles) for i in range(50)]
         file.write_text("\n".join("word " * count for count in counts) + "\n", encoding="utf-8")
         cases.append(f"--parts padded --lengths_from {shlex.quote(str(file))} --dtype bfloat16 --backends auto")
@@ -174,7 +175,9 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 
 
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
-    """Time a kernel's launch parameters beside those of the table, at each length, in the pass that it is a part of."""
+    """Time candidate launch parameters of a kernel and the table's current ones, at each length, in the pass that it
+    belongs to.
+    """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     sizes = sizes_of(args)
     buckets, reach = sizes.buckets, sizes.max_distance
@@ -209,7 +212,7 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
 
 
 def training_texts(args: argparse.Namespace) -> tuple[Path, Path]:
-    """A file of docstrings of Python's standard library, and the folder of a tokenizer trained on them."""
+    """Write docstrings of Python's standard library to a file, and train a tokenizer on them; return both paths."""
     file, folder = args.output_dir / "docstrings.txt", args.output_dir / "tokenizer"
     if not folder.exists():
         sizes = sizes_of(args)
@@ -223,7 +226,7 @@ SCRIPTS = ("run_mlm", "run_rtd")
 
 
 def train(case: str, args: argparse.Namespace) -> list[dict]:
-    """Tokens per second without evaluation, memory, and the curve of a run of v3-xsmall's shape."""
+    """Return tokens per second without evaluation, memory, and the loss curve of a run of v3-xsmall's shape."""
     file, tokenizer = training_texts(args)
     sizes = sizes_of(args)
     with tempfile.TemporaryDirectory() as folder:
@@ -231,7 +234,7 @@ def train(case: str, args: argparse.Namespace) -> list[dict]:
         shared |= dict(max_steps=sizes.steps, per_device_train_batch_size=sizes.rows, logging_steps=sizes.logging_steps)
         shared |= dict(learning_rate=5e-4, bf16=not args.dry_run, use_cpu=args.dry_run)
         if case in SCRIPTS:
-            # Neither EMD nor shared embeddings, which transformers has not.
+            # Without EMD and shared embeddings, which transformers does not have.
             overrides = dict(emd_layers=1, emd_input="hidden", **sizes.overrides)
             overrides = ",".join(f"{name}={value}" for name, value in overrides.items())
             own = dict(train_data=file, documents="line", tokenizer=tokenizer, max_length=sizes.length, preset="v3-xsmall")
@@ -251,7 +254,7 @@ def train(case: str, args: argparse.Namespace) -> list[dict]:
 
 
 def train_stock(shared: dict, file: Path, tokenizer_folder: Path, sizes: Sizes) -> list[dict]:
-    """The log of transformers' Trainer, collator and DeBERTa class on the same texts in rows of the same length."""
+    """Return the log of transformers' Trainer, collator and DeBERTa class on the same texts in rows of the same length."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes.overrides)
     transformers.set_seed(0)

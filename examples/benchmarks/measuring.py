@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks beside this file share: flags, sides that take turns, peak memory, models of equal size, tables."""
+"""Shared code of the benchmarks: flags, alternating timings, peak memory, models of equal size, tables."""
 
 import argparse
 import csv
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Otherwise the profiler, which counts the memory, reports each start and stop.
+# Otherwise the profiler, which counts the memory, logs each start and stop.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import numpy as np
@@ -27,50 +27,56 @@ from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config, to_deberta_v2_state_dict
 from hf_deberta_ext.tokenization import check_vocabulary
 
-# Texts of a batch, and tokens of the longest one.
+# Texts of a batch, and tokens of the longest text.
 BATCH, LONGEST = 32, 512
 
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def shape(text: str) -> tuple[int, int]:
-    """ "8x128" -> (8, 128)"""
+    """Parse "8x128" as (8, 128)."""
     parts = text.split("x")
     if len(parts) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not batch x length, such as 8x128")
+        raise argparse.ArgumentTypeError(f"expected BATCHxLENGTH, such as 8x128, got {text!r}")
     return positive(parts[0]), positive(parts[1])
 
 
 def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str):
-    """Flags of the benchmarks that compare whole models."""
+    """Add the flags of the benchmarks that compare whole models."""
     add = parser.add_argument
-    add("--shapes", nargs="+", type=shape, default=[(8, 128), (2, 512), (1, 1024)], help="default 8x128 2x512 1x1024")
+    add(
+        "--shapes",
+        nargs="+",
+        type=shape,
+        default=[(8, 128), (2, 512), (1, 1024)],
+        help="BATCHxLENGTH (default 8x128 2x512 1x1024)",
+    )
     add("--preset", default="v3-base", help="size of the models (default v3-base)")
-    add("--layers", type=positive, default=2, help="of the models (default 2)")
-    add("--vocab_size", type=positive, default=30522, help="of all models (default 30522)")
+    add("--layers", type=positive, default=2, help="number of layers (default 2)")
+    add("--vocab_size", type=positive, default=30522, help="vocabulary size of all models (default 30522)")
     add("--repeats", type=positive, default=repeats, help=f"timed calls of each side (default {repeats})")
     add("--threads", type=positive, help="CPU threads of every side (default: torch's own choice)")
-    add("--lengths_from", type=Path, help="a text file with one text a line, for batches with padding")
-    add("--tokenizer", help="for --lengths_from: folder or name; default: 1.3 tokens a word and 2 more")
-    add("--batches", type=positive, default=4, help=f"of {BATCH} texts of --lengths_from (default 4)")
-    add("--seed", type=int, default=0, help="of weights, tokens and the choice of texts (default 0)")
-    add("--output_dir", type=Path, default=Path(output_dir), help=f"new or empty (default {output_dir})")
-    add("--overwrite", action="store_true", help="write into an --output_dir that holds files")
+    add("--lengths_from", type=Path, help="text file with one text per line, for batches with padding")
+    add("--tokenizer", help="tokenizer for --lengths_from, folder or Hub id (default: 1.3 tokens per word plus 2)")
+    add("--batches", type=positive, default=4, help=f"batches of {BATCH} texts from --lengths_from (default 4)")
+    add("--seed", type=int, default=0, help="seed of weights, tokens and the choice of texts (default 0)")
+    add("--output_dir", type=Path, default=Path(output_dir), help=f"output folder, new or empty (default {output_dir})")
+    add("--overwrite", action="store_true", help="allow an --output_dir that is not empty")
 
 
 def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
-    """Number of tokens of each line that is not empty, at most LONGEST.
+    """Return the number of tokens of each non-empty line, at most LONGEST.
 
     Raises:
-        OSError, ValueError: there is no such file or tokenizer, or no text in the file.
+        OSError, ValueError: if the file or tokenizer does not exist, or the file has no text.
     """
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
-        raise ValueError(f"{file} holds no text; one text a line is needed")
+        raise ValueError(f"{file} holds no text; expected one text per line")
     if tokenizer is None:
         return [min(round(1.3 * len(line.split())) + 2, LONGEST) for line in lines]
     encode = transformers.AutoTokenizer.from_pretrained(tokenizer)
@@ -81,30 +87,30 @@ def text_lengths(file: Path, tokenizer: str | None) -> list[int]:
 def random_batch(
     lengths: torch.Tensor, vocab_size: int, generator: torch.Generator | None = None
 ) -> dict[str, torch.Tensor]:
-    """input_ids and attention_mask [B, longest] of texts of these lengths, padded on the right."""
+    """Return input_ids and attention_mask [B, longest] of texts of these lengths, padded on the right."""
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.randint(5, vocab_size, mask.shape, generator=generator) * mask
     return dict(input_ids=ids, attention_mask=mask.long())
 
 
-def claim_output_dir(folder: Path, overwrite: bool):
-    """Make the folder, or raise ValueError if it is a file, or not empty and not to be overwritten."""
+def make_output_dir(folder: Path, overwrite: bool):
+    """Create the folder; raise ValueError if it is a file, or is not empty and must not be overwritten."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; choose another --output_dir")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise ValueError(f"{folder} is not empty; choose another --output_dir or add --overwrite")
+        raise ValueError(f"{folder} is not empty; choose another --output_dir or pass --overwrite")
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def take_turns(
     calls: Mapping[str, Callable[[], Any]], repeats: int, *, device: str = "cpu", after: Callable[[], Any] = lambda: None
 ) -> dict[str, list[float]]:
-    """Seconds of each of `repeats` calls, by side. In each turn all sides are called, and another one begins.
+    """Return the seconds of each of `repeats` calls, by side. A turn calls all sides; each turn starts with another side.
 
-    On CUDA a turn of a side is as many calls in a row as take about 20 ms, so that waiting for the GPU does not count.
+    On CUDA, a side's turn consists of as many calls as take about 20 ms, so that waiting for the GPU does not count.
 
     Args:
-        after: is called after each turn.
+        after: called after each turn.
     """
 
     def seconds(call, count=1):
@@ -130,7 +136,7 @@ def take_turns(
 
 
 def onnx_session(file: Path):
-    """Open an ONNX file with as many threads as torch has."""
+    """Open an ONNX file with as many threads as torch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -139,12 +145,12 @@ def onnx_session(file: Path):
 
 
 def spread(values) -> list[float]:
-    """Median, 10th and 90th percentile."""
+    """Return the median, 10th and 90th percentile."""
     return np.quantile(values, (0.5, 0.1, 0.9)).tolist()
 
 
 def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
-    """Peak of what torch's allocator hands out during a call, beyond what was there before."""
+    """Return the peak of memory that torch's allocator provides during a call, in addition to the memory in use before."""
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -164,7 +170,7 @@ def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason for a side that could not be measured, for a cell of a table."""
+    """Return the reason why a side could not be measured, for a table cell."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
@@ -175,12 +181,12 @@ def write_csv(path: Path, rows: list[dict]):
         writer.writerows(rows)
 
 
-# Head of `sides_table`.
+# Header of `sides_table`.
 CELLS = "ms; times as fast as transformers (10th to 90th percentile); share of the peak; MiB beyond weights and inputs"
 
 
 def sides_table(rows: list[dict]) -> str:
-    """Sides by shapes in Markdown, cells as `CELLS` says, and below it why sides were not measured."""
+    """Return a Markdown table of sides by shapes, with cells as in `CELLS`, and below it why sides were not measured."""
 
     def cell(row: dict) -> str:
         if row["skipped"]:
@@ -202,10 +208,11 @@ def sides_table(rows: list[dict]) -> str:
 
 
 def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
-    """A column of the rows against shape, a panel for each part and mode, with its outer tenths where they are known.
+    """Draw a column of the rows against shape, with a panel for each part and mode, and the outer tenths where they are
+    known.
 
     Returns:
-        False where no row has it, and nothing is drawn.
+        `False` if no row has the column, so that nothing is drawn.
     """
     rows = [row | {"panel": f"{row['part']}, {row['mode']}"} for row in rows if row.get(key)]
     if not rows:
@@ -229,13 +236,15 @@ def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
 
 
 def equal_far_rows(P: torch.Tensor):
-    """Beyond the largest distance transformers reads row 0 of the table where official code, and ours, reads row 1."""
+    """Copy row 1 of the relative table to row 0: beyond the largest distance transformers reads row 0, Microsoft's code and
+    ours row 1.
+    """
     with torch.no_grad():
         P[0] = P[1]
 
 
 def stock_model(model: nn.Module, stock_class: type[nn.Module]) -> nn.Module:
-    """transformers' model with the weights of ours, whose relative table is changed by `equal_far_rows`."""
+    """Return transformers' model with our model's weights, after `equal_far_rows` has changed their relative table."""
     if model.config.relative_table_size:
         equal_far_rows(model.base_model.encoder.rel_embeddings.weight)
     stock = stock_class(to_deberta_v2_config(model.config))
@@ -245,7 +254,9 @@ def stock_model(model: nn.Module, stock_class: type[nn.Module]) -> nn.Module:
 
 
 def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module:
-    """A "Bert" or "ModernBert" with SDPA of the width, depth and dropout of a DeBERTa, for up to `longest` tokens."""
+    """Return a "Bert" or "ModernBert" with SDPA that has the width, depth and dropout of a DeBERTa, for up to `longest`
+    tokens.
+    """
     fields = "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size".split()
     if name == "Bert":
         fields += ["hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"]
@@ -254,7 +265,7 @@ def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module
     if name == "ModernBert":
         sizes |= dict(cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2)
         sizes |= dict(attention_dropout=config.attention_probs_dropout_prob, mlp_dropout=config.hidden_dropout_prob)
-        # Its feed-forward network has a gate: two thirds of the width for as many parameters.
+        # Its feed-forward network is gated: two thirds of the width give the same number of parameters.
         sizes["intermediate_size"] = config.intermediate_size * 2 // 3
     config = getattr(transformers, f"{name}Config")(**sizes)
     if name + head == "BertModel":
@@ -263,7 +274,7 @@ def same_size(name: str, config, longest: int, head: str = "Model") -> nn.Module
 
 
 def environment(args: argparse.Namespace) -> str:
-    """Versions, device and sizes of a run, in one line."""
+    """Return versions, device and sizes of a run, in one line."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

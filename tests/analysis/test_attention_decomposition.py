@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the attention logits and the profile of positions: by hand, against the model, for every kind of model."""
+"""Parts of the attention logits and the position profile: by hand, against the model, for every kind of model."""
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ IDS = torch.tensor([[1, 9, 7, 9, 30, 41, 9, 2]])
 
 @pytest.fixture
 def by_hand():
-    """One head of size 2 whose projections are the identity. Token 1 is (1, -1) and token 2 (-1, 1) behind the LayerNorm;
-    the relative table has (r, 0) for the distance r."""
+    """Build one head of size 2 whose projections are the identity. After the LayerNorm, token 1 is (1, -1) and token 2 (-1,
+    1); the relative table has (r, 0) for the distance r.
+    """
     config = DebertaExtConfig(
         vocab_size=3, hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2, norm_rel_ebd="none",
         max_position_embeddings=4, position_buckets=-1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -58,7 +59,7 @@ def test_profile_by_hand(by_hand):
     expected = torch.tensor([[-2.0, -1, 0, 1, 2]]) / 3 * 6**-0.5
     for values, factor in ((profile.c2p, 1), (profile.p2c, 1), (profile.total, 2)):
         torch.testing.assert_close(values, factor * expected)
-    # It reaches beyond the text, and is constant beyond the table; without a reach it ends where the table does.
+    # It extends beyond the text and is constant beyond the table; by default it ends where the table ends.
     values = position_profile(by_hand, torch.tensor([[1]]), reach=6).c2p[0] * 6**0.5
     torch.testing.assert_close(values, torch.tensor([-4.0, -4, -4, -3, -2, -1, 0, 1, 2, 3, 3, 3, 3]))
     assert position_profile(by_hand, torch.tensor([[1]])).distances.tolist() == [-3, -2, -1, 0, 1, 2, 3]
@@ -96,11 +97,11 @@ def test_the_softmax_of_the_parts_is_the_models_attention(kind, fields, tiny_con
 
 @pytest.mark.parametrize("kind, terms", [("v1", "c2p|p2c"), ("v3", "c2p|p2c|p2p")])
 def test_the_profile_is_the_mean_over_the_tokens(kind, terms, tiny_config, shake):
-    """Of c2p over the queries, of p2c over the keys, each at the distance r from a place of its own."""
+    """Mean of c2p over the queries and of p2c over the keys, each at the distance r from its own position."""
     model = shake(DebertaExtModel(tiny_config(kind, pos_att_type=terms)))
     N, reach = IDS.shape[1], 5
     profile = position_profile(model, IDS, layer=0, reach=reach)
-    # In the middle of three copies, every token has a place at each distance.
+    # In the middle of three copies, every token has a neighbour at each distance.
     parts = attention_parts(model, torch.cat([IDS, IDS, IDS], dim=1), layer=0)
     middle = torch.arange(N, 2 * N)
     for r in range(-reach, reach + 1):
@@ -174,7 +175,7 @@ def test_adapters_take_part(tiny_config, shake):
 
 
 def test_a_model_of_remote_code_is_known_by_its_classes_names(tiny_config, shake, monkeypatch):
-    """It brings a second copy of the classes, which isinstance does not know."""
+    """Remote code brings a second copy of the classes, for which isinstance is False."""
     model = shake(DebertaExtModel(tiny_config("v3")))
     expected = attention_parts(model, IDS)
     for name in ("DebertaExtModel", "DisentangledSelfAttention"):
@@ -191,12 +192,12 @@ def test_the_model_is_left_as_it_was(function, tiny_config, shake):
     modes = [module.training for module in model.modules()]
     first, again = function(model, IDS), function(model, IDS)
     name = "logits" if function is attention_parts else "total"
-    # Without dropout, or they would differ.
+    # Without dropout; otherwise they would differ.
     assert torch.equal(getattr(first, name), getattr(again, name)) and not getattr(first, name).requires_grad
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_pre_hooks for module in model.modules())
     with pytest.raises(IndexError):
-        # An id that the vocabulary has not.
+        # An id that is not in the vocabulary.
         function(model, IDS + 1000)
     assert [module.training for module in model.modules()] == modes
 

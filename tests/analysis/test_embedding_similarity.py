@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Average cosine similarity: by hand, what it does not depend on, against the double loop, and mistakes."""
+"""Average cosine similarity: by hand, invariants, against the double loop, and errors."""
 
 import math
 
@@ -12,7 +12,7 @@ from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similari
 
 
 def random_table(V=37, E=5, seed=0):
-    # Off the origin, so that the mean is far from zero.
+    # Shifted, so that the mean is far from zero.
     return torch.randn(V, E, generator=torch.Generator().manual_seed(seed)) + 0.7
 
 

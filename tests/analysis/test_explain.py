@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext explain`: which figures come of which model, the numbers beside them, and what is refused."""
+"""`deberta-ext explain`: figures for each kind of model, their numbers, and errors."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ RTD_HISTORY = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Saved models with a tokenizer, by kind."""
+    """Save models with a tokenizer, by kind."""
     root = tmp_path_factory.mktemp("models")
     kinds = {
         "joint": (DebertaExtForPreTraining, JOINT),
@@ -70,7 +70,7 @@ def write_run(folder, history):
 
 
 def explain(*arguments):
-    """One format, where the test does not say otherwise: most of its time is drawing."""
+    """Run the command with only one format by default, because drawing takes most of the time."""
     formats = [] if "--formats" in arguments else ["--formats", "png"]
     return main(["explain", *map(str, arguments), *formats])
 
@@ -84,7 +84,7 @@ def files_in(folder):
 
 
 def test_an_adapter_is_merged_into_its_base_model(folders, tmp_path):
-    """Its attention is that of the model with the adapter's products added to the projections."""
+    """Its attention equals the attention of the model with the adapter's products added to the projections."""
     pytest.importorskip("peft")
     torch.manual_seed(0)
     model = DebertaExtForSequenceClassification.from_pretrained(folders / "classifier")
@@ -129,7 +129,7 @@ def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp
     assert [each["token"] for each in numbers["replacement_probabilities"]] == TEXT.split()
     values = [each["probability"] for each in numbers["replacement_probabilities"]]
     assert values == pytest.approx([score.probability for score in scores], rel=1e-4)
-    # Special tokens are no words; E_D = E_G + E_delta.
+    # Special tokens are not words; E_D = E_G + E_delta.
     words = torch.arange(5, TINY["vocab_size"])
     tables = {
         "generator": model.generator.get_input_embeddings().weight,
@@ -232,7 +232,7 @@ def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path
 
 
 def test_layer_head_and_reach_are_chosen_and_a_profile_reaches_as_far_as_the_inputs(folders, tmp_path):
-    """A model of short texts with a table for 512 gave a band of noise."""
+    """Previously, a model for short texts with a table for 512 positions showed a band of noise."""
     flags = ["--attention", "--position_profile", "--layer", 1, "--head", 3]
     tokenizer = load_tokenizer(folders / "base")
     tokenizer.model_max_length = 6
@@ -265,14 +265,14 @@ def test_a_repository_is_read_at_the_revision_that_is_asked_for(hub, folders, tm
     api.create_branch("user/name", branch="v2")
     api.upload_folder(repo_id="user/name", folder_path=folders / "rtd", revision="v2")
     command = ["explain", "--model", "user/name", "--revision", "v2", "--text", TEXT, "--replacement_probabilities"]
-    # The model of "main" has not the head for it.
+    # The model of "main" does not have the required head.
     assert main([*command, "--output_dir", str(figures)]) == 0
     assert numbers_of(figures)["model"] == "user/name" and len(numbers_of(figures)["replacement_probabilities"]) == 4
 
 
 def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folders(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", HISTORY), write_run(tmp_path / "b", RTD_HISTORY)
-    # A run that goes on: its last checkpoint counts, by its number.
+    # An unfinished run: the last checkpoint, by step number, counts.
     for step in (20, 100):
         write_run(tmp_path / "c" / f"checkpoint-{step}", [{"step": step, "loss": 1.0}])
     out = tmp_path / "figures"
@@ -282,7 +282,7 @@ def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folder
     assert curves["a"] == {"loss": [[10, 2.5], [20, 1.5]], "eval_loss": [[20, 1.75]]}
     assert curves["b"]["generator_loss"] == [[5, 6.0]] and curves["b"]["eval_discriminator_loss"] == [[5, 0.4]]
     assert curves["c"] == {"loss": [[100, 1.0]]} and "loss" not in curves["b"]
-    # More of the folders' paths, where runs have one name.
+    # A longer part of the folders' paths where runs have the same name.
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         write_run(Path(name, "run"), HISTORY)
@@ -319,7 +319,7 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
     assert f"{tmp_path / 'explain.json'} would be overwritten" in capsys.readouterr().err
     assert explain(*flags, "--formats", "svg", "--overwrite") == 0
     assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
-    # Figures of the same text are added, those of another one refused.
+    # Figures of the same text are added; figures of another text are an error.
     attention = numbers_of(tmp_path)["attention"]
     flags = ["--model", folders / "base", "--output_dir", tmp_path, "--position_profile", "--text"]
     assert explain(*flags, "w7 w8") == 2 and explain(*flags, TEXT) == 0
@@ -370,7 +370,7 @@ def test_a_model_must_be_there_and_be_ours(tmp_path, capsys, monkeypatch):
 
 
 def test_weights_or_a_tokenizer_of_another_model_are_refused(folders, tmp_path, capsys):
-    """As of a joint model whose config.json does not say so: numbers drawn at random would be among its weights."""
+    """Such as the weights of a joint model with another config.json: some weights would be random."""
     joint, small = tmp_path / "joint", tmp_path / "small"
     shutil.copytree(folders / "base", joint)
     shutil.copy(folders / "joint" / "model.safetensors", joint)

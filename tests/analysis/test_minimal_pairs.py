@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs: accuracies and frequencies by hand, the command as a whole, the within-word variant, and mistakes."""
+"""Minimal pairs: accuracies and frequencies by hand, the whole command, the within-word variant, and errors."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def tokenizer():
 
 @pytest.fixture
 def files(tmp_path, tokenizer, tiny_config, shake):
-    """Folders "mlm" and "rtd" of tiny models, pairs.jsonl and text.txt."""
+    """Write folders "mlm" and "rtd" with tiny models, pairs.jsonl and text.txt."""
     config = tiny_config(vocab_size=len(tokenizer))
     for name, model_class in (("mlm", DebertaExtForMaskedLM), ("rtd", DebertaExtForReplacedTokenDetection)):
         shake(model_class(config)).save_pretrained(tmp_path / name)
@@ -57,10 +57,10 @@ def test_ties_count_one_half_and_paradigms_count_alike():
 
 def test_word_frequencies_by_hand():
     scores = word_frequency_scores(["The dogs bark.", "the cat"], ["The cat.", ". cat the", "mouse"])
-    # Counts: the 2, dogs, bark, "." and cat 1; 6 words, 5 of them different, and one for all that were not seen.
+    # Counts: "the" 2, dogs, bark, "." and cat 1; 6 words, 5 of them different, and one count for all unseen words.
     assert scores["The cat."] == pytest.approx(math.log(3 / 12) + 2 * math.log(2 / 12))
     assert scores["mouse"] == pytest.approx(math.log(1 / 12))
-    # Another order is a tie, in spite of rounding.
+    # The same words in another order are a tie, in spite of rounding.
     assert scores[". cat the"] == scores["The cat."]
 
 
@@ -73,14 +73,14 @@ def test_a_phenomenon_is_its_paradigm_where_that_is_missing_and_thinning_keeps_a
 
 @pytest.mark.parametrize("kind", ["unigram", "byte_level"])
 def test_within_word_masks_the_later_tokens_of_the_word(kind, tokenizer, tiny_config, shake):
-    """Kauf and Ivanova 2023, token by token; words are those of the text, punctuation is apart."""
+    """Kauf and Ivanova 2023, token by token; words are split at spaces, and punctuation is separate."""
     if kind == "byte_level":
         tokenizer = train_byte_level_bpe(SENTENCES * 20, 280, show_progress=False)
     model = shake(DebertaExtForMaskedLM(tiny_config(vocab_size=len(tokenizer))))
     text, spans = "A cat sleeps, doesn't it?", [(0, 1), (2, 5), (6, 12), (12, 13), (14, 21), (22, 24), (24, 25)]
     encoded = tokenizer(text, return_offsets_mapping=True)
     ids, total, masked_together = torch.tensor(encoded["input_ids"]), 0.0, 0
-    # By the last character, as the first may be the space before it; a space alone is of the word behind it.
+    # By the last character, as the first may be the preceding space; a single space belongs to the next word.
     word = [next((n for n, (a, b) in enumerate(spans) if a < end <= b), None) for _, end in encoded["offset_mapping"]]
     word = [word[n + 1] if word[n] is None and n else word[n] for n in range(len(ids) - 1)]
     for place in range(1, len(ids) - 1):

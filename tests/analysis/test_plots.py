@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All figures: a readable file comes out, with the numbers in it; nothing global changes, and mistakes are named."""
+"""All figures: a readable file with the numbers in it; no global state changes, and errors name the cause."""
 
 import struct
 import sys
@@ -42,7 +42,7 @@ HISTORY = [
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Every figure that is saved; a warning of matplotlib, such as for a letter that its fonts lack, is an error."""
+    """Draw and save every figure; a matplotlib warning, such as for a missing glyph, is an error."""
     from matplotlib.figure import Figure
 
     seen, savefig = [], Figure.savefig
@@ -59,7 +59,7 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def curves(drawn, tmp_path):
-    """curves(histories, ...): the axes of plot_curves."""
+    """Return curves(histories, ...): the axes of plot_curves."""
 
     def draw(*args, **options):
         plot_curves(args[0], tmp_path / "curves.png", panels=args[1] if len(args) > 1 else None, **options)
@@ -105,7 +105,7 @@ def test_panels_choose_runs_metrics_and_baselines_and_a_run_that_diverged_is_nam
 
 
 def test_single_evaluations_are_points_side_by_side_and_shares_have_an_axis_from_0_to_1(curves):
-    """They were lines across, of an F1 of 0 on an axis from -0.04 to 0.04."""
+    """Previously, they were lines across, of an F1 of 0 on an axis from -0.04 to 0.04."""
     history = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}]
     history += [{"step": 3, "eval_loss": 1.5, "eval_macro_f1": 0.0, "eval_recall": 0.0, "eval_pearson": 0.0}]
     metrics = [["loss", "eval_loss"], ["eval_macro_f1", "eval_recall"], ["eval_pearson"], ["eval_loss"]]
@@ -133,7 +133,7 @@ def test_a_single_score_of_0_has_an_axis_up_to_1(curves):
 
 
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
-    """It was a jump at the last step, which has another model."""
+    """Previously, it was drawn as a jump at the last step, although it belongs to another model."""
     scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]
     end, restored = {"step": 3, "train_runtime": 1.0}, {"step": 3, "eval_loss": 0.5, "eval_runtime": 0.1}
     for history in ([*scores, end, restored], [*scores[:2], end, scores[2]]):
@@ -217,13 +217,13 @@ def test_several_paths_get_the_same_figure_each_in_its_format(tmp_path, drawn):
     assert plot_embedding_similarity(SIMILARITIES, paths) == paths
     assert [path.read_bytes()[:5] for path in paths] == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
     assert len({*drawn}) == 1
-    # Drawn again, it is the same SVG.
+    # Drawing again gives the same SVG.
     first, again = (plot_curves({"run": HISTORY}, tmp_path / name) for name in ("a.svg", "b.svg"))
     assert first.read_bytes() == again.read_bytes()
 
 
 def parts_of(N=4, H=2, terms=("c2p", "p2c")):
-    """Random parts whose probabilities belong to them."""
+    """Return random parts with matching probabilities."""
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(H, N, N, generator=generator) for name in ("c2c", *terms)}
     return AttentionParts(layer=5, terms=tuple(terms), probabilities=sum(values.values()).softmax(-1), **values)
@@ -249,7 +249,7 @@ def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     assert [*shown] == [*expected]
     for name, values in expected.items():
         assert torch.equal(torch.tensor(shown[name].get_array()), values), name
-    # One scale for all parts, with zero in the middle.
+    # One scale for all parts, centred at zero.
     limit = max(values.abs().max().item() for name, values in expected.items() if name != "attention")
     attention, *others = shown.values()
     assert [image.get_clim() for image in others] == [pytest.approx((-limit, limit))] * 3
@@ -283,9 +283,9 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
         for name, line in lines.items():
             assert line.get_xdata().tolist() == [-3, -2, -1, 0, 1, 2, 3]
             assert torch.equal(torch.tensor(line.get_ydata()), getattr(profile, name)[head])
-    # The two panels with none below have numbers as well.
+    # The two panels with none below have tick labels as well.
     assert [axes.xaxis.get_tick_params()["labelbottom"] for axes in panels] == [False, False, True, True, True, True]
-    # One term has no total.
+    # With one term there is no total.
     (axes,) = other.axes
     assert axes.get_title() == "head 2" and torch.equal(torch.tensor(axes.lines[2].get_ydata()), of_one_term.p2c[2])
     assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["p2c"]
@@ -314,7 +314,7 @@ def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_pat
     cells = [*axes.patches]
     brightness = [sum(cell.get_facecolor()[:3]) for cell in cells]
     assert [brightness[i] for i in (0, 1, 3, 2)] == sorted(brightness, reverse=True) and len({*brightness}) == 4
-    # "side" stands right after "be", the other words after a gap.
+    # "side" directly follows "be"; the other words follow a gap.
     ends = [cell.get_x() + cell.get_width() for cell in cells]
     gaps = [cells[i + 1].get_x() - ends[i] for i in range(3)]
     assert gaps[1] == pytest.approx(0) and gaps[0] > 0.5 and gaps[2] > 0.5

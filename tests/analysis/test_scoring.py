@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of tokens and sentences: known logits by hand, what they do not depend on, a slow loop, other models, mistakes."""
+"""Scores of tokens and sentences: known logits by hand, invariants, a slow loop, other models, and errors."""
 
 import math
 from types import SimpleNamespace
@@ -34,7 +34,9 @@ def byte_tokenizer():
 
 
 class Known(torch.nn.Module):
-    """Logits of a token are a function of its id and its place: (id - 20) / 8 + place / 4; they do not see each other."""
+    """Model with known logits, which depend on a token's id and position: (id - 20) / 8 + position / 4; tokens do not see
+    each other.
+    """
 
     config = SimpleNamespace(max_position_embeddings=64)
 
@@ -92,7 +94,7 @@ def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
 
 def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
     class Slow:
-        """The parts of a tokenizer without offsets that are used."""
+        """The used parts of a tokenizer without offsets."""
 
         is_fast, pad_token_id, model_max_length = False, 0, int(1e30)
         convert_ids_to_tokens = staticmethod(tokenizer.convert_ids_to_tokens)
@@ -107,7 +109,7 @@ def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
 
 
 def numbers_of(found):
-    """Probabilities of tokens or totals of sentences, in one list."""
+    """Return probabilities of tokens or totals of sentences in one list."""
     values = []
     for each in found:
         values += [score.probability for score in each] if isinstance(each, list) else [each.total]
@@ -140,7 +142,7 @@ def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, dis
     score(discriminator, tokenizer, TEXTS)
     assert [module.training for module in discriminator.modules()] == modes
     assert torch.is_grad_enabled() and all(parameter.grad is None for parameter in discriminator.parameters())
-    # Also when the model fails.
+    # Also if the model fails.
     monkeypatch.setattr(type(discriminator), "forward", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         score(discriminator, tokenizer, "the fox")
@@ -213,7 +215,7 @@ def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, 
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, ["the fox", LONG])
     if kind == "tokenizer":
-        # The model's 64 are `max_position_embeddings`, which it does not read without absolute positions.
+        # The model's 64 is `max_position_embeddings`, which does not apply without absolute positions.
         monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
         assert len(token_replacement_probabilities(model, tokenizer, LONG)) > 64
 

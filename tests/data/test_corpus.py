@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_corpus: every kind of file, folders, streaming, and messages that say what is wrong."""
+"""load_corpus: every kind of file, folders, streaming, and error messages."""
 
 import csv
 import gzip
@@ -17,12 +17,12 @@ from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
 from hf_deberta_ext.pretraining.corpus import load_corpus, texts  # noqa: E402
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
-# No cell of .tsv can hold a tab or a line end.
+# Cells of a .tsv cannot contain a tab or a line end.
 IN_TSV = [text.replace("\n", " ").replace("\t", " ") for text in DOCUMENTS]
 
 
 def as_bytes(documents, ending, column="text"):
-    """A file of the kind of `ending`, without gzip, that holds the documents."""
+    """Return a file of the type `ending`, without gzip, that contains the documents."""
     if ending in (".txt", ".text"):
         return "\n\n".join(documents).encode()
     rows = [{"id": i, column: text, "meta": {"n": [i]}} for i, text in enumerate(documents)]
@@ -43,7 +43,9 @@ def as_bytes(documents, ending, column="text"):
 
 @pytest.fixture
 def write(tmp_path):
-    """write(name, content): path of a file; content is bytes, text, or documents; gzipped if the name says so."""
+    """Return write(name, content), which returns a path; content is bytes, text, or documents; gzipped if the name ends in
+    .gz.
+    """
 
     def build(name, content, **options):
         path = tmp_path / "data" / name
@@ -59,7 +61,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def load(tmp_path):
-    """load(sources, ...): load_corpus with a cache of its own."""
+    """Return load(sources, ...): load_corpus with its own cache."""
 
     def build(sources, **options):
         return load_corpus(sources, cache_dir=tmp_path / "cache", **options)
@@ -150,7 +152,7 @@ def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeyp
     assert not (tmp_path / "cache").exists()
 
 
-# Prints by how many bytes the peak of memory grows from the first file to the second, which is 30 times as long.
+# Print by how many bytes the peak memory grows from the first file to the second, which is 30 times as long.
 PEAK = """
 import resource, sys
 from hf_deberta_ext.pretraining import load_corpus
@@ -167,7 +169,7 @@ print(peaks[1] - peaks[0])
 @pytest.mark.parametrize("streaming", ["map", "streaming"])
 @pytest.mark.parametrize("name", ["{}.txt", "{}.jsonl.gz"])
 def test_memory_does_not_grow_with_the_corpus(write, tmp_path, name, streaming):
-    """Of 10 GB it is as much, see the README."""
+    """The guide measured.md has the peak for 10 GB."""
     paths = [write(name.format(n), [f"{number} " + "word " * 400 for number in range(n)]) for n in (3000, 90_000)]
     command = [sys.executable, "-c", PEAK, streaming, str(tmp_path / "cache"), *map(str, paths)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -182,7 +184,7 @@ def test_texts_are_the_documents_without_blank_ones(write, load):
 
 
 def test_a_hub_data_set_is_reduced_to_its_text(write, load, monkeypatch):
-    """Without the Hub: what load_dataset gives is replaced."""
+    """load_dataset is replaced, so the Hub is not needed."""
     found = datasets.Dataset.from_dict({"id": [1, 2], "body": ["A", "B"]})
     calls = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows from files and from the Hub: every kind of file, cells that others misread, and what is wrong with a file."""
+"""Rows from files and from the Hub: every kind of file, cells that other readers change, and errors in a file."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ ROWS = [
     {"sentence": "日本 naïve \u2028 end", "label": 1},
 ]
 DEEP = '{"a":' * 5000 + "1" + "}" * 5000
-# What pandas, pyarrow or datasets would not leave as they are.
+# Cells that pandas, pyarrow or datasets would change.
 ODD = ["NA", "null", "", "nan", "None", "2020-01-01", "007", "1e5", "true", " padded "]
 
 
@@ -64,7 +64,7 @@ FORMS = {
 @pytest.mark.parametrize("zipped", ["", ".gz"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_in_every_form_gives_the_same_rows(tmp_path, form, zipped):
-    """As fine-tuning and as pre-training reads it; all cells of a table are text."""
+    """Both fine-tuning and pre-training read it; all cells of a table are text."""
     name, text = FORMS[form]
     file = write(tmp_path / f"{name}{zipped}", text)
     expected = [ROWS[0], ROWS[2]] if form == "csv_old_mac" else ROWS
@@ -143,7 +143,7 @@ def test_labels_are_in_the_order_of_numbers_or_of_texts():
     assert label_order(["10", "9", "-2", "9"], source="x") == ["-2", "9", "10"]
     assert label_order(["b", "a", "10", "9"], source="x") == ["10", "9", "a", "b"]
     assert label_order([True, False], source="x") == [False, True]
-    # No number that Python would read.
+    # Not a number in Python's syntax.
     assert label_order(["9" * 5000, "10"], source="x") == ["10", "9" * 5000]
     with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
         label_order(["b", 2, "a", 1], source="x")
@@ -166,7 +166,7 @@ def test_files_of_named_sets(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(tmp_path):
-    """hub(name, config, splits): `read_hub` with a cache of its own."""
+    """Return hub(name, config, splits): `read_hub` with its own cache."""
     cache = str(tmp_path / "cache")
     return lambda name, config=None, splits=None: read_hub(name, config, splits or {"train": ["train"]}, cache_dir=cache)
 
@@ -251,14 +251,14 @@ def test_a_missing_column_is_told_with_those_that_are_there():
 def test_a_cell_of_another_type_is_named(cells, kind, shown):
     with pytest.raises(ValueError, match=shown):
         check_cells(datasets.Dataset.from_dict({"c": cells}), "c", kind, source="x")
-    # Good cells pass, also where a bad one is left out.
+    # Valid cells pass, also where an invalid one is left out.
     check_cells(datasets.Dataset.from_dict({"c": ["a", "", None]}).select([0, 1]), "c", str, source="x")
     for cell in (True, 1):
         check_cells(datasets.Dataset.from_dict({"c": [cell]}), "c", type(cell), source="x")
 
 
 def test_a_data_set_out_of_reach_or_of_a_script_says_how_to_go_on(monkeypatch, hub):
-    """The tests run offline: it is not in the cache."""
+    """The tests run offline, and the data set is not in the cache."""
     with pytest.raises(ValueError, match=r"'nobody/nothing' \(sst2\) cannot be loaded.*in the cache"):
         hub("nobody/nothing", "sst2")
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on two processes is training on one: DistributedDataParallel, FSDP2, DeepSpeed, tensor parallel; and what
-sharding and offloading rest on: no module reads the weights of another, and weights may be elsewhere until their module
-runs."""
+"""Training on two processes equals training on one: DistributedDataParallel, FSDP2, DeepSpeed, tensor parallelism. Also the
+conditions for sharding and offloading: no module reads the weights of another, and weights may be elsewhere until their
+module runs.
+"""
 
 import json
 from collections.abc import Iterable
@@ -49,13 +50,13 @@ from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.sift import SiftArguments
 
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
-# The largest differences measured are 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
+# Largest measured differences: 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
 LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
 slow = pytest.mark.slow(together=True)
 processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
-# fully_shard is there since 2.6, but torch.cpu.Stream could not yet record an event.
+# fully_shard exists since 2.6, but torch.cpu.Stream could not yet record an event.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
-shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 runs on CPUs from torch 2.7 on")
+shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 on CPUs needs torch 2.7")
 FSDP = {
     "masked lm, v2": dict(fsdp_config=dict(cpu_ram_efficient_loading=True, activation_checkpointing=True)),
     "masked lm, dropout": dict(save_strategy="steps", save_steps=2),
@@ -85,13 +86,13 @@ ZERO, STAGES = (RESUMED, "replaced tokens, joint"), (1, 2, 3)
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
-# The others take a minute, most of it two processes that start.
+# The others take a minute, most of it to start two processes.
 SHORT = ("masked lm, v2", "task, uneven")
 SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=slow) for name in TRAININGS]
 
 
 class Processes:
-    """Results of two processes for the jobs of this file: started together, since starting is what takes time."""
+    """Results of two processes for the jobs of this file, started together because starting takes most of the time."""
 
     def __init__(self, folder: Path, trainings: Iterable[str] = (), everything: bool = False, zero: bool = False):
         self.folder = folder
@@ -103,7 +104,7 @@ class Processes:
         self.start(jobs)
 
     def other_jobs(self) -> list[dict]:
-        """By FSDP2, and tensor parallel."""
+        """Return the results of FSDP2 and tensor parallelism."""
         jobs = []
         if CAN_SHARD:
             for training, more in FSDP.items():
@@ -121,7 +122,7 @@ class Processes:
         return jobs
 
     def zero_jobs(self) -> list[dict]:
-        """By DeepSpeed."""
+        """Return the results of DeepSpeed."""
         jobs = [dict(training=training, stage=stage) for training in ZERO for stage in STAGES]
         jobs.append(dict(training="replaced tokens, decoupled", stage=1))
         for job in jobs:
@@ -152,7 +153,7 @@ def processes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def zero(tmp_path_factory):
-    """DeepSpeed keeps its settings for the process that used it: nothing else runs there."""
+    """Run DeepSpeed in a separate process, because it keeps its settings for the whole process."""
     pytest.importorskip("deepspeed")
     return Processes(tmp_path_factory.mktemp("zero"), zero=True)
 
@@ -164,7 +165,7 @@ def short(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """alone(training): what one process makes of it."""
+    """Return alone(training): the result of one process."""
     made = {}
 
     def run(training):
@@ -178,11 +179,11 @@ def alone(tmp_path_factory):
 def assert_same_log(entries: list[dict], expected: list[dict]):
     assert len(entries) == len(expected) == STEPS
     for entry, reference in zip(entries, expected, strict=True):
-        # Trainer's epoch is the share of the micro-batches of a process.
+        # Trainer's epoch is the fraction of one process's micro-batches.
         names = {name for name in reference if not name.endswith(("runtime", "per_second", "epoch"))}
         assert names <= {*entry} and "loss" in names
         for name in names:
-            # A small difference of large losses: rounding shows.
+            # A small difference of large losses, so rounding shows.
             tolerance = dict(rel=1e-3) if name == "sift_change" else LOSSES
             assert entry[name] == pytest.approx(reference[name], **tolerance), name
 
@@ -205,8 +206,9 @@ def assert_same_step(result: dict, expected: dict):
 @processes_talk
 @pytest.mark.parametrize("training", SHORT_OR_SLOW)
 def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, request, alone):
-    """Without that search DistributedDataParallel raises at the second step if a parameter had no gradient at the first.
-    Our trainers turn it off by themselves."""
+    """Without this search DistributedDataParallel raises at the second step if a parameter had no gradient at the first.
+    Our trainers turn the search off.
+    """
     processes = request.getfixturevalue("short" if training in SHORT else "processes")
     result, expected = processes.result("ddp", training), alone(training)
     assert (result["wrapped"], result["find_unused"]) == ("DistributedDataParallel", False)
@@ -221,7 +223,7 @@ def test_our_trainers_turn_the_search_for_unused_parameters_off(training, argume
 
 
 def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformers(tmp_path):
-    """BERT's pooler, for one, is unused by a head for tokens that a caller has built around it."""
+    """BERT's pooler, for example, is unused by a token head that a caller has built on top of it."""
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     task = EncodedTask(train=[], evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
     args = SiftArguments(str(tmp_path), use_cpu=True, report_to="none")
@@ -237,7 +239,7 @@ def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(traini
     result, expected = processes.result("fsdp", training), alone(training)
     assert result["whole"] == [] and result["wrapped"].startswith("FSDP")
     assert result["in no group"] == []
-    # Of one bias of odd size there is no half.
+    # A single bias of odd size cannot be halved.
     assert 0.5 <= result["kept"] < 0.51
     for other in (expected, processes.result("ddp", training)):
         assert_same_log(result["log"], other["log"])
@@ -249,7 +251,7 @@ def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(traini
 @processes_talk
 @pytest.mark.parametrize("training", ["masked lm, dropout", "replaced tokens, joint"])
 def test_fsdp_evaluates_as_ddp(training, processes):
-    """Evaluation keeps the projections of the relative table, and reads whole embedding tables."""
+    """Evaluation caches the projections of the relative table, and reads whole embedding tables."""
     evaluations = [processes.result(wrapper, training)["evaluations"] for wrapper in ("fsdp", "ddp")]
     assert len(evaluations[0]) == len(evaluations[1]) == STEPS
     for two, one in zip(*evaluations, strict=True):
@@ -298,7 +300,9 @@ def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path)
 @processes_talk
 @pytest.mark.parametrize("name", REFUSED)
 def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
-    """accelerate wraps layers in checkpoints that do not keep the random state: gradients of other dropout masks."""
+    """accelerate wraps layers in checkpoints that do not restore the random state, so the gradients use other dropout
+    masks.
+    """
     error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
     assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
 
@@ -335,7 +339,7 @@ def test_a_joint_model_can_be_sharded_by_hand(sharing, processes):
 
 @pytest.fixture
 def pretend_to_shard(monkeypatch):
-    """pretend_to_shard(**plugin): accelerate is as it were with FSDP, in this process alone."""
+    """Return pretend_to_shard(**plugin), which makes accelerate act as with FSDP, in this process only."""
     from accelerate.state import AcceleratorState
 
     create = Trainer.create_accelerator_and_postprocess
@@ -349,13 +353,13 @@ def pretend_to_shard(monkeypatch):
         monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create_and_shard)
 
     yield pretend
-    # One state for the whole process.
+    # There is one state for the whole process.
     AcceleratorState._shared_state.pop("fsdp_plugin", None)
 
 
 @pytest.mark.parametrize("training", ["masked lm, v2", "sift", "task", "task with sift"])
 def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pretend_to_shard, tmp_path):
-    """Of the trainers only that of pre-training did."""
+    """Previously, only the pre-training trainer rejected these settings."""
     borrowing, dropping = dict(share_layers="attention"), dict(hidden_dropout_prob=0.1)
     pretend_to_shard(activation_checkpointing=True, auto_wrap_policy=print)
     with pytest.raises(ValueError, match=DRAWS_ANEW):
@@ -371,14 +375,14 @@ def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pr
 @processes_talk
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(backend, processes):
-    """Attention with position terms of its own, convolution, and the Enhanced Mask Decoder's passes."""
+    """Attention with separate projections for position terms, convolution, and the passes of the Enhanced Mask Decoder."""
     result, expected = processes.result("tensor", backend), tensor_step(parallel=False, backend=backend)
     assert len(result["split"]) == 3 * 16
     assert_same_step(result, expected)
 
 
 def models():
-    """(name, a model that is to be trained, its inputs), for every head, objective and way of sharing embeddings."""
+    """Yield (name, model to train, its inputs) for every head, objective and kind of embedding sharing."""
     for name, training in HEADS.items():
         model_class = training.build.keywords["model_class"]
         yield name, shaken(model_class(make_config(training.build.keywords["family"]))), make_rows(model_class)
@@ -403,7 +407,7 @@ def model_and_batch(request):
 
 
 def test_no_module_reads_weights_outside_of_their_own_module(model_and_batch):
-    """As under ZeRO-3: a weight is there while the module that has it runs, and empty before and after."""
+    """As under ZeRO-3: a weight exists while its module runs, and is empty before and after."""
     model, batch = model_and_batch
     with torch.no_grad():
         expected = model(**batch).loss
@@ -450,7 +454,7 @@ def logits(model):
 
 @pytest.fixture(params=SAVED)
 def in_shards(request, tmp_path):
-    """(name, a model, the folder with its weights in several files)."""
+    """Yield (name, model, folder with its weights in several files)."""
     model = shaken(SAVED[request.param]()).eval()
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len([*(tmp_path / "shards").glob("model-*-of-*.safetensors")]) > 3
@@ -468,15 +472,16 @@ def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
 
 @pytest.mark.parametrize("room, buffers", [(20_000, True), (60_000, False)], ids=["nothing fits", "some fit"])
 def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_shards, tmp_path):
-    """An offloaded weight is on the meta device until its module runs: position ids were made there, and the layer that
-    lends its weights was moved there."""
+    """An offloaded weight is on the meta device until its module runs. Position ids were created on the meta device, and
+    the layer that shares its weights was moved there.
+    """
     name, model, folder = in_shards
     if name == "all":
         pytest.skip("transformers cannot infer a device map where every weight of one half is tied to the other")
     options = dict(device_map="auto", max_memory={"cpu": room}, offload_folder=tmp_path / "disk", offload_buffers=buffers)
     loaded = type(model).from_pretrained(folder, **options)
     if not hasattr(loaded, "hf_device_map"):
-        pytest.skip("this transformers loads a model of which nothing fits as if it had no device map")
+        pytest.skip("this transformers ignores the device map if no part of the model fits")
     assert "disk" in loaded.hf_device_map.values()
     assert any(parameter.device.type == "meta" for parameter in loaded.parameters())
     for _ in range(2):
@@ -488,7 +493,7 @@ def test_a_model_of_the_meta_device_is_filled_in_place(in_shards):
     with torch.device("meta"):
         empty = type(model)(model.config)
     assert {tensor.device.type for tensor in (*empty.parameters(), *empty.buffers())} == {"meta"}
-    # Initialisation makes the buffers, which no file holds.
+    # Initialisation creates the buffers, which are not in any file.
     empty.to_empty(device="cpu").init_weights()
     empty.load_state_dict(model.state_dict())
     assert torch.equal(logits(empty.eval()), logits(model))

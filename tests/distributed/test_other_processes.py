@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that go on with another number of processes, and those that torchrun restarts: the losses of one left alone."""
+"""Runs that resume with another number of processes, or are restarted by torchrun, have the losses of an undisturbed
+run."""
 
 import contextlib
 import functools
@@ -31,7 +32,7 @@ pytestmark = [
 text, material = mlm.text, glue_script.material
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
-# 16 rows a step, and a rest of them at the end of an epoch; with dropout.
+# 16 rows a step, with fewer rows at the end of an epoch; with dropout.
 BATCH = dict(
     max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2, save_steps=10, logging_steps=1,
     learning_rate=1e-3, max_train_samples=90,
@@ -40,7 +41,7 @@ BATCH = dict(
 
 @pytest.fixture(scope="module")
 def prepared(text):
-    """The rows of run_mlm.py; run_rtd.py packs those of `text`."""
+    """Return the rows for run_mlm.py; run_rtd.py packs the rows of `text`."""
     pytest.importorskip("datatrove")
     make_prepared(text, text.parent / "prepared")
     return text.parent / "prepared"
@@ -48,7 +49,7 @@ def prepared(text):
 
 @pytest.fixture(scope="module")
 def command(request):
-    """command(script, folder, *more): the words of a run, without those of its launcher."""
+    """Return command(script, folder, *more): the arguments of a run, without the launcher's."""
 
     def words(script, folder, *more):
         if script == "run_glue":
@@ -66,7 +67,7 @@ def command(request):
 
 @pytest.fixture(scope="module")
 def whole(command, tmp_path_factory):
-    """whole(script): the folder of a run of two processes that nobody has disturbed."""
+    """Return whole(script): the folder of an undisturbed run of two processes."""
 
     @functools.cache
     def run(script):
@@ -78,7 +79,7 @@ def whole(command, tmp_path_factory):
 
 
 def losses(folder):
-    """{step: values} of the log."""
+    """Return {step: values} of the log."""
     history = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     return {entry["step"]: [entry[name] for name in NAMES if name in entry] for entry in history if "loss" in entry}
 
@@ -91,7 +92,7 @@ def assert_same_losses(folder, expected, first):
 
 
 def stopped(folder, place, step):
-    """A copy of a run's folder as it was when checkpoint `step` had been saved."""
+    """Return a copy of a run's folder as of the save of checkpoint `step`."""
     place.mkdir()
     for name in (f"checkpoint-{step}", "run_arguments.json", "tokenizer"):
         if (folder / name).is_dir():
@@ -104,7 +105,7 @@ def stopped(folder, place, step):
 @exact_accumulation
 @pytest.mark.parametrize("script", ["run_mlm", "run_rtd", pytest.param("run_glue", marks=pytest.mark.slow(always=True))])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
-    """With the same flags each time: the accumulation follows the number of processes."""
+    """Each run has the same flags; the number of accumulation steps follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")
     one = stopped(whole(script), tmp_path / "one", 10)
     module_of(script).main(command(script, one, *resume)[1:])
@@ -117,7 +118,7 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command,
 
 @pytest.fixture
 def agent(command, tmp_path):
-    """agent(number): torchrun of one of two nodes, each with one process, in a session of its own."""
+    """Return agent(number): torchrun on one of two nodes, each with one process, in its own session."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -131,7 +132,7 @@ def agent(command, tmp_path):
         ]  # fmt: skip
         words += command("run_glue", tmp_path / "run", "--resume_from_checkpoint", "auto")
         with (tmp_path / f"printed-{number}-{len(running)}").open("w") as printed:
-            # Else torch keeps the store of the first start, in which a node that is started again finds no address.
+            # Otherwise torch keeps the store of the first start, in which a restarted node finds no address.
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **FRESH_STORE}
             running.append(subprocess.Popen(words, env=environment, stdout=printed, stderr=printed, start_new_session=True))
         return running[-1]
@@ -143,7 +144,7 @@ def agent(command, tmp_path):
 
 
 def workers(agent):
-    """Ids of the processes that an agent has started."""
+    """Return the ids of the processes that an agent has started."""
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
     return [int(number) for number in children.read_text().split()] if children.is_file() else []
 
@@ -162,10 +163,11 @@ def wait_for(checkpoint, agents):
 
 
 @exact_accumulation
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find processes")
 def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, whole, tmp_path):
-    """One command begins the run and goes on with it. A dead worker is restarted by torchrun, as all others are; a dead
-    node is started again by hand, while the other waits."""
+    """The same command starts and resumes the run. torchrun restarts all workers when one dies; a dead node is restarted by
+    hand while the other waits.
+    """
     run, nodes = tmp_path / "run", [agent(0), agent(1)]
     wait_for(run / "checkpoint-10", nodes)
     first_workers = workers(nodes[0])
@@ -184,13 +186,13 @@ def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent
 
 SLURM = {
     "scontrol": 'case $1 in show) echo localhost;; *) echo "$@" >> "$CALLS";; esac',
-    # The step of a job, here on two nodes that are this machine: signals of srun reach its tasks.
+    # The command of a job step, here on two "nodes" on this machine: signals to srun reach its tasks.
     "srun": '"$@" & one=$!; "$@" & other=$!; trap "kill -TERM $one $other" TERM; wait $one; wait $one; wait $other',
 }
 
 
 @exact_accumulation
-@pytest.mark.skipif(shutil.which("bash") is None, reason="the job is a shell script")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, because the job is a shell script")
 def test_a_slurm_job_told_to_end_saves_queues_again_and_goes_on(command, whole, tmp_path):
     for name, line in SLURM.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A preparation on a Ray cluster of two nodes of this machine, one of which dies on the way."""
+"""A corpus preparation on a Ray cluster with two nodes on this machine; one node dies during the run."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ import mlm_script as mlm
 import pytest
 from scripts import ROOT, command_line
 
-pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
-pytest.importorskip("ray", reason="the executor ray needs it")
+pytest.importorskip("datatrove", reason="the preparation needs datatrove")
+pytest.importorskip("ray", reason="the executor 'ray' needs ray")
 
 import ray
 from kill_task import WaitsForItsNode
@@ -23,7 +23,7 @@ text = mlm.text
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A head that computes nothing and two nodes of one CPU, whose processes find the tests' blocks."""
+    """Start a head node without CPUs and two nodes with one CPU each, whose processes can import the tests' blocks."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/tests/support", prepend=":")
     cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=0))
     try:

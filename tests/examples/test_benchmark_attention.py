@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark with its smallest sizes: what it leaves behind, that its ratios follow from its times, what it refuses."""
+"""The benchmark with its smallest sizes: output files, ratios that match the times, and rejected arguments."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ TINY = ["--preset", "v3-xsmall", "--layers", "1", "--vocab_size", "100", "--repe
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of all parts: its folder, what it printed, and the rows of each table."""
+    """Run all parts; return the folder, the printed text, and the rows of each table."""
     folder = tmp_path_factory.mktemp("benchmark")
     texts = folder / "texts.txt"
     texts.write_text("\n".join("word " * n for n in (1, 5, 8, 3)) + "\n\n", encoding="utf-8")
@@ -56,7 +56,7 @@ def test_text_lengths_are_of_words_or_of_tokens(tmp_path):
 
 def test_memory_counts_what_is_held_at_a_time():
     def forward():
-        # 4000 and 8000 bytes at a time, then 4000 alone.
+        # 4000 and 8000 bytes at the same time, then only 4000.
         first, second = torch.empty(1000), torch.empty(2000)
         del second
         return first
@@ -92,7 +92,7 @@ def test_useful_operations_by_hand():
     h, N, attention = 384, 10, 4 * 384 * 100
     count = functools.partial(benchmark.useful_flops, config, [N, N])
     assert count("inference", whole_model=False, positions=False) == 2 * attention
-    # c2p and p2c: N queries, and N keys, by the 2N - 1 offsets that there are.
+    # c2p and p2c: N queries and N keys, times the 2N - 1 offsets.
     assert count("training", whole_model=False, positions=True) == 3.5 * 2 * (attention + 2 * 2 * h * N * 19)
     linear = 2 * N * 2 * (4 * h * h + 2 * h * 1536)
     assert count("training", whole_model=True, positions=False) == 3 * (3.5 * 2 * attention + 3 * linear)
@@ -140,13 +140,13 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--shapes", "128"], "not batch x length"),
+        (["--shapes", "128"], "expected BATCHxLENGTH"),
         (["--repeats", "0"], "at least 1"),
-        (["--parts", "padded"], "need each other"),
-        (["--tokenizer", "folder"], "needs --lengths_from"),
+        (["--parts", "padded"], "must be passed together"),
+        (["--tokenizer", "folder"], "--lengths_from: pass both"),
         (["--compile"], "add --parts model"),
         (["--lengths_from", "no_such_file"], "no_such_file"),
-        ([], "add --overwrite"),
+        ([], "pass --overwrite"),
     ],
 )
 def test_bad_arguments_are_refused_before_measuring(arguments, message, tmp_path, monkeypatch, capsys):

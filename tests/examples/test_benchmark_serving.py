@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/benchmarks/benchmark_serving.py on a model of one layer."""
+"""examples/benchmarks/benchmark_serving.py with a model of one layer."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of SiFT runs, and says what it measured."""
+"""The benchmark of SiFT runs and reports its measurements."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning several checkpoints: noise by hand, whole runs of tiny models, resuming, and mistakes."""
+"""Fine-tuning of several checkpoints: seed noise computed by hand, whole runs of tiny models, resuming, and errors."""
 
 import json
 import random
@@ -19,7 +19,7 @@ GOOD, BAD = ["good", "fine", "lovely"], ["bad", "poor", "awful"]
 
 
 def rows(count, seed=0):
-    """(sentence, label) that a word decides."""
+    """Return (sentence, label) rows; a word decides the label."""
     draw = random.Random(seed)
     labels = [draw.randrange(2) for _ in range(count)]
     return [(f'a {draw.choice((BAD, GOOD)[label])} film , {draw.choice(["so", "no"])} "more', label) for label in labels]
@@ -31,7 +31,7 @@ def write_tsv(file, pairs, header="sentence\tlabel"):
 
 @pytest.fixture
 def task(tmp_path, tiny_config):
-    """The flags of a task: an RTD model "rtd" and a masked language model "mlm", made-up rows, an output folder."""
+    """Return the flags of a task: an RTD model "rtd" and a masked language model "mlm", generated rows, an output folder."""
     tokenizer = train_byte_level_bpe([text for text, _ in rows(50)] * 5, vocab_size=300)
     config = tiny_config(vocab_size=len(tokenizer), num_hidden_layers=1)
     for name, model_class in (("rtd", DebertaExtForReplacedTokenDetection), ("mlm", DebertaExtForMaskedLM)):
@@ -86,7 +86,7 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     printed = capsys.readouterr().out
     scores = results(task)["scores"][""]
     assert [*scores] == ["RTD", "MLM", "new weights"]
-    # Words decide: it is learned. Seeds and weights differ, so losses do.
+    # A word decides the label, so the task is learned. Seeds and weights differ, so the losses differ.
     assert max(of_rate["0.005"]["eval_accuracy"]["mean"] for of_rate in scores.values()) > 0.9
     assert len({loss for of_rate in scores.values() for loss in of_rate["0.005"]["eval_loss"]["values"]}) == 6
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     for line in ("RTD | 0.005 |", "new weights | 0.005 |", "majority class |", "TF-IDF + logistic regression |  | 100.00 /"):
         assert f" {line}" in table
     assert (tmp_path / "out" / "results.png").read_bytes()[:4] == b"\x89PNG"
-    # The same command again trains nothing and gives the same, and a checkpoint can be added.
+    # Running the same command again trains nothing and prints the same; another checkpoint can be added.
     run(task | {"--checkpoints": [*task["--checkpoints"], f"again={tmp_path / 'rtd'}"]})
     again = results(task)["scores"][""]
     assert again == scores | {"again": again["again"]} and again["again"] == scores["RTD"]
@@ -156,17 +156,17 @@ def test_other_settings_data_or_weights_in_a_folder_are_refused(task, tmp_path):
     run(quick)
     assert "learning_rate" in refused(quick | {"--learning_rate": [1e-3]})
     write_tsv(tmp_path / "dev.tsv", rows(41, seed=1))
-    assert "the data are not those" in refused(quick)
+    assert "the data differ from the data of" in refused(quick)
     write_tsv(tmp_path / "dev.tsv", rows(40, seed=1))
     config = DebertaExtForMaskedLM.from_pretrained(tmp_path / "mlm").config
     DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "mlm")
-    assert "'MLM' is not the checkpoint" in refused(quick)
+    assert "'MLM' has other weights than its entry" in refused(quick)
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"--checkpoints": ["nothing"]}, "takes NAME=FOLDER, got 'nothing'"),
+        ({"--checkpoints": ["nothing"]}, "must be NAME=FOLDER, got 'nothing'"),
         ({"--checkpoints": ["a={mlm}", "a={mlm}"]}, "two checkpoints are named 'a'"),
         ({"--train_file": ["{mlm}/nothing.tsv"]}, "nothing.tsv"),
     ],

@@ -47,13 +47,15 @@ def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp
 
 
 def test_losses_of_different_objectives_are_not_ranked(tmp_path):
-    """The loss of masked-language modelling stood beside that of replaced token detection, as if less were better."""
+    """Previously, the table listed the losses of masked-language modelling and replaced token detection together, as if the
+    lower one were better.
+    """
     for name, part in dict(mlm="mlm", rtd="discriminator").items():
         log = [{"step": 1, "eval_loss": 1.0, f"eval_{part}_loss": 1.0, "eval_similar_accuracy": 0.5}]
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": log}), encoding="utf-8")
     given = ["--runs", *(f"{name}={tmp_path / name}" for name in ("mlm", "rtd")), "--output_dir", str(tmp_path / "out")]
-    with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*give other --metrics"):
+    with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*choose different --metrics"):
         compare_runs.main(given)
     compare_runs.main([*given, "--metrics", "eval_similar_accuracy"])
 
@@ -61,7 +63,7 @@ def test_losses_of_different_objectives_are_not_ranked(tmp_path):
 @pytest.mark.parametrize(
     "runs, metrics, message",
     [
-        (["{folder}"], ["eval_loss"], "takes NAME=FOLDER"),
+        (["{folder}"], ["eval_loss"], "must be NAME=FOLDER"),
         (["a={folder}/nothing"], ["eval_loss"], "is not the output folder of a finished run"),
         (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; its last entry is"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docstring task: what is collected, hidden names, disjoint parts."""
+"""The docstring task: collected docstrings, hidden names, disjoint splits."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ NAMES = {"xml", "dom", "email", "mime", "base_events", "asyncio"}
 
 @pytest.fixture
 def library(tmp_path):
-    """A tiny standard library on disk."""
+    """Write a tiny standard library to disk."""
     files = {
         "xml/__init__.py": '"""Core XML support."""',
         "xml/dom.py": 'class Node:\n    """A node of the tree."""\n    def copy(self):\n        """Copy it."""\n',
@@ -99,7 +99,7 @@ def test_real_examples_name_no_package(real_library, real_examples):
     for text, _ in real_examples:
         words = text.lower().replace("_", " ").replace(".", " ").split()
         assert not set(words) & names
-    # They would, without the masks.
+    # They would appear without the masks.
     plain = [entry.text.lower().split() for entry in real_library if entry.package in task.PACKAGES]
     assert sum(bool(set(words) & names) for words in plain) > len(plain) / 10
 
@@ -129,7 +129,7 @@ def test_split_is_stratified_disjoint_and_decided_by_the_seed(real_examples):
     for part, share in zip(parts, (0.55, 0.45), strict=True):
         for label, count in Counter(label for _, label in part).items():
             assert abs(count - share * total[label]) <= 1
-        # Not sorted by label.
+        # The rows are not sorted by label.
         assert len({label for _, label in part[:20]}) > 3
     assert task.split_by_package(real_examples, seed=0) == parts
     assert task.split_by_package(real_examples, seed=1)[1] != parts[1]

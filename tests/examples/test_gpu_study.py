@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of a GPU without one: every stage by --dry_run; crashes, time limits and resuming; tables from made-up times."""
+"""The GPU study without a GPU: every stage by --dry_run; crashes, time limits and resuming; tables from invented times."""
 
 import argparse
 import copy
@@ -25,7 +25,7 @@ stages = importlib.import_module("gpu_stages")
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """A dry run: its folder, and what a second one printed."""
+    """Do a dry run; return its folder, and the output of a second dry run."""
     folder = tmp_path_factory.mktemp("study")
     for _ in range(2):
         process = start(sys.executable, EXAMPLES["gpu_study"], "--dry_run", "--minutes", "30", "--output_dir", folder)
@@ -49,7 +49,7 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
         "| BERT + SDPA |", "| ModernBERT + SDPA |", "| bands | 16 | 16 |", "| run_mlm in transformers |", " skipped",
     ):  # fmt: skip
         assert text in report, text
-    assert "What failed" not in report
+    assert "Failed or missing" not in report
 
 
 def test_a_second_run_finds_nothing_to_do(tried):
@@ -59,7 +59,9 @@ def test_a_second_run_finds_nothing_to_do(tried):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run({case: function of no arguments}, limit): the problems of a stage of these cases, and their results."""
+    """Return run({case: function without arguments}, limit), which runs these cases as a stage and returns its problems and
+    results.
+    """
 
     def run(cases, limit=60.0):
         stage = stages.Stage(lambda args: list(cases), lambda case, args: cases[case]())
@@ -93,9 +95,9 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(ru
 
     cases = dict(first=lambda: [dict(x=1)], slow=slow, last=lambda: [dict(x=3)])
     problems, results = run(cases, limit=2)
-    assert "cut at the limit of 2 s, 1 cases are missing" in problems[0]
-    assert results["slow"]["state"] == "failed" and "last" not in results and "slow: cut at the limit" in problems[1]
-    # What is done is not run again; what was cut comes last.
+    assert "stopped at the limit of 2 s, 1 cases are missing" in problems[0]
+    assert results["slow"]["state"] == "failed" and "last" not in results and "slow: stopped at the limit" in problems[1]
+    # Completed cases are not run again; the case that was stopped comes last.
     cases = {name: lambda name=name: [dict(x=name)] for name in cases}
     problems, results = run(cases)
     assert not problems and results["first"]["rows"] == [dict(x=1)] and list(results) == ["first", "slow", "last"]
@@ -118,7 +120,7 @@ def test_after_an_error_of_cuda_the_others_run_in_a_new_process(run):
 def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, monkeypatch):
     monkeypatch.setattr(study, "work", lambda *args: os._exit(3))
     problems, _ = run(dict(first=fails))
-    assert problems == ["times: its process ended with status 3, 1 cases are missing; the same command goes on with them"]
+    assert problems == ["times: its process ended with status 3, 1 cases are missing; run the same command to resume"]
 
 
 def timed(N, launch, seconds, **more):
@@ -132,7 +134,7 @@ def test_the_fastest_launches_are_written_as_a_file_that_sets_them(tmp_path, mon
     table = study.write_launches(rows, tmp_path)
     assert "| forward | 64 | 512 | [64, 4, 2, 1] | [32, 4, 2, 1] | 0.80 |" in table
     before = copy.deepcopy(LAUNCHES)
-    # Put back by the fixture.
+    # The fixture restores it.
     monkeypatch.setitem(LAUNCHES, ("forward", "half", 64), before["forward", "half", 64])
     exec((tmp_path / "triton_launches.py").read_text(encoding="utf-8"), {})
 
@@ -140,7 +142,7 @@ def test_the_fastest_launches_are_written_as_a_file_that_sets_them(tmp_path, mon
         return find_launches("forward", torch.float16, 64, N, capability)[0]
 
     assert [chosen(N) for N in (100, 512, 513, 9000)] == [(32, 4, 2, 1)] * 2 + [(64, 8, 2, 1)] * 2
-    # Other GPUs and kernels keep theirs.
+    # Other GPUs and kernels keep their results.
     assert chosen(512, (8, 0)) == before["forward", "half", 64][-1][-1]
     assert all(LAUNCHES[key] == before[key] for key in before if key != ("forward", "half", 64))
 

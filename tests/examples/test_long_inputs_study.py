@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of long inputs masks the same tokens at each length, and reports what it measured."""
+"""The study of long inputs masks the same tokens at each length and reports its measurements."""
 
 import json
 
@@ -45,8 +45,8 @@ def test_absolute_positions_that_end_before_the_input_are_filled_and_extended(te
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--models", MODEL, "--texts", "a.txt"], "give --models NAME=FOLDER"),
-        (["--models", f"a={MODEL}", "--texts", "TEXTS", "--lengths", "9000"], "0 parts of 8,998 tokens are in the texts"),
+        (["--models", MODEL, "--texts", "a.txt"], "pass --models NAME=FOLDER"),
+        (["--models", f"a={MODEL}", "--texts", "TEXTS", "--lengths", "9000"], "expected two parts of 8,998 tokens, got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(flags, message, text_file, tmp_path, capsys):

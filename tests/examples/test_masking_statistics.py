@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics of masks: counted by hand, on text made here, and what the example leaves behind and refuses."""
+"""Statistics of masks: counts by hand on generated text, output files and rejected arguments."""
 
 import json
 import random
@@ -19,7 +19,7 @@ MASKERS = ["token", "word", "ngram", "span", "official token", "official ngram"]
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """A file of 400 lines of made-up words."""
+    """Return a file of 400 lines of generated words."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(300)]
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
@@ -35,7 +35,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module", params=["byte-level-bpe", "unigram"])
 def report(texts, tmp_path_factory, request):
-    """What a run on the file writes, and its folder."""
+    """Run the example on the file; return its report and its folder."""
     folder = tmp_path_factory.mktemp("statistics")
     sizes = ["--vocab_size", 400, "--tokens", 5000, "--length", 256, "--epochs", 12]
     run("--texts", texts, "--tokenizer", request.param, *sizes, "--output_dir", folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks: they run, and their stored outputs are those of one run from the top, without a path of its machine."""
+"""The notebooks: they run, and their stored outputs come from one run from the top, without a path of the machine."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_a_notebook_runs(file, tmp_path):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     stored = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    # An error of a cell is one here.
+    # An error in a cell is an error of the test.
     cells = execute(file, tmp_path).cells
     kinds = [[{output["output_type"] for output in cell.get("outputs", ())} for cell in run] for run in (cells, stored)]
-    assert kinds[0] == kinds[1], "python tests/support/notebooks.py stores the outputs again"
+    assert kinds[0] == kinds[1], "run python tests/support/notebooks.py to store the outputs again"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job with its smallest sizes: what it leaves behind, that it goes on where it was, and what it refuses."""
+"""The main job with its smallest sizes: output files, resuming, and rejected arguments."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ quickstart = module_of("quickstart")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder of a tiny pre-trained model."""
+    """Save a tiny pre-trained model; return its folder."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_byte_level_bpe(["Good and bad things, of which there are many."] * 3, 280, show_progress=False)
     config = DebertaExtConfig(
@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_csv(tmp_path_factory):
-    # Each text stands twice, one label once.
+    # Each text appears twice; one label appears once.
     rows = [f"{word} {number},{word}" for number in range(15) for word in ("good", "bad")] * 2 + ["odd,neither"]
     path = tmp_path_factory.mktemp("data") / "my.csv"
     path.write_text("\n".join(["review,stars", *rows]) + "\n", encoding="utf-8")
@@ -45,7 +45,7 @@ def own_csv(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(model, own_csv, tmp_path_factory):
-    """The arguments and the folder of a run on a user's own file."""
+    """Return the arguments and the folder of a run on a user's own file."""
     folder = tmp_path_factory.mktemp("quickstart") / "out"
     arguments = ["--model", str(model), "--train_file", str(own_csv), "--text_columns", "review", "--label_column", "stars"]
     arguments += ["--short", "--output_dir", str(folder)]
@@ -102,7 +102,7 @@ def test_from_a_text_to_a_classifier_of_docstrings(own_csv, tmp_path):
 
 
 def test_a_classifier_that_needs_this_package_is_refused(finished, tmp_path):
-    """A folder whose code asks for hf_deberta_ext must not load, although the package is here."""
+    """A model whose code imports hf_deberta_ext must not load, even if the package is installed."""
     broken = shutil.copytree(finished[1] / "pre-trained" / "seed-1", tmp_path / "broken")
     code = broken / "modeling_deberta_ext.py"
     code.write_text(code.read_text(encoding="utf-8") + "\nimport hf_deberta_ext\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_classifier_that_needs_this_package_is_refused(finished, tmp_path):
     ("flags", "message"),
     [
         (["--validation_file", "a.csv"], "--validation_file needs --train_file"),
-        (["--from_text", "a.txt", "--model", "b"], "give one of them"),
+        (["--from_text", "a.txt", "--model", "b"], "mutually exclusive"),
         (["--train_file", "missing.csv"], "there is no file missing.csv"),
         (["--train_file", "{csv}", "--label_column", "star", "--from_text", "{csv}"], "no column 'star'"),
         (["--train_file", "{csv}", "--sedes", "1", "--model", "{model}"], "--sedes"),

@@ -45,8 +45,8 @@ def test_run(architecture, stock_class, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--model microsoft/deberta-v3-base", "begins from scratch"),
-    ("--sop_weight 1", "only has a head for masked-language modelling"),
+    ("--model microsoft/deberta-v3-base", "trains from scratch"),
+    ("--sop_weight 1", "only has a masked-language-modelling head"),
 ])  # fmt: skip
 def test_what_only_our_model_has_is_refused(flags, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that the repository ships: its code is the package's, its card whole, and it fills masks."""
+"""The model in the repository: its code equals the package's, its card is complete, and it fills masks."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_its_card_names_sources_and_licences_and_its_weights_are_small():
 )
 def test_it_fills_masks(text, answer):
     fill_mask = pipeline("fill-mask", str(FOLDER))
-    # float16 is for the file: a CPU takes 4 times as long for a forward pass in it, and 16 times for a training step.
+    # The file is in float16, but a CPU takes 4 times as long for a float16 forward pass, and 16 times for a training step.
     assert fill_mask.model.dtype == torch.float32
     assert fill_mask(text)[0]["token_str"].strip() == answer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong configurations, masks and labels at random: always an error that names what is wrong, and nothing is changed."""
+"""Random invalid configurations, masks and labels: each gives an error that names the cause, and changes nothing."""
 
 import itertools
 
@@ -21,7 +21,7 @@ SIZES = (
 )  # fmt: skip
 DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout")
 SWITCHES = ("position_biased_input", "relative_attention", "share_att_key", "masked_only", "rtd_special_tokens")
-# Wrong whatever the other fields are.
+# Invalid for all values of the other fields.
 WRONG = {
     **dict.fromkeys(SIZES, ("3", 2.5, None, [4], {}, 0, -1, -100)),
     "embedding_size": [0, -1, "8", 2.5, [8]],
@@ -50,7 +50,7 @@ def test_one_wrong_field_is_refused_by_its_name(data):
     name = data.draw(st.sampled_from(sorted(WRONG)), "name")
     value = data.draw(st.sampled_from(WRONG[name]), "value")
     if data.draw(st.booleans(), "later"):
-        # By assignment: at once, or when the configuration is checked.
+        # An assignment raises at once, or when the configuration is checked.
         config = DebertaExtConfig(**fields)
         with pytest.raises((StrictDataclassError, ValueError), match=name):
             setattr(config, name, value)
@@ -61,7 +61,7 @@ def test_one_wrong_field_is_refused_by_its_name(data):
 
 
 def wrong_masks(B, N):
-    """Changed arguments of a head that takes [B, N]."""
+    """Return changed arguments of a head that takes [B, N]."""
     ones = torch.ones(B, N, dtype=torch.long)
     for shape in ((), (N,), (B, N + 1), (B + 1, N), (B, N, N + 1), (B, 1, N + 1, N), (B, 1, 1, N, N), (B + 1, N, N)):
         yield "attention_mask", dict(attention_mask=torch.ones(shape))
@@ -142,7 +142,7 @@ def test_wrong_masks_and_labels_are_refused_and_change_nothing(data):
         with pytest.raises(ValueError, match=name):
             model(**(arguments | wrong))
         assert model.config.to_dict() == before
-    # The right labels are taken as before.
+    # The correct labels still work.
     model.config.problem_type = None
     if head != "base":
         assert torch.isfinite(model(**arguments, **labels_for(head, fields, batch, real)).loss)

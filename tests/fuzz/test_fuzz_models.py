@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Valid configurations, inputs, masks and dtypes at random: backends agree, files keep a model, neighbours and padding
-change nothing, and nothing overflows."""
+"""Random valid configurations, inputs, masks and dtypes: backends agree, saved models reload, neighbours and padding change
+nothing, and nothing overflows.
+"""
 
 import tempfile
 
@@ -13,13 +14,13 @@ from strategies import HEADS, batches, build, cases, configurations, joint_field
 
 pytestmark = pytest.mark.fuzz
 
-# Of models in float64, whose losses are computed in float32.
+# For models in float64, whose losses are computed in float32.
 TOLERANCE = 1e-5
 ONE_TOKEN = ("base", "masked-lm", "replaced-token-detection", "token-classification")
 
 
 def arguments_of(head, fields, batch, dtype=torch.float64):
-    """Inputs and labels of a head, and [B, N] real tokens."""
+    """Return inputs and labels of a head, and the real tokens [B, N]."""
     arguments, real = make_batch(fields, batch, dtype)
     if head != "multiple-choice":
         return arguments | labels_for(head, fields, batch, real), real
@@ -31,19 +32,19 @@ def arguments_of(head, fields, batch, dtype=torch.float64):
 
 
 def outputs_of(model, arguments):
-    """The tensors of a forward pass by name, without those that say nothing new."""
+    """Return the tensors of a forward pass by name, without redundant ones."""
     outputs = model(**arguments)
     return {name: outputs[name] for name in outputs if torch.is_tensor(outputs[name])}
 
 
 def at_tokens(outputs, real):
-    """Outputs with padding reduced to those at real tokens."""
+    """Return the outputs at real tokens."""
     per_token = {name: x for name, x in outputs.items() if x.shape[: real.dim()] == real.shape and x.dim() >= real.dim()}
     return outputs | {name: x[real] for name, x in per_token.items()}
 
 
 def objective(outputs):
-    """A number that every output matters for."""
+    """Return a number that depends on every output."""
     generator = torch.Generator().manual_seed(5)
     total = 0
     for _, x in sorted(outputs.items()):
@@ -61,7 +62,7 @@ def gradients_of(model, value):
 
 
 def error(got, reference, floor=1e-12):
-    """|got - reference| / |reference| over whole tensors."""
+    """Return |got - reference| / |reference| over whole tensors."""
     got, reference = got.detach().double(), reference.detach().double()
     assert got.shape == reference.shape, (got.shape, reference.shape)
     assert torch.isfinite(got).all() and torch.isfinite(reference).all()
@@ -104,7 +105,7 @@ def test_every_backend_agrees_with_eager_in_outputs_and_gradients(data):
         assert gradient_error(gradients, reference_gradients) < TOLERANCE, name
     if not single:
         return
-    # In float32 the conditioning is that of the model: eager's own error says what it is.
+    # In float32 the error depends on the model's conditioning; eager's own error measures it.
     wide = {name for name, x in arguments.items() if x.dtype == torch.float64 and name != "attention_mask"}
     arguments |= {name: arguments[name].float() for name in wide}
     bounds = None
@@ -144,7 +145,7 @@ def test_a_joint_model_is_the_same_on_every_backend_and_after_a_file(data):
 
 
 def same_model(model, loaded):
-    """Every parameter and buffer, tied ones too, and the configuration."""
+    """Check that every parameter and buffer, tied ones included, and the configuration are equal."""
     for kind in ("named_parameters", "named_buffers"):
         before_saving, after_loading = (dict(getattr(m, kind)(remove_duplicate=False)) for m in (model, loaded))
         assert before_saving.keys() == after_loading.keys()
@@ -153,7 +154,7 @@ def same_model(model, loaded):
             assert x.requires_grad == after_loading[name].requires_grad, name
     before, after = model.config.to_dict(), loaded.config.to_dict()
     for config in (before, after):
-        # Where it came from.
+        # The path that it was loaded from.
         config.pop("_name_or_path", None)
     assert before == after
 
@@ -180,7 +181,7 @@ def test_save_and_load_keep_every_bit(data):
 
 @cases("alone")
 def test_a_sample_alone_equals_itself_in_a_batch(data):
-    """Whatever its neighbours are, and however much padding they bring."""
+    """The result does not depend on the other rows or on the amount of padding that they cause."""
     head = data.draw(st.sampled_from([*ONE_TOKEN, "sequence-classification"]), "head")
     fields = data.draw(configurations(smooth=True), "fields")
     batch = data.draw(batches(fields, ("right", "left", "none", "square")), "batch")
@@ -197,7 +198,7 @@ def test_a_sample_alone_equals_itself_in_a_batch(data):
                 del sample["attention_mask"]
                 sample = {name: x[:, real[row]] for name, x in sample.items()}
             if "position_ids" in sample and "attention_mask" not in sample:
-                # Without a mask, random positions of a single row may be read as those of several documents.
+                # Without a mask, random positions of a single row may be read as several packed documents.
                 sample["attention_mask"] = torch.ones(1, sample["position_ids"].shape[1])
             for name, x in outputs_of(model, sample).items():
                 expected = together[name][row_slice]
@@ -222,12 +223,12 @@ def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
             for number in ids[row][ids[row] > 0].unique():
                 places = ids[row] == number
                 alone = {n: (x if len(x) == 1 else x[row : row + 1])[:, places] for n, x in arguments.items()}
-                # Without it, random positions of a single row may be read as those of several documents.
+                # Without it, random positions of a single row may be read as several packed documents.
                 alone["document_ids"] = torch.ones(1, int(places.sum()), dtype=torch.long)
                 for name, x in outputs_of(model, alone).items():
                     assert error(together[name][row, places], x[0], 1e-6) < TOLERANCE, (row, int(number), name)
         if given_labels is not None:
-            # The loss of the whole equals that of a block mask, whose positions are given.
+            # The loss of the packed row equals the loss with a block mask and given positions.
             starts = torch.stack([place_in_document(row) for row in ids])
             arguments.setdefault("position_ids", starts)
             arguments["position_ids"] = arguments["position_ids"].expand(ids.shape)
@@ -241,7 +242,7 @@ def test_packed_documents_equal_each_alone_and_unpadded_equals_padded(data):
 
 
 def place_in_document(row):
-    """[N] ids -> [N] places counted from each document's first token."""
+    """Return [N] positions, counted from the first token of each document, for document ids [N]."""
     places = torch.arange(len(row))
     first = torch.ones_like(row, dtype=torch.bool)
     first[1:] = row[1:] != row[:-1]
@@ -250,7 +251,7 @@ def place_in_document(row):
 
 @cases("extreme")
 def test_extreme_weights_give_finite_outputs_and_gradients(data):
-    """Queries and keys whose products pass what float16 can hold, dropout on, every dtype and backend."""
+    """The products of queries and keys exceed the range of float16; with dropout, every dtype and backend."""
     head = data.draw(st.sampled_from(HEADS), "head")
     fields = data.draw(configurations(smooth=True, training=True), "fields")
     batch = data.draw(batches(fields), "batch")
@@ -258,8 +259,8 @@ def test_extreme_weights_give_finite_outputs_and_gradients(data):
     name = data.draw(st.sampled_from([*NAMES, None]), "backend")
     factor = data.draw(st.sampled_from([1000.0, 100.0, 1e-4]), "factor")
     if dtype == torch.float16:
-        # Several layers of such weights multiply on the way back beyond what float16 holds, and LayerNorm of what dropout
-        # has made equal divides by the root of epsilon, whatever attention does.
+        # Backward through several layers of such weights exceeds the range of float16, and LayerNorm divides values that
+        # dropout has made equal by the square root of epsilon, for every attention.
         factor = min(factor, 100.0)
         fields |= dict(layer_norm_eps=1e-2, hidden_dropout_prob=0, num_hidden_layers=1, conv_kernel_size=0)
         fields |= dict(emd_layers=1) if "emd_layers" in fields else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page examples/guides/api.md, from the docstrings of the public names.
+"""Print the page examples/guides/api.md from the docstrings of the public names.
 
 python tests/house/api_page.py > examples/guides/api.md
 """
@@ -11,16 +11,16 @@ from typing import Any
 
 HEAD = """# API
 
-Public classes and functions of the package and of its rooms, with the beginning of their docstrings; `help(name)` has more.
+Public classes and functions of the package and of its modules, with a summary; `help(name)` prints the whole docstring.
 A parameter with `=` has a default. Written by `python tests/house/api_page.py > examples/guides/api.md`.
 """
-# More of them, as those of transformers' arguments, are no help in a table.
+# A longer list, such as the fields of transformers' arguments, does not help in a table.
 MOST_PARAMETERS = 13
 ROOMS = ("pretraining", "sift", "publishing", "export", "tokenization")
 
 
 def parameters(value: Any) -> str:
-    """The names of a callable's parameters, without types and values of defaults; (...) where there are many."""
+    """Return the names of a callable's parameters, without types and default values; (...) where there are many."""
     found = inspect.signature(value).parameters.values()
     if len(found) > MOST_PARAMETERS:
         return "(...)"
@@ -35,7 +35,7 @@ def parameters(value: Any) -> str:
 
 
 def page() -> str:
-    """The page: a table for each module, a row for each of its public names that is a class or a function."""
+    """Return the page: a table for each module, with a row for each public class or function."""
     lines = [HEAD]
     for room in ("", *ROOMS):
         module = importlib.import_module(f"hf_deberta_ext.{room}".rstrip("."))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests run alone and in shares: helpers are in tests/support, and every test is in one share."""
+"""Test files can be run separately and in shares: helpers are in tests/support, and every test is in one share."""
 
 import ast
 from collections import Counter
@@ -36,7 +36,7 @@ def test_every_test_is_in_one_share_and_some_in_all():
     assert times == dict.fromkeys(items, 1) | {"always1": 3}
     assert sorted(map(len, shares)) == [2, 3, 5] and any({"together1", "together2"} <= {*each} for each in shares)
     assert share(items, 1, 1) == items
-    # Tests of other files take turns of their own.
+    # Tests of other files are distributed separately.
     other = Item("slow0")
     other.path = TESTS / "test_other.py"
     assert share([other, *items], 2, 3)[-len(shares[1]) :] == shares[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line as a whole, whatever the command; each command has its own tests."""
+"""The command line in general; each command has its own tests."""
 
 import configparser
 import importlib
@@ -24,7 +24,7 @@ from hf_deberta_ext.commands import COMMANDS, GROUPS, command_parser, main
 
 @pytest.fixture
 def command(monkeypatch):
-    """command(run): puts a command of our own in the place of `info`, with one argument, `source`."""
+    """Return command(run), which replaces `info` by a test command with one argument, `source`."""
 
     def install(run):
         module = types.ModuleType("hf_deberta_ext.commands.info")
@@ -82,7 +82,7 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, message, cap
 
 
 def test_help_shows_the_commands_by_groups_in_one_screen(capsys):
-    """24 lines of 100 columns."""
+    """At most 24 lines of 100 columns."""
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command line and every import of the documentation: the programs take it, and what is imported is there."""
+"""Every command line and every import in the documentation: programs accept the flags, and imports succeed."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
 bash = shutil.which("bash")
 SCRIPTS = [file.relative_to(ROOT).as_posix() for file in EXAMPLES.values()]
 PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)
-# Nothing is run: the programs of the documentation are functions that write down what they are given.
+# No program is run: the programs of the documentation are shell functions that record their arguments.
 RECORDER = """
 record() { printf '%s\\0' "$@" >> "$LOG"; printf '\\1\\0' >> "$LOG"; }
 python() { record python "$@"; }
@@ -32,16 +32,16 @@ def text_of(document):
 
 
 def blocks(text):
-    """Indented blocks and lines in backquotes that hold commands or what they need."""
+    """Return indented blocks and lines in backquotes that contain commands or their preparation."""
     indented = re.findall(r"(?:^ {4}.*\n?)+", text, re.MULTILINE)
     fenced = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    # The name of a command alone is no command.
+    # A command name without arguments is not a command line.
     quoted = re.findall(r"`((?:python examples/|deberta-ext \w+ |python -m hf_deberta_ext )[^`]+)`", text)
     return [block for block in (*indented, *fenced, *quoted) if PROGRAMS.search(block)]
 
 
 def commands(document, folder):
-    """Their words as a shell expands them, with its variables and loops."""
+    """Return the words of the commands after shell expansion, including variables and loops."""
     log = folder / "log"
     log.touch()
     script = RECORDER + "\n".join(blocks(text_of(document)))
@@ -52,7 +52,7 @@ def commands(document, folder):
 
 
 def program_of(words):
-    """("run_mlm", its flags) of a command; None for other programs."""
+    """Return ("run_mlm", its flags) for a command; None for other programs."""
     if words[0] == "deberta-ext":
         return "deberta-ext", words[1:]
     if words[1:3] == ["-m", "hf_deberta_ext"]:
@@ -63,17 +63,17 @@ def program_of(words):
     return None
 
 
-@pytest.mark.skipif(bash is None, reason="a shell reads the commands")
+@pytest.mark.skipif(bash is None, reason="needs bash to read the commands")
 @pytest.mark.parametrize("document", [*PAGES, *DOCUMENTS, *SCRIPTS])
 def test_every_command_is_taken_by_its_program(document, monkeypatch, tmp_path, capsys):
     documented = [program_of(words) for words in commands(document, tmp_path)]
     documented = [command for command in documented if command and "..." not in command[1] and "--help" not in command[1]]
-    # Where the commands before have written their files.
+    # The folder to which the previous commands have written their files.
     monkeypatch.chdir(tmp_path)
     for program, argv in documented:
         assert program == "deberta-ext" or program in EXAMPLES, program
         if "--fsdp" in argv and TrainingArguments.__dataclass_fields__["fsdp"].metadata.get("nargs") != "?":
-            # transformers 5.4 wants a value behind it, and the guide names the version that takes none.
+            # transformers 5.4 requires a value after it; the guide names the version that does not.
             continue
         try:
             flags_of(program, argv, monkeypatch)

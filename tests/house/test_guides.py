@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guides: their commands and code run, and print what they say; they are short, and links lead somewhere."""
+"""The guides: their commands and code run and print what is shown; they are short, and their links work."""
 
 import importlib.util
 import json
@@ -15,10 +15,10 @@ from scripts import DOCUMENTS, PAGES, ROOT
 
 API = "examples/guides/api.md"
 LONGEST = {page: 150 if page in ("README.md", API) else 120 for page in PAGES}
-# "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; the markers of README's two commands enclose theirs.
+# "<!-- needs: gliner -->" or "<!-- printed -->" above a fence; README's two commands have markers before and after.
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-# Python blocks are one session, shell blocks a shell each. A line with a zero byte begins the output of a block.
+# Python blocks share a session; each shell block has its own shell. A line with a zero byte begins the output of a block.
 READER = """
 import json, subprocess, sys
 session = {"__name__": "__main__"}
@@ -33,7 +33,9 @@ for number, (language, code) in enumerate(json.loads(sys.argv[1])):
 
 
 def steps(text):
-    """([[language, code, [printed, ...]], ...] of the blocks that run here, what the others need and is missing)."""
+    """Return ([[language, code, [printed, ...]], ...] for blocks that run here, and the missing packages that the others
+    need).
+    """
     run, missing = [], set()
     printed = []
     for block in BLOCK.finditer(text):
@@ -46,7 +48,7 @@ def steps(text):
                 needed = re.split(r",\s*", note.removeprefix("needs: "))
             absent = {name for name in needed if not (os.environ.get(name) or importlib.util.find_spec(name))}
             missing |= absent
-            # What was printed by a block that does not run belongs to no other.
+            # The output of a block that does not run must not be compared with another block.
             printed = []
             if not absent and not note.startswith("not run: "):
                 run.append([language, code, printed])
@@ -54,7 +56,7 @@ def steps(text):
 
 
 def is_printed(expected, output):
-    """The first line of `expected` that is not in `output`, after the lines before it; numbers with a point may differ."""
+    """Return the first line of `expected` that is not in `output` after the previous lines; decimal numbers may differ."""
     lines = iter(output.splitlines())
     for line in filter(None, map(str.strip, expected.splitlines())):
         pattern = re.escape(" ".join(line.split())).replace(r"\.\.\.", ".*").replace(r"\ ", r"\s+")
@@ -65,14 +67,14 @@ def is_printed(expected, output):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bash") is None, reason="a shell runs the commands")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash to run the commands")
 @pytest.mark.parametrize(
     "guide", [pytest.param(page, marks=pytest.mark.slow(always=True)) if page == "README.md" else page for page in PAGES]
 )
 def test_a_guide_runs_and_prints_what_it_says(guide, tmp_path):
     run, missing = steps((ROOT / guide).read_text(encoding="utf-8"))
     if os.environ.get("DEBERTA_EXT_GUIDES") == "library":
-        # Code that needs the package alone, and what makes its files; .ci/release does so.
+        # Only run code that needs the package, and commands that make its files; .ci/release does so.
         run = run[: max((number for number, step in enumerate(run, 1) if step[0] == "python"), default=0)]
     if run:
         (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -122,7 +124,7 @@ def test_the_api_page_is_what_the_docstrings_say():
 
 
 def anchors(text):
-    """Names of the headings of a page, as GitHub and the Hub make them."""
+    """Return the anchors of a page's headings, as GitHub and the Hub make them."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}

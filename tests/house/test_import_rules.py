@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allowed imports, read from the sources: files of saved models import no other room, and layers stay layers."""
+"""Allowed imports, read from the sources: files of saved models import nothing else of the package, and layers only import
+lower layers.
+"""
 
 import ast
 import importlib
@@ -18,24 +20,24 @@ from hf_deberta_ext import DebertaExtConfig
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hf_deberta_ext"
 MODEL = {file.stem: file for file in sorted((PACKAGE / "model").glob("*.py")) if file.name != "__init__.py"}
-# In the order of reading: each imports those before it, and all of them, since transformers <= 5.9 copies the direct imports
-# of the file that it loads from a local folder, and no others.
+# In reading order: each file imports all files before it, because transformers <= 5.9 copies the direct imports of the
+# file that it loads from a local folder, and no others.
 FILES = ["configuration_deberta_ext", "attention_deberta_ext", "modeling_deberta_ext", "replaced_tokens_deberta_ext"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
-# Without the copies of the model's code beside shipped weights.
+# Without the copies of the model's code in the folder of shipped weights.
 EXAMPLES = sorted(file for folder in ("", "benchmarks", "models") for file in (ROOT / "examples" / folder).glob("*.py"))
 
-# transformers itself requires all of these.
+# Requirements of transformers itself.
 REQUIRED = {"torch", "transformers", "huggingface_hub", "safetensors"}
-# May be imported inside of a try statement, where transformers does not demand them.
+# These may be imported inside a try statement, where transformers does not require them.
 OPTIONAL = {"hf_deberta_ext", "triton"}
-# The rooms that a room may import, besides itself and _version. All may import model/, which imports none (kernels/ and the
+# Rooms that a room may import, besides itself and _version. All may import model/, which imports none (kernels/ and the
 # mixins of checkpoints/ add themselves to it), checkpoints/, heads.py and files.py.
 # "" is hf_deberta_ext/__init__.py, "tokenization" the file of that name.
 ALLOWED = {
     "__main__": {"commands"},
     "analysis": {"tokenization"},
-    # The command line stands on top, as the examples do: it takes public names of all rooms.
+    # The command line is on top, as the examples are: it imports public names of all rooms.
     "commands": {
         "", "analysis", "conversion", "data", "demo", "finetuning", "native", "pretraining", "publishing", "tokenization",
         "training",
@@ -64,12 +66,14 @@ HEAVY = {
 
 
 def part_of(file: Path) -> str:
-    """export for hf_deberta_ext/export.py, data for hf_deberta_ext/data/files.py, "" for __init__.py."""
+    """Return the room of a file: export for hf_deberta_ext/export.py, data for hf_deberta_ext/data/files.py, "" for
+    __init__.py.
+    """
     return file.relative_to(PACKAGE).with_suffix("").parts[0].replace("__init__", "")
 
 
 def imports(file: Path) -> list[tuple[str, str | None]]:
-    """(absolute module, name or None) of every import in the file, those inside of functions too."""
+    """Return (absolute module, name or None) of every import in the file, including imports inside functions."""
     package = ("hf_deberta_ext", *file.relative_to(PACKAGE).parent.parts) if file.is_relative_to(PACKAGE) else ()
     matches = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -83,7 +87,7 @@ def imports(file: Path) -> list[tuple[str, str | None]]:
 
 
 def parts_imported(file: Path) -> set[str]:
-    """The parts of the package that a file imports; "" for public names of hf_deberta_ext itself."""
+    """Return the rooms of the package that a file imports; "" for public names of hf_deberta_ext itself."""
     parts = set()
     for module, name in imports(file):
         top, *rest = module.split(".")
@@ -99,7 +103,7 @@ def siblings(file: Path) -> set[str]:
 
 
 def tracked_files() -> list[Path]:
-    """Every file of the repository that git would take, or skip where this is no repository."""
+    """Return every file of the repository that git does not ignore; skip the test outside a repository."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -116,18 +120,18 @@ def test_model_files_import_what_transformers_requires_and_siblings(name):
             tops = {alias.name.split(".")[0] for alias in node.names}
             assert tops <= allowed | OPTIONAL, f"line {node.lineno}"
         elif isinstance(node, ast.ImportFrom) and node.level:
-            # "from . import x" is saved without x, and every other form is looked for where it is not.
+            # transformers drops "from . import x", and looks for other relative forms in the wrong place.
             assert node.level == 1 and node.module in MODEL, f"line {node.lineno}"
             assert "*" not in {alias.name for alias in node.names}, f"line {node.lineno}"
         elif isinstance(node, ast.ImportFrom):
             assert node.module.split(".")[0] in allowed | OPTIONAL, f"line {node.lineno}"
-    # What the Hub demands of its users: all that is not inside of a try statement.
+    # Packages that the Hub requires of its users: all imports outside try statements.
     assert {*get_imports(MODEL[name])} <= allowed
 
 
 @pytest.mark.parametrize("name", MODEL)
 def test_the_scanner_of_transformers_finds_the_imports_that_python_finds(name):
-    """It is a regular expression, which takes a line of a docstring for an import and misses some real ones."""
+    """The scanner is a regular expression, which takes a line of a docstring for an import and misses some real imports."""
     assert {*get_relative_imports(MODEL[name])} == siblings(MODEL[name])
 
 
@@ -143,12 +147,12 @@ def test_parts_of_the_package_import_only_the_parts_below_them(file):
     part, imported = part_of(file), parts_imported(file) - {"_version"}
     assert "commands" not in imported or part in ("commands", "__main__")
     if file == PACKAGE / "checkpoints" / "loading.py":
-        # push_to_hub, at its call.
+        # push_to_hub, when it is called.
         imported -= {"publishing"}
     if part in ("", "model", "_version"):
         assert part == "" or imported <= {part}
     else:
-        assert part in ALLOWED, f"{part} is new: list in ALLOWED the rooms that it may import"
+        assert part in ALLOWED, f"{part} is new: add it to ALLOWED with the rooms that it may import"
         assert imported <= ALLOWED[part] | {part, "checkpoints", "files", "heads", "model"}
 
 
@@ -159,7 +163,7 @@ def test_examples_import_public_names_of_the_package(file):
         if top != "hf_deberta_ext":
             continue
         path = [*rest, *([name] if name else [])]
-        # Those of the kernels compile and tune what no user calls.
+        # Names of the kernels compile and tune what users do not call.
         assert (path[:1] not in (["model"], ["kernels"]) or file.name.startswith("gpu_")) and not any(
             part.startswith("_") for part in path
         ), f"{module} {name}"
@@ -169,7 +173,7 @@ def test_examples_import_public_names_of_the_package(file):
 
 
 def test_importing_the_package_and_its_help_warn_of_nothing_and_bring_no_package_that_one_command_needs():
-    """No package, that is, which transformers does not bring with a model of its own."""
+    """Only packages that transformers also imports for its own models."""
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -185,7 +189,7 @@ import hf_deberta_ext.commands
 hf_deberta_ext.commands.main(["--help"])
 print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
 """
-    # transformers 5.4 calls torch.jit.script, which torch 2.13 warns of.
+    # transformers 5.4 calls torch.jit.script, which torch 2.13 warns about.
     filters = ("-W", "error::DeprecationWarning", "-W", "ignore:`torch.jit.script` is deprecated")
     command = [sys.executable, "-I", *filters, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -221,7 +225,7 @@ def test_every_python_file_names_its_licence_first_and_none_is_called_utils():
 
 def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
     folders = "|".join(("tmp", "work", "root", "home"))
-    # Not the end of an address or of a relative path.
+    # Except at the end of an address or of a relative path.
     pattern = re.compile(r"(?<![\w.~/)}\]])" + "/" + f"(?:{folders})" + r"(?![\w-])")
     matches = []
     for file in tracked_files():

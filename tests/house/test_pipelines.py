@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines of transformers take folders of this package after an import, and nothing else."""
+"""Pipelines of transformers load folders of this package after importing it, without other steps."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 TEXT = "w7 [MASK] w9 w12"
 CLASSIFIER = "AutoModelForSequenceClassification"
 LABELS = {"contradiction": 0, "neutral": 1, "entailment": 2}
-# task: head, arguments, keys of a result. transformers 5.4 has question-answering still.
+# task: head, arguments, keys of a result. transformers 5.4 still has question-answering.
 PIPELINES = {
     "feature-extraction": ("AutoModel", [TEXT], set()),
     "fill-mask": ("AutoModelForMaskedLM", [TEXT], {"score", "token_str", "sequence"}),
@@ -45,7 +45,7 @@ def test_pipelines_of_all_heads_need_only_an_import(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    # [CLS] and [SEP] around four words, each a vector.
+    # [CLS] and [SEP] around four words, with a vector each.
     assert [len(token) for token in results.pop("feature-extraction")[0]] == [32] * 6
     for task, result in results.items():
         first = result[0] if isinstance(result, list) else result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `.ci/release` refuses before it builds anything, the metadata, and the install line of the guide."""
+"""Errors of `.ci/release` before it builds anything, the metadata, and the install line of the guide."""
 
 import configparser
 import os
@@ -23,7 +23,7 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 SOURCE = dict(line.split(" = ") for line in SETUP["metadata"]["project_urls"].split("\n") if line)["Source"]
 INSTALL = (ROOT / "examples" / "guides" / "install.md").read_text(encoding="utf-8")
-needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="a clone, and git")
+needs_git = pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git and a clone")
 
 
 def git(folder, *words):
@@ -86,10 +86,10 @@ def test_the_package_tells_type_checkers_that_it_is_typed():
 
 @pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda file: file.name)
 def test_workflows_and_issue_forms_are_whole(file):
-    """GitHub reads them; here that they are YAML with what it demands, and that the commands are there."""
+    """GitHub reads these files; the test checks that they are YAML with the required keys, and that their commands exist."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if file.parent.name == "workflows":
-        # YAML reads the key `on` as True.
+        # YAML parses the key `on` as True.
         assert content["name"] == file.stem and content[True] and content["permissions"] == {"contents": "read"}
         commands = [step.get("run", "") for job in content["jobs"].values() for step in job["steps"]]
         assert all((ROOT / path).is_file() for path in re.findall(r"\.ci/\w+", " ".join(commands)))
@@ -115,7 +115,7 @@ def test_links_of_the_readme_lead_somewhere_on_the_package_index(address, tmp_pa
 
 @pytest.fixture
 def served(tmp_path):
-    """The address of a repository with this commit, over HTTP."""
+    """Return the address of a repository with this commit, served over HTTP."""
     folder = tmp_path / "served"
     folder.mkdir()
     git(ROOT, "archive", "-o", str(tmp_path / "commit.tar"), "HEAD", ":!examples", ":!tests")
@@ -133,13 +133,13 @@ def served(tmp_path):
 @needs_git
 @pytest.mark.parametrize("place", ["address", "folder"])
 def test_the_package_is_installed_from_a_repository_and_from_a_clone(place, request, tmp_path):
-    """With the guide's line, this clone being the address; dependencies are there."""
+    """Uses the guide's line with the address of this clone; dependencies are already installed."""
     pytest.importorskip("setuptools", minversion="77")
     line = re.search(rf'^pip install "(hf_deberta_ext @ git\+){SOURCE}"$', INSTALL, re.MULTILINE)
     address = f"{line[1]}{request.getfixturevalue('served')}" if place == "address" else str(ROOT)
     copy = tmp_path / "site"
     options = ["--no-deps", "--no-build-isolation", "--target", str(copy)]
-    # Compiling the kernel is another test's.
+    # Another test compiles the kernel.
     environment = os.environ | {"CC": "none", "CXX": "none", "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "pip", "install", "-q", *options, address]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

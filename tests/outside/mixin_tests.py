@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our classes under transformers' own model mixins; run_transformers_mixins.py puts this file where they lie.
+"""Our classes under transformers' own model mixins; run_transformers_mixins.py copies this file into transformers' tests.
 
 `ModelTesterMixin` runs for each class in four shapes, `TrainingTesterMixin` for the masked language model, `ConfigTester`
-for the configuration. The others have nothing to test here:
+for the configuration. The other mixins have nothing to test here:
 
-* `GenerationTesterMixin`, `MemoryCleanupMixin`: models that generate. The first is not in the source distribution.
-* `TensorParallelTesterMixin`, `ExpertParallelTesterMixin`, `FSDPTesterMixin`: they skip a model without the plan of its
-  name (`base_model_tp_plan`, ...), and take causal language models.
+* `GenerationTesterMixin`, `MemoryCleanupMixin`: for models that generate. The first is not in the source distribution.
+* `TensorParallelTesterMixin`, `ExpertParallelTesterMixin`, `FSDPTesterMixin`: skip a model without the matching plan
+  (`base_model_tp_plan`, ...), and take causal language models.
 * `ExportTesterMixin`: not in the source distribution.
-* `TokenizerTesterMixin` and its two backends: they load a published tokenizer from the Hub, and a text that is not in the
+* `TokenizerTesterMixin` and its two backends: load a published tokenizer from the Hub, and a text that is not in the
   source distribution.
 * `PipelineTesterMixin`: its expected answers are not in the source distribution; test_other_packages.py has some.
-* `BackboneTesterMixin`, and the mixins of images, audio, video and processors: other kinds of models.
+* `BackboneTesterMixin`, and the mixins of images, audio, video and processors: for other kinds of models.
 """
 
 import random
@@ -25,8 +25,8 @@ import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtModel
 from hf_deberta_ext.heads import HEADS
 
-# The mixins know which labels and inputs a class takes by these tables: those of a discriminator are a token classifier's,
-# those of generator and discriminator a masked language model's.
+# These tables tell the mixins which labels and inputs a class takes: a discriminator takes a token classifier's labels,
+# generator and discriminator a masked language model's labels.
 TABLES = {
     None: "MODEL_MAPPING_NAMES",
     "words": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
@@ -35,16 +35,16 @@ TABLES = {
     "span": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
 }
-# The mixins know nothing of entities.
+# The mixins do not know entities.
 TESTED = [head for head in HEADS.values() if head.labels != "entities"]
 for head in TESTED:
-    # One model type has one class in a table: those that are second have types of their own.
+    # A table has one class for each model type, so the second class gets its own type.
     first = head.model_class not in ("DebertaExtForPreTraining", "DebertaExtForReplacedTokenDetection")
     model_type = "deberta-ext" if first else f"deberta-ext-{head.model_class}"
     getattr(modeling_auto, TABLES[head.labels])[model_type] = head.model_class
 
-# Without these flags, the mixin's comparisons of "eager" and "sdpa" are skipped; our models look for backends by themselves.
-# For the encoder and for what decodes by the last layers alone: the heads add nothing to attention.
+# Without these flags, the mixin skips its comparisons of "eager" and "sdpa"; our models choose backends themselves.
+# Only for the encoder and for classes that decode with the last layers: heads add no attention.
 DebertaExtModel._supports_sdpa = DebertaExtForMaskedLM._supports_sdpa = True
 
 from ... import test_modeling_common  # noqa: E402
@@ -56,7 +56,7 @@ SMALL = dict(
     vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
     max_position_embeddings=64, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.02,
 )  # fmt: skip
-# Of three rows of seven tokens: a tokenizer's on either side, and one with gaps, which is never unpadded.
+# Masks of three rows of seven tokens: padded on either side, and one with gaps, which is never unpadded.
 MASKS = {
     "right": ["1111100", "1111111", "1110000"],
     "left": ["0011111", "1111111", "0000111"],
@@ -81,7 +81,7 @@ SHAPES = {
 
 
 class DebertaExtModelTester:
-    """Interface that the mixins need: a small configuration and inputs."""
+    """Provide the small configuration and inputs that the mixins need."""
 
     causal_lm_class = DebertaExtForMaskedLM
 
@@ -95,7 +95,7 @@ class DebertaExtModelTester:
     def get_config(self):
         fields = dict(self.shape.fields)
         if self.model_class is DebertaExtForPreTraining:
-            # With one token that may be drawn, two calls draw the same.
+            # With only one token to sample, two calls sample the same.
             special = [*range(self.vocab_size - 1)]
             fields |= dict(generator={}, embedding_sharing=self.shape.embedding_sharing, special_token_ids=special)
         return DebertaExtConfig(**SMALL, **fields)
@@ -107,12 +107,12 @@ class DebertaExtModelTester:
 
 
 class _Common:
-    # Without it, models from before 2023 are left out, by the year of a copyright line.
+    # Otherwise models from before 2023 are left out, judged by the year in a copyright line.
     test_can_init_all_missing_weights_before_2023 = True
 
     @property
     def training_overfit_steps(self) -> int:
-        # A factorised table learns the batch more slowly.
+        # A factorised table overfits the batch more slowly.
         return 600 if "embedding_size" in self.shape.fields else 300
 
     def setUp(self):
@@ -122,7 +122,7 @@ class _Common:
         self.model_tester = DebertaExtModelTester(self.shape, self.all_model_classes[0])
 
 
-# A test case for each class, so that a test that fails for one goes on with the next.
+# One test case for each class, so that after a failure the test continues with the next class.
 for _name, _shape in SHAPES.items():
     for _head in TESTED:
         _class = getattr(hf_deberta_ext, _head.model_class)

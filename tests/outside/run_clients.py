@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs other packages on our models, each in a virtual environment of its own from the registry, and prints a table.
+"""Run other packages on our models, each in its own virtual environment from the package registry, and print a table.
 
     python tests/outside/run_clients.py
     python tests/outside/run_clients.py --clients gliner trl --output clients.json
     python tests/outside/run_clients.py --clients examples --examples transformers/examples/pytorch
     python tests/outside/run_clients.py --clients peft --environment .venv
 
-Every journey (tests/support/client_journeys.py) runs with our models, and as a control with transformers' model of the same
-weights. What fails in both is the fault of others; what fails or differs in ours alone is ours (exit status 1), or a limit
-that examples/guides/clients.md explains. Models and tokenizer are tiny and made here. pip chooses the versions, but that of
-torch, which is in constraints.txt.
+Every journey (tests/support/client_journeys.py) runs with our models and, as a control, with transformers' model with the
+same weights. A failure in both is not caused by this package. A failure or difference in ours only is our fault (exit
+status 1), or a limit that examples/guides/clients.md explains. Models and tokenizer are tiny and are made here. pip chooses
+all versions except torch's, which is in constraints.txt.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from client_journeys import CLIENTS, make_models  # noqa: E402
 from run_versions import interpreter, make_environment, pins, table, versions_of  # noqa: E402
 
 HEADER = ("client", "version", "transformers", "what was done", "works", "message")
-# Beside the wheel of the package, whose code is read from the checkout.
+# Installed together with the package's wheel; the package's code is imported from the checkout.
 OWN_REQUIREMENTS = ("torch", "sentencepiece", "protobuf")
 
 
 def run_journey(python: str, client: str, number: int, models: Path, examples: Path | None) -> dict[str, dict]:
-    """Answers of a journey and, where it ran, of its control, in a new process."""
+    """Return the results of a journey and, if it ran, of its control, in a new process."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     variables |= {"TRANSFORMERS_EXAMPLES": str(examples.resolve())} if examples else {}
     if CLIENTS[client][1][number].package:
@@ -48,7 +48,7 @@ def run_journey(python: str, client: str, number: int, models: Path, examples: P
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
         except subprocess.TimeoutExpired:
-            return {"ours": {"error": "no answer in 500 seconds"}}
+            return {"ours": {"error": "no result after 500 seconds"}}
         if result.exists():
             answers = json.loads(result.read_text())
         else:
@@ -59,7 +59,7 @@ def run_journey(python: str, client: str, number: int, models: Path, examples: P
 
 
 def difference(ours, control) -> float:
-    """The largest difference of two nested lists of numbers and words; infinite where words or lengths differ."""
+    """Return the largest difference of two nested lists of numbers and words; infinite if words or lengths differ."""
     if isinstance(ours, list) and isinstance(control, list) and len(ours) == len(control):
         return max(map(difference, ours, control), default=0.0)
     if isinstance(ours, float) and isinstance(control, float):
@@ -68,7 +68,7 @@ def difference(ours, control) -> float:
 
 
 def verdict(ours: dict, control: dict | None = None, known: str | None = None) -> tuple[str, str]:
-    """("yes" or "no: whose fault", message)."""
+    """Return ("yes" or "no: " and who is at fault, message)."""
     if "error" in ours:
         if known and known in ours["error"]:
             return "no: known", ours["error"]
@@ -78,7 +78,7 @@ def verdict(ours: dict, control: dict | None = None, known: str | None = None) -
     if control is None:
         return "yes", ""
     if "error" in control:
-        return "yes", f"the control does not: {control['error']}"
+        return "yes", f"the control fails: {control['error']}"
     largest = difference(ours["values"], control["values"])
     return ("yes" if largest < 1e-3 else "no: ours"), f"largest difference from the control {largest:.1e}"
 
@@ -88,7 +88,7 @@ def run_client(name: str, python: str, models: Path, examples: Path | None) -> l
     (_, *versions), rows = versions_of(python, (requirements[0].split("[")[0], "transformers")), []
     for number, journey in enumerate(journeys):
         if name == "examples" and examples is None:
-            answer = "not run", "no copy of transformers' examples: --examples FOLDER"
+            answer = "not run", "transformers' examples are needed: pass --examples FOLDER"
         else:
             answer = verdict(**run_journey(python, name, number, models, examples), known=journey.known)
         rows.append((name, *versions, journey.title, *answer))
@@ -101,11 +101,11 @@ def main() -> int:
     parser.add_argument(
         "--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS), metavar="NAME", help=" ".join(CLIENTS)
     )
-    parser.add_argument("--output", type=Path, help="a .json file for the rows")
-    parser.add_argument("--examples", type=Path, help="examples/pytorch of a copy of transformers' repository")
-    parser.add_argument("--environment", type=Path, help="one that is there already, for all clients; nothing is installed")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of the environments")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="environments and models stay there")
+    parser.add_argument("--output", type=Path, help=".json file to write the rows to")
+    parser.add_argument("--examples", type=Path, help="folder examples/pytorch of a clone of transformers")
+    parser.add_argument("--environment", type=Path, help="existing environment for all clients; installs nothing")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environments")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep environments and models in")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -120,7 +120,7 @@ def main() -> int:
                 except subprocess.CalledProcessError:
                     rows.append((name, "", "", "installation", "no: client", "pip failed"))
                     continue
-                # transformers imports it where it is; the registry's does not load beside torch's CPU build.
+                # transformers imports torchvision if it is installed; the registry's does not load with torch's CPU build.
                 subprocess.run([interpreter(home), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], check=True)
             rows += run_client(name, interpreter(home.expanduser()), folder / "models", options.examples)
             if not (options.environment or options.keep):

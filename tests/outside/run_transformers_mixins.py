@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs transformers' own model tests against our classes, and prints a table, every failure by name, and why it may fail.
+"""Run transformers' own model tests on our classes; print a table, and every failure by name with the reason that allows
+it.
 
-    python tests/outside/run_transformers_mixins.py                            # of the installed version of transformers
-    python tests/outside/run_transformers_mixins.py --version 5.4.0            # of another one, in a temporary folder
+    python tests/outside/run_transformers_mixins.py                            # installed version of transformers
+    python tests/outside/run_transformers_mixins.py --version 5.4.0            # another version, in a temporary folder
     python tests/outside/run_transformers_mixins.py -- -k MaskedLM -n 2
 
-The tests lie in the source distribution of exactly that version, which pip downloads. They are unpacked into a temporary
-folder, where the other files of this folder join them; nothing of them comes into this repository. Needs `parameterized`.
-Exit status 0 if every test passes, is skipped, or fails for a reason in EXPLAINED; an explained test that passes counts as
-a failure, for its explanation is no longer true. About six minutes on two cores.
+The tests are in the source distribution of exactly that version, which pip downloads. They are unpacked into a temporary
+folder, to which the other files of this folder are copied; none of them are added to this repository. Needs
+`parameterized`. The exit status is 0 if every test passes, is skipped, or fails for a reason in EXPLAINED. An explained
+test that passes counts as a failure, because its explanation is no longer true. Takes about six minutes on two cores.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-# Modules that the tests import and that the source distribution lacks.
+# Modules that the tests import and that are not in the source distribution.
 STAND_INS = {
     "tests/exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
     "tests/generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
-    # Fields that every configuration has, at values that are not their defaults.
+    # Common configuration fields, with values that differ from their defaults.
     "tests/utils/test_configuration_utils.py": (
         'config_common_kwargs = {"return_dict": False, "output_hidden_states": True, "output_attentions": True, '
         '"dtype": "float16", "architectures": ["DebertaExtModel"], "id2label": {0: "label"}, "label2id": {"label": 0}, '
@@ -44,19 +45,19 @@ KINDS = ("passed", "failed", "explained", "skipped")
 
 
 class Explained(NamedTuple):
-    """Reason for tests that may fail."""
+    """Tests that may fail, and the reason."""
 
     tests: tuple[str, ...]
-    # A part of what they say.
+    # A part of the failure message.
     says: str
     why: str
-    # A pattern for the names of all the classes that fail.
+    # Pattern for the names of all classes that fail.
     classes: str = ""
-    # The first version of transformers in which they pass.
+    # First version of transformers in which they pass.
     passes_from: tuple[int, ...] = (6,)
 
 
-# The classes for which mixin_tests.py says that they have "sdpa".
+# Classes that support "sdpa" according to mixin_tests.py.
 WITH_SDPA = "(DebertaExtModel|DebertaExtForMaskedLM)_.*"
 UNTIED = (
     "test_load_save_without_tied_weights test_resize_embeddings_untied test_resize_embeddings_untied_no_reinit_on_post_init"
@@ -66,17 +67,17 @@ EXPLAINED = (
     Explained(
         tuple(UNTIED.split()),
         says="tie_word_embeddings = False must be True",
-        why="the decoder is the word embedding table: no released checkpoint has another, and the configuration refuses it",
+        why="the decoder is the word embedding table: no released checkpoint has a different one, so it is an error",
     ),
     Explained(
         ("test_model_weights_reload_no_missing_tied_weights",),
         says="are these the weights of another model?",
-        why="the test loads a file without any tensor of the model, which is refused: it would be a model of random weights",
+        why="the test loads a file without any tensor of the model, an error here: all weights would be random",
     ),
     Explained(
         ("test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions",),
         says="it does not return attention probabilities; 'eager' can",
-        why="the test asks 'sdpa' for probabilities, where transformers takes 'eager'; ours never falls back from a name",
+        why="the test asks 'sdpa' for probabilities, where transformers takes 'eager'; ours never falls back",
         classes=WITH_SDPA,
     ),
     Explained(
@@ -100,7 +101,7 @@ EXPLAINED = (
     Explained(
         ("test_resize_tokens_embeddings",),
         says="a joint model cannot be resized",
-        why="generator and discriminator in one model are refused here: they are resized one by one, and joined again",
+        why="generator and discriminator in one model cannot be resized here; resize both models, then join them",
         classes="DebertaExtForPreTraining_.*",
     ),
     Explained(
@@ -117,13 +118,13 @@ EXPLAINED = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", help="of transformers, if it is not the installed one; pip installs it beside")
-    parser.add_argument("--archive", type=Path, help="its source distribution, where it is at hand")
-    parser.add_argument("--slow", action="store_true", help="also what transformers runs at night")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind --, such as -k EXPRESSION")
+    parser.add_argument("--version", help="transformers version to download with pip (default: the installed one)")
+    parser.add_argument("--archive", type=Path, help="local source distribution of that version")
+    parser.add_argument("--slow", action="store_true", help="also run the tests that transformers runs at night")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --, such as -k EXPRESSION")
     arguments = parser.parse_args(argv)
     if arguments.version is None and importlib.util.find_spec("parameterized") is None:
-        parser.error("transformers' tests need one package more: pip install parameterized")
+        parser.error("transformers' tests need the package parameterized: pip install parameterized")
     version = arguments.version or importlib.metadata.version("transformers")
     paths = [ROOT]
     with tempfile.TemporaryDirectory() as name:
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def install(version: str, folder: Path) -> Path:
-    """A folder with that version of transformers, to be put in front of the installed packages."""
+    """Return a folder with that version of transformers, to put before the installed packages in the search path."""
     place = folder / "packages"
     command = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(place)]
     subprocess.run([*command, f"transformers=={version}", "parameterized"], check=True)
@@ -149,7 +150,7 @@ def download(version: str, folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """The unpacked distribution, with the stand-ins and our tests in it."""
+    """Return the unpacked distribution with the missing modules and our tests in it."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
         source = folder / tar.getmembers()[0].name.partition("/")[0]
@@ -168,7 +169,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) -> dict[str, tuple[str, list[str]]]:
-    """(passed, failed or skipped; what it and its subtests say) of every test, by its name."""
+    """Return (passed, failed or skipped; messages of the test and its subtests) of every test, by its name."""
     results = source / "results.xml"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (source, *paths))),
@@ -178,19 +179,19 @@ def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) ->
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(source)]
-    # On standard output: one line a failure; the traceback goes into the report.
+    # Standard output has one line for each failure; the report has the traceback.
     command += ["-W", "ignore", "--tb", "short", "--show-capture", "no", f"--junitxml={results}"]
     log = source / "log.txt"
     with log.open("w") as file:
         command = [*command, str(source / "tests/models/deberta_ext"), *more]
         status = subprocess.run(command, cwd=source, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    # 1: tests failed; 5: none was found; anything else is no outcome of tests.
+    # 1: tests failed; 5: no test was found; any other status is not a result of tests.
     print("\n".join(lines[-1:] if status in (0, 1, 5) else lines[-40:]))
     outcomes: dict[str, tuple[str, list[str]]] = {}
     if not results.exists():
         return outcomes
-    # A test with subtests is there once for each of them.
+    # A test with subtests appears once for each of them.
     for case in ElementTree.parse(results).iter("testcase"):
         name = f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}"
         kind, said = outcomes.get(name, ("passed", []))
@@ -206,7 +207,7 @@ def run(source: Path, paths: Sequence[Path], more: Sequence[str], slow: bool) ->
 
 
 def explanation(name: str, version: str) -> Explained | None:
-    """Reason why this test may fail with this version, or None."""
+    """Return the reason why this test may fail with this version, or None."""
     model_class, _, test = name.partition("::")
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     for explained in EXPLAINED:
@@ -216,7 +217,9 @@ def explanation(name: str, version: str) -> Explained | None:
 
 
 def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
-    """Print counts for each class, failures and reasons; 1 if a failure has no reason, or a reason no failure."""
+    """Print the counts of each class, failures and reasons; return 1 for a failure without a reason, or a reason without a
+    failure.
+    """
     counts = collections.defaultdict(collections.Counter)
     reasons = collections.defaultdict(list)
     wrong = []
@@ -228,7 +231,7 @@ def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
         elif kind == "failed":
             wrong += [f"FAILED: {name}: {message.strip().splitlines()[0][:200]}" for message in said]
         elif kind == "passed" and explained is not None:
-            wrong.append(f"PASSES, and is explained: {name}: take it out of EXPLAINED ({explained.why})")
+            wrong.append(f"PASSES although explained: {name}: take it out of EXPLAINED ({explained.why})")
         for row in (name.partition("::")[0].partition("_")[0], "all"):
             counts[row][kind] += 1
     print(f"{'transformers ' + version:40}" + "".join(f"{kind:>11}" for kind in KINDS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients: the verdicts of run_clients.py, GLiNER itself where it is installed, and one client from end to end."""
+"""Clients: the verdicts of run_clients.py, GLiNER if it is installed, and one client from end to end."""
 
 import json
 import math

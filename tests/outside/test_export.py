@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile without graph breaks, exports with dynamic shapes (ours and transformers' own), and torch's int8
-quantisation."""
+"""torch.compile without graph breaks, exports with dynamic shapes (by this package and by transformers), and torch's int8
+quantisation.
+"""
 
 import copy
 import itertools
@@ -33,10 +34,10 @@ except ImportError:
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 FORMATS = {"program": (), "dynamo": ("DynamoExporter", "DynamoConfig"), "onnx": ("OnnxExporter", "OnnxConfig")}
-# Each compilation or export takes seconds: the other heads are slow.
+# Each compilation or export takes seconds, so the other heads are marked slow.
 QUICK = (DebertaExtForMaskedLM, DebertaExtForMultipleChoice)
 LENGTHS = (5, 9, 17, 40, 33, 60)
-# Beyond the relative table and max_position_embeddings, which are 64 here.
+# Longer than the relative table and max_position_embeddings, which are 64 here.
 FAR = 150
 QUICK_EXPORTS = [("program", head, "v2") for head in QUICK]
 QUICK_EXPORTS += [("dynamo", DebertaExtForMaskedLM, "v2"), ("onnx", DebertaExtForSequenceClassification, "v3")]
@@ -47,7 +48,7 @@ SLOW_EXPORTS = [
     and (case[1] in HEADS or case[0] != "program")
     and (case[2] == "v3" or case[1] is not DebertaExtForPreTraining)
 ]
-# Relative to the largest output. Worst measured: 2e-6; other processors sum in other orders.
+# Relative to the largest output. Worst measured: 2e-6; other processors sum in a different order.
 FLOAT32 = 2e-5
 
 
@@ -61,7 +62,7 @@ def build(tiny_config, shake):
 
 @pytest.fixture
 def inputs(batch):
-    """inputs(head, B, N, C=2): ids and mask, the last row padded; [B, C, N] for multiple choice."""
+    """Return inputs(head, B, N, C=2): ids and mask, with padding in the last row; [B, C, N] for multiple choice."""
 
     def make(head, B, N, C=2, side="right"):
         rows = B * C if head is DebertaExtForMultipleChoice else B
@@ -69,7 +70,7 @@ def inputs(batch):
         shape = (B, C, N) if head is DebertaExtForMultipleChoice else (B, N)
         batch_inputs = {"input_ids": ids.view(shape), "attention_mask": mask.view(shape)}
         if head is CLASSES["entity-scoring"]:
-            # Entities of two tokens, then of one, then none. 0 is no token: N = 1 has no entity.
+            # Entities of two tokens, one token, and none. 0 is not a valid token, so N = 1 has no entity.
             places = torch.tensor([[1, 2], [2, 0], [0, 0]]).clamp(max=N - 1)
             batch_inputs["entity_indices"] = places.expand(B, 3, 2).contiguous()
         return batch_inputs
@@ -78,27 +79,27 @@ def inputs(batch):
 
 
 def export(format, model, batch_inputs):
-    """By `export_program`, or by an exporter of transformers."""
+    """Export by `export_program` or by an exporter of transformers."""
     if format == "program":
         return export_program(model).module()
     if exporters is None:
         pytest.skip(f"transformers {transformers.__version__} has no exporters")
     if format == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            pytest.importorskip(package, reason="the extra `onnx` is not installed")
+            pytest.importorskip(package, reason="needs the extra `onnx`")
     exporter, config = (getattr(exporters, name) for name in FORMATS[format])
     return exporter().export(model, batch_inputs, config=config(dynamic=True))
 
 
 def largest_difference(head, got, expected, mask):
-    """Relative to the largest output, over real tokens."""
+    """Return the largest difference over real tokens, relative to the largest output."""
     differences = [0.0]
     for name, values in expected.items():
         exported = got[name]
         assert exported.shape == values.shape
         if head is not DebertaExtForMultipleChoice and values.shape[: mask.dim()] == mask.shape:
             values, exported = values[mask], exported[mask]
-        # Below it: what is no entity.
+        # Positions without an entity are below this.
         counted = values > -1e4
         assert torch.equal(counted, exported > -1e4)
         if counted.any():
@@ -107,7 +108,7 @@ def largest_difference(head, got, expected, mask):
 
 
 def labels(head, ids):
-    """Labels of a head, none on padding."""
+    """Return labels of a head, with no label on padding."""
     B, N = ids.shape[0], ids.shape[-1]
     if head is DebertaExtForQuestionAnswering:
         return {"start_positions": torch.zeros(B, dtype=torch.long), "end_positions": torch.full((B,), N // 2)}
@@ -125,7 +126,7 @@ SLOW_CASES += [(DebertaExtForMaskedLM, "v1", "mask"), (DebertaExtForMaskedLM, "v
     ("head", "kind", "given"), [*QUICK_CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 )
 def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, kind, given, build, inputs):
-    # Padding stays, as in a compiled graph.
+    # Padding is computed, as in a compiled graph.
     model = build(head, kind, masked_only=False)
     model.set_unpadding(False)
     graphs = []
@@ -155,15 +156,15 @@ def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, k
     ("format", "head", "kind"), [*QUICK_EXPORTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_EXPORTS)]
 )
 def test_an_export_equals_its_model_at_shapes_that_were_not_traced(format, head, kind, build, inputs):
-    """One row and one token, padding on both sides, and beyond the traced length and the relative table."""
+    """Shapes: one row and one token, padding on both sides, and lengths beyond the traced length and the relative table."""
     fields = dict(generator={}, special_token_ids=[0]) if head is DebertaExtForPreTraining else {}
     model = build(head, kind, **fields)
     exported = export(format, model, inputs(head, 3, 20, 4))
-    # EMD reads absolute positions, which end at 64.
+    # EMD reads absolute positions; there are 64.
     far = 64 if head in (DebertaExtForMaskedLM, DebertaExtForPreTraining) else FAR
     for B, N, C in ((1, 1, 1), (1, 2, 2), (3, 1, 4), (2, 37, 3), (3, 63, 2), (4, far, 1)):
         batch = inputs(head, B, N, C, side="left" if N == 63 else "right")
-        # The model as it is used: with its best backend, and without padding where that pays.
+        # The default settings: the best backend, and unpadding where it pays off.
         with torch.no_grad():
             got, expected = exported(**batch), model(**batch)
         assert {*got} == {*expected}
@@ -198,7 +199,7 @@ def test_choices_can_be_fixed(build, inputs):
 
 
 def test_a_model_is_after_an_export_as_it_was(build, inputs, monkeypatch):
-    """After one that failed as well."""
+    """Also after a failed export."""
     model = build(DebertaExtForMaskedLM, "v3").train()
     model.deberta.encoder.layer[0].eval()
     model.set_unpadding(True)
@@ -224,9 +225,11 @@ def test_a_model_is_after_an_export_as_it_was(build, inputs, monkeypatch):
 
 @pytest.mark.parametrize("name", [None, "eager", "sdpa"])
 def test_torch_export_takes_a_model_as_it_is(name, build, inputs):
-    """Without `export_program`; it stopped at heads that read the [CLS] state, and chose a form that ONNX cannot have."""
+    """Previously, torch.export without `export_program` failed at heads that read the [CLS] state, and chose an operator
+    that ONNX lacks.
+    """
     model = build(DebertaExtForSequenceClassification, "v3")
-    # torch 2.6 does not tell an export from a compilation.
+    # torch 2.6 does not distinguish an export from a compilation.
     old = name is None and not hasattr(torch.compiler, "is_exporting")
     if name is not None:
         model.set_attn_implementation(name)
@@ -278,7 +281,7 @@ def test_what_has_no_program_is_refused(build, tiny_config, stock_config):
 @pytest.mark.parametrize("name", [None, *NAMES])
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_linear_layers_quantised_by_torch_run_on_every_backend(kind, name, build, inputs):
-    """Their weights are no tensors: attention calls the modules and never reads a weight."""
+    """The weights of quantised layers are not plain tensors, so attention must call the modules and never read a weight."""
     model = build(DebertaExtForSequenceClassification, kind)
     if name is not None:
         model.set_attn_implementation(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files beside their models, int8 copies, and what export refuses."""
+"""ONNX files compared with their models, int8 copies, and the errors of export."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from hf_deberta_ext import (
 from hf_deberta_ext import export as export_module
 from hf_deberta_ext.export import export_onnx, quantise_onnx, reads_absolute_positions
 
-REASON = "the extra `onnx` is not installed"
+REASON = "needs the extra `onnx`"
 onnx = pytest.importorskip("onnx", reason=REASON)
 pytest.importorskip("onnxscript", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
@@ -34,13 +34,13 @@ onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 script = module_of("export_onnx")
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
-# A head of each family, with a convolution, one row for each distance, types and positions in the input, and choices. Each
-# export takes seconds; the rest of the product is slow.
+# A head of each family, with a convolution, one table row for each distance, types and positions as inputs, and choices.
+# Each export takes seconds; the other combinations are slow.
 CASES = [(DebertaExtForMaskedLM, "v2", {}), (DebertaExtForSequenceClassification, "v3", {})]
 NAMED = [(DebertaExtForTokenClassification, "v1", TYPES), (DebertaExtForMultipleChoice, "v3", {})]
 SLOW = [*NAMED, *(case for kind in ("v1", "v2", "v3") for head in HEADS if (case := (head, kind, {})) not in CASES + NAMED)]
-# Worst measured for these models: 7e-7 (float32) and 0.057 (int8), relative to the largest output. Ten times as much, since
-# other processors sum in other orders, and three times.
+# Worst measured for these models: 7e-7 (float32) and 0.057 (int8), relative to the largest output. The limits are ten times
+# as large for float32, because other processors sum in a different order, and three times for int8.
 FLOAT32, INT8 = 7e-6, 0.17
 
 
@@ -51,7 +51,7 @@ def case_id(case):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """exported(model, name): its file, written once in this module."""
+    """Return exported(model, name), which returns the model's file, written once in this module."""
     folder, files = tmp_path_factory.mktemp("onnx"), {}
 
     def export(model, name):
@@ -73,14 +73,14 @@ def build(tiny_config, shake):
 
 @pytest.fixture
 def classifier(build, exported):
-    """A model and its file."""
+    """Return a model and its file."""
     case = (DebertaExtForSequenceClassification, "v3", {})
     model = build(case)
     return model, exported(model, case_id(case))
 
 
 def measure(model, file, *shapes, **options):
-    """Rows for these shapes, (batch, length, padding); by default those at which a graph that holds a size fixed fails."""
+    """Return rows for these shapes, (batch, length, padding); by default shapes at which a graph with a fixed size fails."""
     far = 64 if reads_absolute_positions(model) else 73
     middle = ((1, 37, "none"), (4, 37, "right"), (4, 37, "left"))
     every = ((1, 1, "none"), (3, 2, "right"), (2, 20, "none"), *middle, (1, far, "none"), (2, far, "right"))
@@ -95,7 +95,9 @@ def dimensions(values):
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
 )
 def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path):
-    """One row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays near."""
+    """Shapes: one row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays
+    close.
+    """
     head, _, _ = case
     model = build(case)
     file = exported(model, case_id(case))
@@ -120,13 +122,13 @@ def test_inputs_and_outputs_have_names_and_free_sizes(case, build, exported):
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if case[2] else [])]
     assert dimensions(graph.input) == dict.fromkeys(names, sizes)
     assert dimensions(graph.output) == {"logits": expected[case[0]]}
-    # The names of the model's own parameters, for whoever looks for a weight.
+    # The names of the model's own parameters, so that a weight can be found.
     parameters = {tensor.name.removeprefix("deberta.") for tensor in graph.initializer}
     assert {"embeddings.LayerNorm.weight", "encoder.layer.0.attention.self.query_proj.bias"} <= parameters
 
 
 def test_metadata_say_what_it_is_and_no_file_names_a_folder_of_the_machine(classifier, tmp_path):
-    """torch notes the source line of each operation, with its path."""
+    """torch records the source line of each operation with its path."""
     model, file = classifier
     int8 = quantise_onnx(file, tmp_path / "int8.onnx")
     for path in (file, int8):
@@ -164,7 +166,7 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
 
 
 def test_measures_by_hand(classifier, tmp_path):
-    """A file whose classifier has another bias is off by that much, and decides otherwise."""
+    """A classifier file with a different bias differs by exactly that bias, and predicts other labels."""
     model, file = classifier
     proto = onnx.load(file)
     bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "classifier.bias")
@@ -183,10 +185,10 @@ def test_measures_by_hand(classifier, tmp_path):
 
 
 SEVERAL = [
-    # The padded third token does not count, though it is far off.
+    # The padded third token is ignored, although it differs most.
     (DebertaExtForTokenClassification, [[[1, 0], [0, 1], [9, 0]]], [[[1, 0], [1, 0], [0, 9]]], [[1, 1, 0]], (1, 1, 0.5)),
     (DebertaExtForReplacedTokenDetection, [[2, -1]], [[2, 1]], [[1, 1]], (2, 2, 0.5)),
-    # One score is a regression, and an encoder's states are no classes.
+    # One score is a regression, and an encoder's states are not classes.
     (DebertaExtForSequenceClassification, [[2], [0]], [[2.5], [0]], [[1], [1]], (0.5, 2, None)),
     (DebertaExtModel, [[[1, 0]]], [[[0, 1]]], [[1]], (1, 1, None)),
 ]
@@ -207,7 +209,7 @@ def test_the_end_of_an_answer_is_looked_for_among_real_tokens(tiny_config):
 
 
 def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_16_bits(classifier, tmp_path):
-    """A CPU without VNNI adds two products of an unsigned and a signed byte in 16 bits, and saturates there."""
+    """A CPU without VNNI adds two products of an unsigned and a signed byte in 16 bits, which saturate."""
     model, file = classifier
     plain = quantise_onnx(file, tmp_path / "int8.onnx")
     smaller = quantise_onnx(file, tmp_path / "embeddings.onnx", embeddings=True)
@@ -220,7 +222,7 @@ def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_1
         assert {"MatMulInteger", "Softmax"} <= operations
         weights = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.INT8]
         largest = [int(np.abs(onnx.numpy_helper.to_array(tensor).astype(int)).max()) for tensor in weights]
-        # Zero points are int8 too. No bit of the seven is given away.
+        # Zero points are int8 too. All seven bits are used.
         assert len(weights) > 10 and 2 * 255 * max(largest) <= 2**15 - 1 and max(largest) >= 63
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         assert metadata["quantisation"] == "int8 weights, dynamic" and metadata["reduce_range"] == "true"
@@ -236,7 +238,7 @@ def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_p
     assert sorted(os.listdir(tmp_path / "int8")) == ["small.onnx", "small.onnx.data"]
     (row,) = measure(model, tmp_path / "int8" / "small.onnx", (4, 40, "right"))
     assert 0 < row["difference"] < INT8 * row["largest"]
-    # An old second file is not left beside a file that has none.
+    # The old second file is removed if the new model has none.
     quantise_onnx(file, tmp_path / "int8" / "small.onnx", overwrite=True)
     assert os.listdir(tmp_path / "int8") == ["small.onnx"]
 
@@ -286,7 +288,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
 
 @pytest.fixture
 def saved(tmp_path):
-    """A classifier of three labels with its tokenizer, rows and a text."""
+    """Save a classifier of three labels with its tokenizer; return it with rows and a text."""
     tiny_model(DebertaExtForSequenceClassification, num_hidden_layers=1, pad_token_id=0).save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
     rows = [{"sentence": f"w{5 + i} w{50 - i} " * (i % 5 + 1), "label": i % 3} for i in range(50)]
@@ -308,7 +310,7 @@ def test_the_example_writes_both_files_and_measures_them(saved, capsys):
     for rows in results["parity"].values():
         assert [(row["batch"], row["length"]) for row in rows] == shapes
     assert all(row["agreement"] == 1.0 for row in results["parity"]["float32"])
-    # By hand: the model on each row alone.
+    # By hand: run the model on each row separately.
     model = DebertaExtForSequenceClassification.from_pretrained(saved / "model").eval()
     right = 0
     for line in (saved / "rows.jsonl").read_text().splitlines():
@@ -333,8 +335,8 @@ def test_the_example_says_what_is_wrong(saved, monkeypatch, capsys):
     for flags, message in (
         ("--rows_file rows.jsonl --text_columns text --model model", "rows.jsonl has no column 'text'"),
         ("--rows_file bad.jsonl --model model", "the model has no label 7; it has"),
-        ("--rows_file rows.jsonl --task feature-extraction --model model", "this is a DebertaExtModel"),
-        ("--text_file text.txt", "need a --model"),
+        ("--rows_file rows.jsonl --task feature-extraction --model model", "needs a text classifier, got DebertaExtModel"),
+        ("--text_file text.txt", "need a tokenizer: pass --model"),
         ("--int8_embeddings", "--int8_embeddings needs --int8"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved folders in other packages: transformers' pipelines, sentence-transformers, peft, and stock deberta-v2.
+"""Saved folders in other packages: transformers' pipelines, sentence-transformers, peft, and transformers' deberta-v2.
 
-Everything runs twice: in this process, with the package, and in one that cannot import it.
+Everything runs twice: in this process, with the package, and in a process that cannot import it.
 """
 
 import os
@@ -49,7 +49,7 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def ids(*texts: str) -> dict[str, torch.Tensor]:
-    """Inputs as the tokenizer makes them, by hand: [CLS] A [SEP], or a pair."""
+    """Build the tokenizer's output by hand: [CLS] A [SEP], or a pair."""
     tokens, types = [1], [0]
     for number, text in enumerate(texts):
         words = [4 if word == "[MASK]" else int(word[1:]) for word in text.split()]
@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def originals(folder):
-    """The models of MODELS, saved with their tokenizer; and a base with a trained adapter, and merged with it."""
+    """Save the models of MODELS with their tokenizer, and a base with a trained adapter, separate and merged."""
     saved_models = {}
     for seed, (name, (model_class, fields)) in enumerate(MODELS.items()):
         model = random_weights(model_class(DebertaExtConfig(**(TINY | fields))), seed, std=0.25)
@@ -77,7 +77,7 @@ def originals(folder):
 
 @pytest.fixture(scope="module")
 def adapted(folder, originals):
-    """The logits of a classifier with a trained LoRA adapter, on WORDS; None without peft."""
+    """Return the logits of a classifier with a trained LoRA adapter on WORDS; None without peft."""
     try:
         import peft
     except ImportError:
@@ -103,7 +103,7 @@ def adapted(folder, originals):
 
 @pytest.fixture(scope="module")
 def sentence_encoder(folder, originals):
-    """A SentenceTransformer of its own two modules, saved; None without sentence-transformers."""
+    """Save a SentenceTransformer of two modules; None without sentence-transformers."""
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -127,7 +127,7 @@ def results(request, folder, originals, adapted, sentence_encoder):
 
 @pytest.fixture
 def probabilities(originals):
-    """probabilities(name, *texts): softmax of a model's logits for one text or pair, [...,  C]."""
+    """Return probabilities(name, *texts): softmax of a model's logits for one text or pair, [..., C]."""
 
     def compute(name, *texts):
         with torch.no_grad():
@@ -186,7 +186,7 @@ def test_feature_extraction_gives_the_last_states(results, originals):
 
 def need(results, package):
     if package not in results:
-        pytest.skip(f"{package.replace('_', '-')} is in the extra `test`")
+        pytest.skip(f"{package.replace('_', '-')} is not installed; it is in the extra `test`")
     return results[package]
 
 
@@ -195,7 +195,7 @@ def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
     for index, pair in enumerate(worker.PAIRS):
         with torch.no_grad():
             one, three = (originals[name](**ids(*pair)).logits[0] for name in ("scorer", "classifier"))
-        # One label: between 0 and 1; several: logits.
+        # One label: a value between 0 and 1; several labels: logits.
         assert torch.allclose(scores["scorer"][index], one.sigmoid()[0], atol=1e-5)
         assert torch.allclose(scores["classifier"][index], three, atol=1e-5)
     assert scores["scorer"].std() > 1e-2 and scores["classifier"].std() > 1e-2
@@ -215,14 +215,14 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
     encoder.save_pretrained(str(tmp_path / "again"))
     again = cross_encoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
     assert abs(again.predict(worker.PAIRS) - after).max() < 1e-6
-    # Its folder is one of ours: code and auto_map are there.
+    # The saved folder has our code and auto_map.
     DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again")
     assert {"modeling_deberta_ext.py", "config_sentence_transformers.json"} <= {*os.listdir(tmp_path / "again")}
 
 
 @pytest.mark.parametrize("name", ["encoder", "sentence_encoder"])
 def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, originals):
-    """From a plain folder, to which it adds mean pooling, and from one that it saved."""
+    """From a plain folder, to which it adds mean pooling, and from a folder that it saved."""
     embeddings = need(results, "sentence_transformers")
     for index, text in enumerate(worker.WORDS):
         with torch.no_grad():

@@ -12,7 +12,9 @@ def test_the_oldest_transformers_is_the_lower_bound_of_the_package():
 
 
 def test_another_torch_than_the_pinned_brings_its_own_triton():
-    """A CUDA build of torch requires one version of triton: pip could not install torch 2.6 beside triton 3.4 or newer."""
+    """A CUDA build of torch requires one version of triton: pip could not install torch 2.6 together with triton 3.4 or
+    newer.
+    """
     pinned = run_versions.pins()
     assert {"torch", "transformers", "numpy"} <= pinned.keys()
     for name in ("oldest", "newest"):

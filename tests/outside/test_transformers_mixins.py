@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""outside/run_transformers_mixins.py: which failures it lets pass."""
+"""outside/run_transformers_mixins.py: the failures that it allows."""
 
 from outside import run_transformers_mixins as mixins
 
@@ -18,7 +18,7 @@ def test_only_explained_failures_pass(monkeypatch, capsys):
         ("Model_V3::test_untied", "failed", ["False must be True", "KeyError: 1"], "5.4.0", "FAILED: {}: KeyError: 1"),
         ("Masked_V3::test_frozen", "failed", ["no gradient"], "5.4.0", "FAILED: {}"),
         ("Model_V3::test_frozen", "failed", ["no gradient"], "5.20.1", "FAILED: {}"),
-        ("Model_V3::test_untied", "passed", [], "5.4.0", "PASSES, and is explained: {}"),
+        ("Model_V3::test_untied", "passed", [], "5.4.0", "PASSES although explained: {}"),
     ):
         status = mixins.report({name: (kind, said)}, version)
         output = capsys.readouterr().out

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times GLiNER and CrossEncoder with transformers' DeBERTa-v2 and with ours: medians of runs in turn, and their ratio.
+"""Time GLiNER and CrossEncoder with transformers' DeBERTa-v2 and with ours: medians of alternating runs, and their ratio.
 
     python tests/outside/time_clients.py gliner cross_encoder --threads 2 --repeats 7
     python tests/outside/time_clients.py cross_encoder --pairs $DEBERTA_EXT_DATA/squad_v1/validation.jsonl.gz --texts 96
 
-In an environment that has gliner or sentence-transformers. Models of v3-small's shape with random weights; texts of half
-to all of the words. CrossEncoder, in its own batches of 32, is timed beside BERT and ModernBERT of the same depth too.
+Runs in an environment that has gliner or sentence-transformers. The models have v3-small's shape and random weights; the
+texts have between half and all of the words. CrossEncoder uses its own batches of 32, and is also compared with BERT and
+ModernBERT of the same depth.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def cross_encoder(models: Path, texts: list) -> dict:
 
 
 def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
-    """Questions of SQuAD with their paragraph and with the answer's sentence, of rows at equal steps."""
+    """Return SQuAD questions with their paragraph and with the sentence of the answer, from evenly spaced rows."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     pairs = []
@@ -74,11 +75,11 @@ def read_pairs(file: Path, count: int) -> list[tuple[str, str]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="+", choices=("gliner", "cross_encoder"))
-    parser.add_argument("--words", nargs="+", type=int, default=[40, 160], help="of the longest text (default: %(default)s)")
+    parser.add_argument("--words", nargs="+", type=int, default=[40, 160], help="words in the longest text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--texts", type=int, default=16)
-    parser.add_argument("--pairs", type=Path, help="of cross_encoder: SQuAD as .jsonl.gz; --texts pairs")
+    parser.add_argument("--pairs", type=Path, help="SQuAD file (.jsonl.gz) for cross_encoder; takes --texts pairs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     words = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of attention over lengths, masks, terms and tables, and one call for all backends."""
+"""Attention inputs for many lengths, masks, terms and tables, and one call for all backends."""
 
 import io
 import math
@@ -10,13 +10,13 @@ from backends import NAMES, NATIVE
 from hf_deberta_ext import ATTENTION_BACKENDS, AttentionInputs
 from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
-# The backends that are compared with eager.
+# Backends that are compared with eager.
 BACKENDS = [*(name for name in NAMES if name != "eager"), NATIVE]
 B, H = 2, 2
 
 
 def make_mask(kind, N):
-    """[B, 1, 1 or N, N]; True = may attend."""
+    """Return a mask [B, 1, 1 or N, N]; True = may attend."""
     places = torch.arange(N)
     lengths = torch.tensor([N, (N + 1) // 2])[:, None]
     if kind == "none":
@@ -33,7 +33,7 @@ def make_mask(kind, N):
 
 
 def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dtype=torch.float32, seed=0, device="cpu"):
-    """Leaves Q_c, K_c, V_c, K_r, Q_r (the content as transposed views), and the other arguments."""
+    """Return the leaves Q_c, K_c, V_c, K_r, Q_r (Q_c, K_c, V_c as transposed views) and the other arguments of a backend."""
     generator = torch.Generator().manual_seed(seed)
     buckets, distance, R = -1, N + 3, 2 * (N + 3)
     if table == "buckets":
@@ -52,7 +52,7 @@ def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dt
 
 
 def by_hand(device="cpu"):
-    """Leaves and options of two queries and two keys, numbers in the first of 16 channels, and the outputs [2]."""
+    """Return a case with two queries and two keys: leaves with numbers in the first of 16 channels, options, outputs [2]."""
 
     def tensor(*rows):
         return torch.tensor(rows, device=device)[:, None] * torch.eye(1, 16, device=device)
@@ -67,7 +67,7 @@ def by_hand(device="cpu"):
 
 
 def call(backend, leaves, options, **more):
-    """The output of a backend for leaves Q_c, K_c, V_c, K_r, Q_r and other fields of `AttentionInputs`."""
+    """Return a backend's output for the leaves Q_c, K_c, V_c, K_r, Q_r and other fields of `AttentionInputs`."""
     Q_c, K_c, V_c, K_r, Q_r = leaves
     inputs = AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **options | more)
     return ATTENTION_BACKENDS[backend].attend(inputs)[0]
@@ -78,7 +78,7 @@ def whole(x):
 
 
 def gradients_of(model, loss):
-    """The gradient of every parameter that has one, by name."""
+    """Return the gradient of every parameter that has one, by name."""
     model.zero_grad()
     loss.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}

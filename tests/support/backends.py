@@ -10,9 +10,9 @@ from hf_deberta_ext.native import kernel_status
 
 CALL = torch.device("cpu"), torch.float32, 64
 SERVING = [name for name in ATTENTION_BACKENDS if backend_unavailable(name, *CALL) is None]
-# Backends that run forward and backward on this machine's CPU; with TRITON_INTERPRET=1 "triton" is one of them.
+# Backends that run forward and backward on this machine's CPU; with TRITON_INTERPRET=1 these include "triton".
 NAMES = [name for name in SERVING if name != "native"]
-# It takes heads from 16 on and no float16, and is there where its library was built.
+# "native" takes head sizes of at least 16, does not take float16, and is available where its library was built.
 NATIVE = pytest.param("native", id="native", marks=pytest.mark.skipif("native" not in SERVING, reason=kernel_status()))
-# The backend that serves such heads on CPU if none is named.
+# Default backend for such heads on a CPU.
 AUTO, _ = choose_backend(None, *CALL)

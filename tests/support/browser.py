@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium of the system, driven by selenium."""
+"""The system's headless Chromium, driven by selenium."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ FLAGS = (
 
 @contextlib.contextmanager
 def chromium(profile: Path, width: int = 1280, height: int = 900) -> Iterator:
-    """A selenium driver with a fresh profile; skips the test where there is no Chromium, no driver or no selenium."""
+    """Return a selenium driver with a fresh profile; skip the test if Chromium, chromedriver or selenium is missing."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver is None:
-        pytest.skip("no chromium and chromedriver, Debian's packages chromium and chromium-driver")
+        pytest.skip("chromium or chromedriver is not installed (Debian packages: chromium, chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -37,7 +37,7 @@ def chromium(profile: Path, width: int = 1280, height: int = 900) -> Iterator:
 
 
 def requested_hosts(session) -> set[str]:
-    """Hosts of all requests of the page since the last call, those that failed too."""
+    """Return the hosts of all requests that the page made since the last call, failed requests included."""
     messages = [json.loads(entry["message"])["message"] for entry in session.get_log("performance")]
     urls = [message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"]
     return {url.split("/")[2].split(":")[0] for url in urls if url.startswith(("http", "ws"))}

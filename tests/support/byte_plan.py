@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of examples/guides/cluster.md: bytes that an accelerator sends in a step of joint RTD (GDES), and keeps.
+"""Table of examples/guides/cluster.md: bytes that an accelerator sends in a step of joint RTD (GDES), and bytes that it
+keeps.
 
     python tests/support/byte_plan.py
 
-In a ring of n, a reduce-scatter of gradients or an all-gather of parameters of b bytes sends b (n - 1) / n.
+In a ring of n accelerators, a reduce-scatter of gradients or an all-gather of parameters of b bytes sends b (n - 1) / n.
 """
 
 import torch
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForPreTraining
 
-# Transfers of all numbers, bytes of one; bytes of a number that every accelerator keeps, and that are split over all:
-# float32 parameters, gradients and AdamW's moments; ZeRO has bfloat16 parameters and gradients beside float32 ones.
+# (transfers of all numbers, bytes of a transferred number, bytes of a number on every accelerator, bytes of a number that
+# are split over all): float32 parameters, gradients and AdamW's moments. ZeRO also has bfloat16 parameters and gradients.
 STRATEGIES = {
     "DDP": (2, 4, 16, 0), "FSDP 2": (3, 2, 0, 16), "ZeRO 1": (2, 2, 4, 12), "ZeRO 2": (2, 2, 2, 14), "ZeRO 3": (3, 2, 0, 16),
 }  # fmt: skip
@@ -24,7 +25,9 @@ def sent(numbers: int, strategy: str, processes: int) -> float:
 
 
 def kept(numbers: int, strategy: str, processes: int) -> float:
-    """Return the bytes of parameters, gradients and optimizer of each process; activations come on top."""
+    """Return the bytes of parameters, gradients and optimizer states that each process keeps; activations need additional
+    memory.
+    """
     *_, whole, split = STRATEGIES[strategy]
     return numbers * (whole + split / processes)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small journeys of a new user through other packages; outside/run_clients.py runs them in the environments of these.
+"""Short user journeys through other packages; outside/run_clients.py runs them in the environments of these packages.
 
-A journey takes a folder of saved models (encoder, classifier, scorer, masked_lm) and returns numbers and words that do not
-depend on who wrote the models: those of transformers' deberta-v2 with the same weights must be the same.
+A journey takes a folder of saved models (encoder, classifier, scorer, masked_lm) and returns numbers and words. They depend
+on the weights only: transformers' deberta-v2 with the same weights must give the same results.
 """
 
 import importlib
@@ -31,7 +31,7 @@ TEXTS = [
 KINDS = ["person", "place", "company"]
 ROOT = Path(__file__).resolve().parents[2]
 REMOTE = {"trust_remote_code": True}
-# Of Trainer and of its like.
+# Arguments of Trainer and its subclasses.
 QUIET = dict(save_strategy="no", report_to="none")
 SIZES = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, max_position_embeddings=512,
@@ -40,7 +40,9 @@ SIZES = dict(
 
 
 def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier", "scorer", "masked_lm"), tokenizer=None):
-    """ours/, stock/ (the same weights as transformers' deberta-v2) and bert/, each with its tokenizer; ours/model.onnx."""
+    """Save the models ours/, stock/ (transformers' deberta-v2, same weights) and bert/, each with its tokenizer, and
+    ours/model.onnx.
+    """
     from tiny_constants import random_weights
 
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForSequenceClassification, DebertaExtModel
@@ -74,7 +76,9 @@ def classifier(root: Path, **options):
 
 
 def draw_anew(model, prefixes: tuple[str, ...], added_rows: int = 0):
-    """Parameters whose names begin so, and the last embeddings: models leave torch's generator in different states."""
+    """Draw the parameters whose names begin with a prefix, and the last embeddings, from a new generator: models leave
+    torch's generator in different states.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -86,7 +90,7 @@ def draw_anew(model, prefixes: tuple[str, ...], added_rows: int = 0):
 
 
 def logits(root: Path, library: str = "transformers", name: str = "AutoModelForSequenceClassification", **options) -> list:
-    """Of a batch with padding and of one text, by a class of transformers or of a library for other runtimes."""
+    """Return the logits of a padded batch and of one text, by a class of transformers or of a library for other runtimes."""
     tokenizer = AutoTokenizer.from_pretrained(root / "classifier")
     model = getattr(importlib.import_module(library), name).from_pretrained(root / "classifier", **REMOTE, **options)
     batches = tokenizer(TEXTS, padding=True, return_tensors="pt"), tokenizer(TEXTS[1], return_tensors="pt")
@@ -95,7 +99,7 @@ def logits(root: Path, library: str = "transformers", name: str = "AutoModelForS
 
 
 def openvino_file(root: Path) -> list:
-    """OpenVINO with the file of our ONNX export, against the model in torch."""
+    """Run the file of our ONNX export with OpenVINO and compare it with the PyTorch model."""
     import openvino
 
     tokenizer = AutoTokenizer.from_pretrained(root / "classifier")
@@ -118,7 +122,7 @@ def int8_weights(root: Path) -> list:
 
 
 def reward(root: Path) -> list:
-    """Losses of three steps on preferences."""
+    """Return the losses of three steps on preferences."""
     import datasets
     from trl import RewardConfig, RewardTrainer
 
@@ -135,7 +139,7 @@ def reward(root: Path) -> list:
 
 
 def adapter(root: Path, config: str) -> list:
-    """The modules that peft adapts, and logits after two steps, saved and loaded."""
+    """Return the modules that peft adapts, and the logits after two steps, saving and loading."""
     import peft
 
     model, tokenizer = classifier(root)
@@ -164,7 +168,7 @@ def replaced(model):
 
 
 def gliner(root: Path, replace: bool = False, packed: bool = False) -> list:
-    """Entities, after saving and loading."""
+    """Return entities after saving and loading."""
     from gliner import GLiNER
     from gliner.infer_packing import InferencePackingConfig
 
@@ -182,7 +186,7 @@ def gliner(root: Path, replace: bool = False, packed: bool = False) -> list:
 
 
 def gliclass(root: Path, replace: bool = False) -> list:
-    """Scores of labels, after saving and loading."""
+    """Return label scores after saving and loading."""
     from gliclass import GLiClassModel, GLiClassModelConfig, ZeroShotClassificationPipeline
 
     encoder = transformers.AutoConfig.from_pretrained(root / "encoder")
@@ -202,7 +206,7 @@ def gliclass(root: Path, replace: bool = False) -> list:
 
 
 def setfit(root: Path) -> list:
-    """Probabilities after two steps and a head."""
+    """Return probabilities after two steps with a classification head."""
     import datasets
     from setfit import SetFitModel, Trainer, TrainingArguments
 
@@ -224,7 +228,7 @@ def span_marker(root: Path) -> list:
 
 
 def cross_encoder(root: Path) -> list:
-    """Scores of pairs before and after two steps of its trainer, saved and loaded."""
+    """Return scores of pairs before and after two training steps, saving and loading."""
     import datasets
     from sentence_transformers import CrossEncoder
     from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
@@ -241,14 +245,15 @@ def cross_encoder(root: Path) -> list:
 
 
 def embeddings(root: Path, kind: str, models: str) -> list:
-    """Embeddings of a SentenceTransformer or SparseEncoder, saved and loaded."""
+    """Return embeddings of a SentenceTransformer or SparseEncoder after saving and loading."""
     encoder_class = getattr(importlib.import_module("sentence_transformers"), kind)
     encoder_class(str(root / models), device="cpu", **REMOTE).save_pretrained(folder := tempfile.mkdtemp())
     return torch.as_tensor(encoder_class(folder, device="cpu", **REMOTE).encode(TEXTS)).to_dense().tolist()
 
 
-# Any metric, found in the working folder: `evaluate` would fetch the real one from the Hub. The accuracy is computed, as
-# logits of another shape have to show.
+# A local metric in the working folder, because `evaluate` would download the real one from the Hub. The accuracy is real,
+# so
+# that logits of another shape are noticed.
 METRIC = """
 import datasets
 import evaluate
@@ -272,7 +277,7 @@ ANSWER = {"question": TEXTS[0], "context": "The index names its shards", "answer
 
 
 def example_script(root: Path, name: str, labels: tuple = (0, 1)) -> list:
-    """A script of transformers as it is; the folder that it leaves loads as the class that it names."""
+    """Run an unmodified script of transformers; its output folder must load as the class that its configuration names."""
     script = Path(os.environ["TRANSFORMERS_EXAMPLES"]) / f"{name}.py"
     task, folder = script.stem.removesuffix("_no_trainer"), Path(tempfile.mkdtemp())
     rows = {
@@ -306,13 +311,13 @@ def example_script(root: Path, name: str, labels: tuple = (0, 1)) -> list:
 
 
 class Journey(NamedTuple):
-    """Something that a client does with our models, and with others as a control.
+    """A user's task with our models, and with other models as a control.
 
     Attributes:
-        control: the folder of the control's models, and its options where they differ.
-        package: hf_deberta_ext is imported first; otherwise the code in the folder is all there is of it.
-        same: both give the same numbers. Otherwise the control only runs where ours fails.
-        known: words of the error of something that does not work, which the guide explains.
+        control: folder of the control's models, and its options where they differ.
+        package: import hf_deberta_ext first; otherwise only the code in the model's folder is available.
+        same: ours and the control must give the same numbers; otherwise the control only runs where ours fails.
+        known: words of an expected error that the guide explains.
     """
 
     title: str
@@ -330,7 +335,7 @@ OPENVINO = dict(library="optimum.intel", name="OVModelForSequenceClassification"
 OPENVINO["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
 SPARSE = dict(kind="SparseEncoder", models="masked_lm")
 PACKED, PACKED_STOCK = {"packed": True}, {"packed": True, "replace": True}
-# Requirements, of which the first is shown with its version, and journeys.
+# Client -> (requirements, journeys); the version of the first requirement is shown.
 # fmt: off
 CLIENTS: dict[str, tuple[list[str], list[Journey]]] = {
     "trl": (["trl"], [
@@ -356,7 +361,7 @@ CLIENTS: dict[str, tuple[list[str], list[Journey]]] = {
     "sentence-transformers": (["sentence-transformers[train]"], [
         Journey("CrossEncoder, its trainer, remote code", cross_encoder),
         Journey("SentenceTransformer, remote code", embeddings, dict(kind="SentenceTransformer", models="encoder")),
-        # transformers' DebertaV2ForMaskedLM decodes otherwise.
+        # transformers' DebertaV2ForMaskedLM has a different decoder.
         Journey("SparseEncoder, remote code", embeddings, SPARSE, same=False),
     ]),
     "optimum-onnx": (["optimum-onnx[onnxruntime]", "onnxscript"], [
@@ -378,7 +383,7 @@ CLIENTS: dict[str, tuple[list[str], list[Journey]]] = {
 
 
 def run(journey: Journey, root: Path, options: dict) -> dict:
-    """{"values": ...} or {"error": message}."""
+    """Run a journey; return {"values": ...} or {"error": message}."""
     random.seed(0)
     torch.manual_seed(0)
     try:
@@ -389,12 +394,12 @@ def run(journey: Journey, root: Path, options: dict) -> dict:
 
 
 def main(client: str, number: str, models: str, result: str):
-    """Writes {"ours": answer, "control": answer}."""
+    """Write {"ours": result, "control": result}."""
     journey, answers = CLIENTS[client][1][int(number)], {}
     if journey.package:
         importlib.import_module("hf_deberta_ext")
     else:
-        sys.modules["hf_deberta_ext"] = None  # importing it fails, also where it is installed
+        sys.modules["hf_deberta_ext"] = None  # makes its import fail even if it is installed
     answers["ours"] = run(journey, Path(models, journey.models), journey.options)
     if journey.same or "error" in answers["ours"]:
         folder, options = (*journey.control, journey.options)[:2]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small training runs, each the same on one process or on several: by DistributedDataParallel, FSDP2, DeepSpeed, or tensor
-parallel.
+"""Small training runs that give the same result on one process and on several, with DistributedDataParallel, FSDP2,
+DeepSpeed or tensor parallelism.
 
     python -m torch.distributed.run --nproc_per_node 2 distributed_worker.py jobs.json
 
-A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`, "ddp", "fsdp" or
-"deepspeed", a folder for the result. That is result.pt: what `train` returns, or {"error": traceback}. With "tensor" or
-"sharded" it is what `tensor_step` or `sharded_step` returns. Tests call these functions for the result of one process.
+A job is {"training", "wrapper", "folder"} and more arguments of `train`: a name in `TRAININGS`; "ddp", "fsdp" or
+"deepspeed"; and a folder for the result. The file result.pt holds the return value of `train`, or {"error": traceback}. For
+the wrappers "tensor" and "sharded" it holds the return value of `tensor_step` or `sharded_step`. For the result of one
+process, tests call these functions directly.
 """
 
 import json
@@ -55,13 +56,13 @@ FAMILIES = {
     "v2": dict(conv_kernel_size=3),
     "v3": {},
 }
-# Of the heads that are not of v3.
+# Fields for heads that v3 does not have.
 HEAD_FAMILIES = {"masked-lm": "v1", "token-classification": "v2"}
 OBJECTIVES = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 
 def shaken(model):
-    """`model` with noise in every parameter, the same each time."""
+    """Add the same noise to every parameter of `model` in each run; return the model."""
     random_weights(model, std=0.2).tie_weights()
     return model.train()
 
@@ -76,7 +77,7 @@ def joint_model(sharing: str = "gdes", **fields):
 
 
 def make_rows(head) -> list[dict[str, torch.Tensor]]:
-    """Rows with very different numbers of targets and of padding."""
+    """Return rows with very different numbers of targets and of padding tokens."""
     labels = next((entry.labels for name, entry in TABLE.items() if CLASSES[name] is head), "words")
     generator, rows = torch.Generator().manual_seed(1), []
     for index in range(ROWS):
@@ -105,8 +106,9 @@ def make_rows(head) -> list[dict[str, torch.Tensor]]:
 
 
 def sharded(args: TrainingArguments) -> TrainingArguments:
-    """With `fsdp`, arguments that shard: left to itself accelerate does so on accelerators alone, and on CPUs runs
-    DistributedDataParallel without a word."""
+    """Return arguments that shard the model if `fsdp` is set: by default accelerate shards on accelerators only, and on
+    CPUs silently runs DistributedDataParallel.
+    """
     if args.fsdp:
         from accelerate.utils import DistributedType
 
@@ -138,7 +140,7 @@ def replaced_tokens(folder, stepping="joint", sharing="gdes", fields=DROPOUT, fe
 
 
 def head(folder, model_class, family="v3", lora=False, **arguments):
-    """transformers' own Trainer, with nothing of ours but the model."""
+    """Return transformers' own Trainer; only the model is ours."""
     model = shaken(model_class(make_config(family)))
     if lora:
         from peft import LoraConfig, get_peft_model
@@ -146,7 +148,7 @@ def head(folder, model_class, family="v3", lora=False, **arguments):
         model.enable_input_require_grads()
         modules = dict(target_modules=["query_proj", "value_proj"], modules_to_save=["pooler", "classifier"])
         model = get_peft_model(model, LoraConfig(r=2, lora_dropout=0.0, **modules))
-        # Its second factor begins at zero.
+        # The second factor of LoRA is initialised with zeros.
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" in name:
                 torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(0))
@@ -170,12 +172,13 @@ def task(folder, sift_weight, fields=None, count=ROWS, **arguments):
 
 @dataclass(frozen=True)
 class Training:
-    """
+    """A training run.
+
     Args:
-        build: (folder, **arguments) -> Trainer.
-        random: whether a micro-batch draws (dropout, replacements, noise): one process then does the same as two with twice
-            the accumulation; otherwise with twice the rows in a micro-batch.
-        arguments: of Trainer.
+        build (`Callable`): (folder, **arguments) -> Trainer.
+        random (`bool`, defaults to `False`): a micro-batch draws random numbers (dropout, replacements, noise). If True,
+            one process is compared with two at twice the accumulation steps; otherwise at twice the rows of a micro-batch.
+        arguments (`tuple`, defaults to `()`): (name, value) pairs for Trainer.
     """
 
     build: Any
@@ -198,12 +201,12 @@ TRAININGS = {
     "replaced tokens, nes": Training(partial(replaced_tokens, sharing="nes"), random=True),
     "replaced tokens, nes decoupled": Training(partial(replaced_tokens, sharing="nes", stepping="decoupled"), random=True),
     "replaced tokens, all": Training(partial(replaced_tokens, sharing="all"), random=True),
-    # Of the four micro-batches of a step most have no masked position.
+    # Most of the four micro-batches of a step have no masked position.
     "replaced tokens, few targets": Training(partial(replaced_tokens, few_targets=True), random=True),
     "sift": Training(sift, random=True),
     "sift, adversarial": Training(partial(sift, form="adversarial"), random=True, arguments=(("sift_steps", 2),)),
     "task": Training(partial(task, sift_weight=0.0)),
-    # Of the last five rows one process has three, the other two.
+    # Of the last five rows, one process gets three and the other two.
     "task, uneven": Training(partial(task, sift_weight=0.0, count=21, fields=DROPOUT), random=True),
     "task with sift": Training(partial(task, sift_weight=1.0), random=True),
     "lora, checkpointed": Training(
@@ -221,11 +224,11 @@ TRAININGS |= HEADS
 def make_trainer(
     training: str, folder: str, processes: int = 1, wrapper: str | None = None, stage: int = 0, **more
 ) -> Trainer:
-    """Three steps over 24 rows, eight a step, in two micro-batches on each of two processes."""
+    """Return a Trainer for three steps over 24 rows: eight rows a step, in two micro-batches on each of two processes."""
     recipe = TRAININGS[training]
     wide = processes == 1 and not recipe.random
     arguments = dict(
-        # Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
+        # Adam divides a gradient by its magnitude, so rounding of a gradient near zero could decide its sign.
         learning_rate=1e-2, adam_epsilon=1e-3, lr_scheduler_type="constant", max_steps=STEPS, logging_steps=1, seed=3,
         per_device_train_batch_size=4 if wide else 2, gradient_accumulation_steps=4 if processes == 1 and not wide else 2,
         report_to="none", disable_tqdm=True, save_strategy="no", use_cpu=True,
@@ -242,7 +245,7 @@ def make_trainer(
 
 
 def train(training: str, folder: str, processes: int = 1, wrapper: str | None = None, resume: str | None = None, **more):
-    """Results of a run: its log, the weights it began and ended with, and how the model was wrapped."""
+    """Train and return the results: the log, the initial and final weights, and how the model was wrapped."""
     trainer = make_trainer(training, folder, processes, wrapper, **more)
     start = {name: weight.detach().clone() for name, weight in trainer.model.state_dict().items()}
     trainable = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
@@ -257,7 +260,7 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
         "find_unused": getattr(wrapped, "find_unused_parameters", None),
     }
     if wrapper in ("fsdp", "deepspeed"):
-        # Which also splits again what an evaluation has left whole.
+        # This also reshards the parameters that an evaluation has gathered.
         trainer.save_model(folder)
         result |= shards(trainer.model) if wrapper == "fsdp" else {}
     else:
@@ -266,8 +269,9 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
 
 
 def shards(model) -> dict[str, Any]:
-    """Of a model under FSDP2: the share of all numbers that this process keeps, the parameters that are not split, and the
-    layers without a group of their own."""
+    """Return, for a model under FSDP2: the fraction of all numbers that this process keeps, the parameters that are not
+    sharded, and the layers without their own group.
+    """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -282,7 +286,9 @@ def shards(model) -> dict[str, Any]:
 
 
 def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
-    """Loss and gradients of a masked language model whose heads and feed-forward networks are split over the processes."""
+    """Return the loss and gradients of a masked language model whose heads and feed-forward networks are split over the
+    processes.
+    """
     model = shaken(DebertaExtForMaskedLM(make_config("v2", share_att_key=False))).train()
     model.set_attn_implementation(backend)
     if parallel:
@@ -299,7 +305,9 @@ def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
 
 
 def sharded_step(parallel: bool, sharing: str) -> dict[str, Any]:
-    """Loss and gradients of a joint model, sharded by FSDP2 without Trainer, which refuses weights of two modules."""
+    """Return the loss and gradients of a joint model sharded by FSDP2, without Trainer, which rejects weights that two
+    modules share.
+    """
     model = joint_model(sharing, rtd_temperature=1e-6).train()
     if parallel:
         from torch.distributed.fsdp import fully_shard
@@ -310,7 +318,7 @@ def sharded_step(parallel: bool, sharing: str) -> dict[str, Any]:
             if isinstance(layer, DebertaExtLayer):
                 groups.setdefault(next(layer.parameters()), []).append(layer)
         for layers in groups.values():
-            # Layers with the same weights make one group, as torch wants it.
+            # Layers with shared weights must be in one group, as torch requires.
             fully_shard(layers if len(layers) > 1 else layers[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
     return loss_and_gradients(model)

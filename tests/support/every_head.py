@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every head, and a step of SiFT, as a tiny model with a batch and labels: for what must hold of all of them."""
+"""Every head, and a SiFT step, as a tiny model with a batch and labels: for properties that all of them must have."""
 
 from contextlib import nullcontext
 
@@ -16,16 +16,16 @@ __all__ = [
 
 KINDS = ["v1", "v2", "v3"]
 CLASSES = {name: heads.model_class(name) for name in heads.HEADS}
-# Auto class of transformers -> class here.
+# Auto class of transformers -> class of this package.
 AUTO_CLASSES = {head.auto_class: CLASSES[name] for name, head in heads.HEADS.items() if head.auto_class}
-# Classes and fields of the configuration.
+# Class and configuration fields.
 HEADS = {name: (model_class, {}) for name, model_class in CLASSES.items()} | {
     "masked-lm, masked_only": (CLASSES["masked-lm"], dict(masked_only=True)),
     "pretraining": (CLASSES["pretraining"], dict(generator={}, special_token_ids=[0])),
     "sift, virtual": (CLASSES["sequence-classification"], {}),
     "sift, adversarial": (CLASSES["sequence-classification"], {}),
 }
-# How a model runs: in a dtype of its own, or in float32 under autocast.
+# Precision of a run: the dtype of the model, or float32 under autocast.
 MODES = {
     "float32": (torch.float32, None),
     "bfloat16": (torch.bfloat16, None),
@@ -40,14 +40,14 @@ SMALL = dict(
 
 
 def small(head: str, kind: str, tiny_config, **overrides):
-    """The model of a head, smaller than `tiny_config` makes it."""
+    """Return the model of a head, smaller than the model of `tiny_config`."""
     model_class, fields = HEADS[head]
     sizes = {name: value for name, value in SMALL.items() if not (kind == "v1" and name == "position_buckets")}
     return model_class(tiny_config(kind, **(sizes | fields | overrides)))
 
 
 def call_of(head: str) -> dict[str, torch.Tensor]:
-    """Inputs and labels of two rows of 14 tokens, five of them padding."""
+    """Return inputs and labels of two rows of 14 tokens, including five of padding."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(1, 40, (2, LENGTH), generator=generator)
     real = torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])
@@ -65,7 +65,7 @@ def call_of(head: str) -> dict[str, torch.Tensor]:
 
 
 def labels_of(head: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Labels for ids [B, N] (of multiple choice [B, choices, N]), by the name of the head or its Auto class."""
+    """Return labels for ids [B, N] (multiple choice: [B, choices, N]), by the name of the head or its Auto class."""
     kinds = {name: entry.labels for name, entry in heads.HEADS.items()} | {"sift": "row"}
     kinds |= {entry.auto_class: entry.labels for entry in heads.HEADS.values()}
     kind = kinds[head.split(",")[0]]
@@ -81,7 +81,7 @@ def autocast(low: torch.dtype | None):
 
 
 def step(head: str, model, arguments: dict, low: torch.dtype | None = None):
-    """The tensors that a training step returns by name, and the gradient of each parameter, in float64."""
+    """Run a training step; return its outputs by name and the gradient of each parameter, in float64."""
     model.zero_grad()
     with autocast(low):
         if head.startswith("sift"):
@@ -96,7 +96,7 @@ def step(head: str, model, arguments: dict, low: torch.dtype | None = None):
 
 
 class _NoiseOfFloat32(Sift):
-    """Draws the first perturbation in float32 whatever the model computes in, so that one seed is one perturbation."""
+    """Draw the first perturbation in float32 for every compute dtype, so that a seed always gives the same perturbation."""
 
     def first_delta(self, inputs, generator):
         shape, device, dtype = self._seen
@@ -106,7 +106,7 @@ class _NoiseOfFloat32(Sift):
 
 
 def _step_of_sift(model, arguments, form):
-    # Larger than in training, so that what they do shows above the steps of bfloat16.
+    # Larger than in training, so that their effect exceeds the rounding of bfloat16.
     options = SiftOptions(form=form, init_size=1.0, learning_rate=1.0, radius=2.0)
     with _NoiseOfFloat32(model, options) as sift:
         with sift.clean_pass():

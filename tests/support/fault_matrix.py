@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of faults that can meet a training run, and what came of each.
+"""Table of faults that a training run can meet, and the outcome of each.
 
     python tests/support/fault_matrix.py                     # some minutes
     python tests/support/fault_matrix.py --short             # under a minute
     python tests/support/fault_matrix.py --script run_glue --fault optimizer
     python tests/support/fault_matrix.py --fault killed      # runs killed while they write
 
-Each script trains a tiny model once without a disturbance, and a copy of its folder is kept as it was after the checkpoint
-at step `STOPPED`. Every fault is made in such a copy, and the script is started again: it must be refused with a message
-that names the cause, or end with the same weights. Exit status 1 where anything else came out, above all other weights with
-exit 0, the last column.
+Each script first trains a tiny model without a fault; a copy of its folder is kept as of the checkpoint at step `STOPPED`.
+Each fault is made in such a copy, and the script is started again. It must either stop with a message that names the cause,
+or end with the same weights. The exit status is 1 for any other outcome; the worst one, other weights with exit 0, is the
+last column.
 """
 
 import argparse
@@ -45,20 +45,20 @@ SCRIPTS = ("run_mlm", "run_rtd", "run_glue")
 STOPPED = 4
 RUN, MATERIAL = Path("run"), Path("material")
 EARLIER, LAST = RUN / "checkpoint-2", RUN / f"checkpoint-{STOPPED}"
-REFUSED, SAME, TOLD = "refused with a message", "same weights", "told in the card"
+REFUSED, SAME, TOLD = "refused with a message", "same weights", "reported in the card"
 SILENT, OTHER = "without a message", "other weights with exit 0"
 TEXTS, GLUE = ("run_mlm", "run_rtd"), ("run_glue",)
 
 
 class Fault(NamedTuple):
-    """A disturbance of a run, which is resumed, or `new`."""
+    """A fault of a run that is resumed or, with `new`, of a new run."""
 
     name: str
-    # "name=value ..." of the disturbed start, beside those that the run began with.
+    # "name=value ..." of the faulty start, in addition to the initial arguments.
     flags: str = ""
-    # A function of the script's name, called in the folder of the case; may return a context manager around it.
+    # Called with the script's name in the folder of the case; may return a context manager for the run.
     damage: Callable = lambda script: None
-    # All are in the message of a refused run, or in the card.
+    # Words that must all be in the error message, or in the card.
     words: str = ""
     allowed: str = REFUSED
     scripts: tuple[str, ...] = SCRIPTS
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 def make_material(folder: Path):
-    """Write a text, tables of reviews and a tiny model of random weights for run_glue.py."""
+    """Write a text, review tables and a tiny model with random weights for run_glue.py."""
     folder.mkdir(parents=True)
     mlm_script.write_text(folder / "text.txt")
     glue_script.write_material(folder)
@@ -83,7 +83,7 @@ def argv(script: str, resume: bool, flags: str = "") -> list[str]:
 
 
 def in_child(work: Callable[[], object], output: Path) -> int:
-    """Run `work` in a copy of this process, which ends as a script does; return its id."""
+    """Run `work` in a forked process, which exits as a script does; return its id."""
     child = os.fork()
     if child:
         return child
@@ -103,26 +103,26 @@ def in_child(work: Callable[[], object], output: Path) -> int:
 
 
 def run_script(script: str, argv: list[str]):
-    # The name that its errors begin with.
+    # Prefix of its error messages.
     sys.argv[0] = f"{script}.py"
     module_of(script).main(argv)
 
 
 def preload():
-    """Import what the scripts import late, so that forked runs start at once."""
+    """Import the modules that the scripts import late, so that forked runs start quickly."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     sys.path.insert(0, str(ROOT))
     for name in ("accelerate", "datasets", "matplotlib.pyplot", "sentencex", "safetensors.torch", "torch", "hf_deberta_ext"):
         importlib.import_module(name)
     for name in SCRIPTS:
         module_of(name)
-    # As in a new interpreter with OMP_NUM_THREADS=1: another number of threads rounds otherwise.
+    # As in a new interpreter with OMP_NUM_THREADS=1: another number of threads rounds differently.
     sys.modules["torch"].set_num_threads(1)
 
 
 @contextlib.contextmanager
 def after_method(name: str, action: Callable):
-    """Context in which `action` is called with the trainer after a method of every trainer of the package."""
+    """Return a context that calls `action` with the trainer after each call of the method `name`, in all trainers."""
     from hf_deberta_ext.training.trainer import RunTrainer
 
     method = getattr(RunTrainer, name)
@@ -174,7 +174,7 @@ def changed(file: Path, change: Callable[[bytes], bytes]) -> Callable:
     return lambda script: file.write_bytes(change(file.read_bytes()))
 
 
-# The run goes on from the checkpoint before, or is refused where the damaged one is named.
+# The run resumes from the previous checkpoint, or stops with an error that names the damaged one.
 for file in (LAST / name for name in FILES):
     FAULTS += [Fault(f"{file.name}: {kind}", "", changed(file, change), allowed=SAME) for kind, change in KINDS.items()]
     FAULTS += [Fault(f"{file.name}: missing", damage=lambda script, file=file: file.unlink(), allowed=SAME)]
@@ -186,7 +186,7 @@ def data_file(script: str) -> Path:
 
 
 def with_rows(change: Callable[[list[str]], list[str]]) -> Callable:
-    """Change documents or rows to train on, but not the time of their file."""
+    """Change documents or training rows, but not the modification time of their file."""
 
     def damage(script: str):
         file, separator = data_file(script), dict(run_glue="\n").get(script, "\n\n")
@@ -216,7 +216,7 @@ def copied(source: Path, target: Path):
 
 
 def other_start(script: str, resume: bool, in_step: Callable) -> int:
-    """Return the id of another process that runs the script in the same folder, and does something in each step."""
+    """Start another process that runs the script in the same folder and calls a function in each step; return its id."""
 
     def start():
         with after_method("training_step", in_step):
@@ -227,7 +227,7 @@ def other_start(script: str, resume: bool, in_step: Callable) -> int:
 
 @contextlib.contextmanager
 def beside_another(script: str, resume: bool, kill: bool = False):
-    """The same run in another process, which is in a step until this one has ended, or until it is killed."""
+    """Start the same run in another process; it stays in a step until this process ends, or is killed in that step."""
     in_step, go_on = Path("in a step"), Path("go on")
 
     def wait(trainer):
@@ -246,11 +246,11 @@ def beside_another(script: str, resume: bool, kill: bool = False):
         go_on.touch()
         status = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
         if status not in (0, -signal.SIGKILL):
-            raise RuntimeError(f"the run that was there first has failed, exit status {status}")
+            raise RuntimeError(f"the first run failed with exit status {status}")
 
 
 def terminated(script: str):
-    """As a batch system ends a run; there is a checkpoint of the step in which the signal came."""
+    """Send SIGTERM, as a batch system does; there must be a checkpoint of the step in which the signal arrived."""
     other = other_start(script, True, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
     status = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
     if status != 143 or not (RUN / f"checkpoint-{STOPPED + 1}").exists():
@@ -259,9 +259,9 @@ def terminated(script: str):
 
 @contextlib.contextmanager
 def killed(script: str, moment: str, resume: bool):
-    """The run in another process, killed when a path of the pattern `moment` has appeared, or at any time.
+    """Kill the run in another process when a path that matches `moment` has appeared, or at a random time.
 
-    All that it leaves, and the end of this one, must be of the undisturbed run, to the last bit.
+    Everything that it leaves, and the result of this run, must be bit-identical to the undisturbed run.
     """
     reference = Path("..", f"{script}-reference", RUN)
     other = in_child(lambda: run_script(script, argv(script, resume, "save_total_limit=2")), Path("other.printed"))
@@ -280,19 +280,19 @@ def killed(script: str, moment: str, resume: bool):
 
 
 def small_files(script: str):
-    """Files cannot be larger than this, as with a quota."""
+    """Limit the size of files, as a quota does."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
 FAULTS += [
-    Fault("a second start beside the resumed run", damage=lambda name: beside_another(name, True), words="locked"),
-    Fault("a second start beside a new run", damage=lambda name: beside_another(name, False), words="locked", new=True),
+    Fault("a second start during the resumed run", damage=lambda name: beside_another(name, True), words="locked"),
+    Fault("a second start during a new run", damage=lambda name: beside_another(name, False), words="locked", new=True),
     Fault("after a run that was killed in a step", damage=lambda name: beside_another(name, True, True), allowed=SAME),
     Fault("after SIGTERM", damage=terminated, allowed=SAME),
     Fault("files of limited size", damage=small_files, words="run/checkpoint"),
     Fault("files of limited size, new run", damage=small_files, words="run/checkpoint", new=True),
 ]
-# What appears in the folder of a new run, and of a resumed one, when it is killed; "" is a random time.
+# The run is killed when this path appears in the folder of a new run (False) or a resumed run (True); "" is a random time.
 MOMENTS = {
     False: ["run_arguments.json", "tokenizer", ".checkpoint-2.part", ""],
     True: """.checkpoint-6.part .checkpoint-6.part/*/optimizer.pt checkpoint-6 .checkpoint-2.removed.part .model.part
@@ -304,14 +304,14 @@ for resume, moments in MOMENTS.items():
         name = f"killed at {moment or 'any time'}"
         flags = "save_total_limit=2 resume_from_checkpoint=auto"
         FAULTS.append(Fault(name, flags, damage, allowed=SAME, new=not resume))
-# Those of the short form.
+# Faults of the short form.
 SHORT = """--max_grad_norm=0.1|--logging_steps=2|--resume_anyway|model.safetensors: one bit|optimizer.pt: 40 % zeros|
-data: one letter|a second start beside the resumed run|files of limited size|after SIGTERM|
+data: one letter|a second start during the resumed run|files of limited size|after SIGTERM|
 killed at .checkpoint-6.part""".replace("\n", "").split("|")
 
 
 class Case:
-    """A start of a script in a folder of its own: a fault, or the undisturbed run (None)."""
+    """One run of a script in its own folder, with a fault, or undisturbed (None)."""
 
     def __init__(self, work: Path, script: str, fault: Fault | None = None, number: int = 0):
         self.script, self.fault = script, fault
@@ -341,7 +341,7 @@ class Case:
             run_script(self.script, argv(self.script, not self.fault.new, self.fault.flags))
 
     def ended(self, limit: float) -> int | None:
-        """Return the exit status; None while it runs; -9 after the time limit."""
+        """Return the exit status: None while the process runs, -9 after the time limit."""
         done, status = os.waitpid(self.id, os.WNOHANG)
         if not done and time.monotonic() - self.began > limit:
             os.killpg(self.id, signal.SIGKILL)
@@ -351,7 +351,7 @@ class Case:
         return None
 
     def outcome(self, code: int) -> tuple[str, str]:
-        """Return the outcome, and the line that was printed with it."""
+        """Return the outcome, and the line that reports it."""
         lines = self.printed.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = [*lines, ""][len(lines) - 1]
         if code == 0 and self.same_weights():
@@ -359,8 +359,8 @@ class Case:
         if code == 0:
             card = (self.folder / RUN / "README.md").read_text(encoding="utf-8")
             return (TOLD if self.fault.allowed == TOLD and self.fault.words in card else OTHER), last
-        told = last.startswith(f"{self.script}.py: error") and all(word in last for word in self.fault.words.split())
-        if code == 2 and told:
+        named_cause = last.startswith(f"{self.script}.py: error") and all(word in last for word in self.fault.words.split())
+        if code == 2 and named_cause:
             return REFUSED, last
         return SILENT, f"exit status {code}: {last}"
 
@@ -373,13 +373,13 @@ class Case:
 
 
 def keep(trainer):
-    """Copy the folder of the undisturbed run as it is after the checkpoint at which the others are stopped."""
+    """Copy the folder of the undisturbed run at the checkpoint where the other runs are stopped."""
     if trainer.state.global_step == STOPPED:
         shutil.copytree(RUN, "stopped")
 
 
 def run_all(cases: list[Case], limit: float):
-    """Start the cases, two at a time; yield (case, exit status) as they end."""
+    """Start the cases, two at a time; yield (case, exit status) when each ends."""
     waiting, running = [*cases], []
     while waiting or running:
         if waiting and len(running) < 2:
@@ -396,20 +396,20 @@ def run_all(cases: list[Case], limit: float):
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--script", nargs="+", default=SCRIPTS, choices=SCRIPTS)
-    parser.add_argument("--fault", default="", help="only faults with this text in their name")
-    parser.add_argument("--short", action="store_true", help="a few faults of each kind, each with one script")
+    parser.add_argument("--fault", default="", help="only run faults whose name contains this text")
+    parser.add_argument("--short", action="store_true", help="run a few faults of each kind, each with one script")
     args = parser.parse_args(arguments)
     preload()
     faults = [fault for fault in FAULTS if args.fault in fault.name and (fault.name in SHORT or not args.short)]
     chosen = [(script, fault) for script in args.script for fault in faults if script in fault.scripts]
     if args.short:
-        # Each with one of its scripts in turn.
+        # The scripts take turns.
         chosen = [(fault.scripts[number % len(fault.scripts)], fault) for number, fault in enumerate(faults)]
     outcomes, wrong = collections.Counter(), 0
-    # Drawing is a third of a start's time, and no fault's concern.
+    # Figures take a third of a start's time, and no fault concerns them.
     with mock.patch("matplotlib.figure.Figure.savefig"), tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        # In a process of its own: this one starts no threads.
+        # In a separate process, because this one must not start threads.
         os.waitpid(in_child(lambda: make_material(work / "material"), work / "printed"), 0)
         print("| script | fault | outcome | message |\n| --- | --- | --- | --- |")
         references = [Case(work, script) for script in sorted({script for script, _ in chosen})]
@@ -429,7 +429,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n| script | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
         for script in args.script:
             print(f"| {script} | {' | '.join(str(outcomes[script, column]) for column in columns)} |")
-    print(f"\n{len(chosen)} faults, {wrong} with another outcome than they may have.")
+    print(f"\n{len(chosen)} faults, {wrong} with an unexpected outcome.")
     return int(wrong > 0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the fine-tuning scripts on made files: a tiny model, the flags."""
+"""Runs of the fine-tuning scripts on generated files: a tiny model and the flags."""
 
 import json
 
@@ -17,7 +17,7 @@ TRAIN_AND_EVALUATE = ("--do_train", "--do_eval")
 
 
 def save_model(folder, texts, vocab_size=400, **fields):
-    """The folder of a masked language model with random weights, and its tokenizer, trained on the texts."""
+    """Save a masked language model with random weights and a tokenizer trained on the texts; return the folder."""
     tokenizer = train_byte_level_bpe(texts, vocab_size=vocab_size, show_progress=False)
     torch.manual_seed(0)
     config = TINY | dict(vocab_size=len(tokenizer), num_hidden_layers=2, position_buckets=16) | fields
@@ -27,7 +27,7 @@ def save_model(folder, texts, vocab_size=400, **fields):
 
 
 def run(script, model, folder, *flags, **values):
-    """Metrics of a run of two steps; a value of a flag may be a list."""
+    """Run a script for two steps and return its metrics; the value of a flag may be a list."""
     values = dict(
         model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
         report_to="none", disable_tqdm="true", save_strategy="no",

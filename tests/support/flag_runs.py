@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny trainings of every script and kind of task, and what a flag does to the weights at their end."""
+"""Tiny training runs of every script and kind of task, to see the effect of a flag on the final weights."""
 
 import contextlib
 import itertools
@@ -19,19 +19,19 @@ from toy_task import equal
 from hf_deberta_ext.finetuning.arguments import FineTuningArguments, ModelArguments
 
 WORDS = "cold hot red blue old new Ann Bob boat car".split()
-# The last batch of 4 is a smaller one.
+# The last batch has fewer than 4 rows.
 ROWS = 11
 NUMBERS = range(ROWS)
 
 
 def texts():
-    """Sentences of unequal length."""
+    """Return sentences of different lengths."""
     for number, words in zip(NUMBERS, itertools.permutations(WORDS, 6), strict=False):
         yield " ".join(["It is", *words[: 1 + number % 6], "."])
 
 
 def table(columns):
-    """Rows of an example each, columns(number, text)."""
+    """Return rows, one per example, made by columns(number, text)."""
     return [columns(number, text) for number, text in enumerate(texts())]
 
 
@@ -50,7 +50,7 @@ def tagged(n, text):
 
 
 CHOICES = dict(context_column="context", question_column="question", choice_columns="choices", label_column="label")
-# Kind of task -> script, flags, rows. All tasks of SuperGLUE but copa have the head and the loss of GLUE.
+# Kind of task -> script, flags, rows. All SuperGLUE tasks except copa have the head and loss of GLUE.
 FINE_TUNING = {
     "glue, one label": ("run_glue", {}, table(lambda n, text: dict(sentence=text, label=n % 3))),
     "glue, regression": ("run_glue", {}, table(lambda n, text: dict(sentence=text, label=n / 4 + 0.1))),
@@ -70,9 +70,9 @@ SIZES = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=48,num_attention_heads=4,max_position_embeddings=64,"
     "position_buckets=16,attention_probs_dropout_prob=0,hidden_dropout_prob="
 )
-# Pairs of which half are drawn.
+# Sentence pairs; half of them are sampled.
 PAIRS = dict(packing="segment_pair", nsp_weight=1, sbo_weight=1, masking="span")
-# Objectives and data -> script, flags.
+# Objective and data -> script, flags.
 PRETRAINING = {
     "mlm": ("run_mlm", {}),
     "mlm, more objectives": ("run_mlm", PAIRS),
@@ -84,11 +84,11 @@ COMMON = dict(
     num_train_epochs=1, per_device_train_batch_size=4, learning_rate=5e-3, report_to="none", disable_tqdm="true",
     save_strategy="no", logging_strategy="no", use_cpu="true",
 )  # fmt: skip
-# Cards and curves, which take as long as the three steps.
+# Cards and curves would take as long as the three steps.
 REPORTS = (
     "finetuning.reports.write_run_card", "pretraining.run_stages.write_run_card", "analysis.plots.curves.save_figure",
 )  # fmt: skip
-# What transformers says of an argument that it drops.
+# Words of transformers' warning when it ignores an argument.
 DROPPED = re.compile(r"ignor|no effect|disabl|not compatible|not supported|has been set to", re.IGNORECASE)
 
 
@@ -97,7 +97,7 @@ def script_of(kind: str) -> str:
 
 
 def groups_of(kind: str) -> tuple[type, ...]:
-    """The dataclasses of the flags of a script."""
+    """Return the dataclasses that define the flags of a script."""
     main = module_of(script_of(kind)).main
     if kind in PRETRAINING:
         return sys.modules[main.func.__module__].GROUPS
@@ -105,12 +105,12 @@ def groups_of(kind: str) -> tuple[type, ...]:
 
 
 class FlagRuns:
-    """Runs of three steps of each kind, in folders of their own."""
+    """Runs of three steps of each kind, each in its own folder."""
 
     def __init__(self, folder: Path):
         self.folder, self.numbers, self.made = folder, itertools.count(), {}
         self.model = save_model(folder / "model", [*texts(), "which is it? effect cause"] * 5, vocab_size=300)
-        # Another configuration, and another tokenizer with as many tokens.
+        # A different configuration, and a different tokenizer with the same number of tokens.
         self.other = save_model(
             folder / "other", [change(text) for text in texts() for change in (str.title, str.upper)] * 5, vocab_size=300,
             hidden_dropout_prob=0.3,
@@ -139,10 +139,11 @@ class FlagRuns:
         )  # fmt: skip
 
     def run(self, kind: str, **flags):
-        """The weights at the end of a run, or the line that refused it before it made its folder.
+        """Return the final weights of a run, or the error line if the arguments were rejected before the output folder was
+        created.
 
         Raises:
-            AssertionError: it was refused later, or transformers says that it drops an argument.
+            AssertionError: if the run failed later, or transformers warns that it ignores an argument.
         """
         folder = self.folder / f"run-{next(self.numbers)}"
         argv = command_line(self.flags(kind) | dict(output_dir=folder) | flags)
@@ -158,18 +159,18 @@ class FlagRuns:
                 warnings.simplefilter("always")
                 module_of(script_of(kind)).main(argv)
         except SystemExit as ended:
-            assert ended.code == 2 and not folder.exists(), f"refused after the run had begun: {ended}"
+            assert ended.code == 2 and not folder.exists(), f"rejected after the run had started: {ended}"
             return str(ended)
         finally:
             logger.removeHandler(handler)
-        told = [line for line in (*lines, *(str(warning.message) for warning in warned)) if "LOAD REPORT" not in line]
-        dropped = [line for line in told if DROPPED.search(line)]
+        reported = [line for line in (*lines, *(str(warning.message) for warning in warned)) if "LOAD REPORT" not in line]
+        dropped = [line for line in reported if DROPPED.search(line)]
         assert not dropped, dropped
         names = ("model.safetensors", "adapter_model.safetensors")
         return load_file(next(file for name in names if (file := folder / name).is_file()))
 
     def effect(self, kind: str, name: str, value, others: dict) -> str:
-        """ "acts", "ignored", or "refused: " and the line, of a flag beside others."""
+        """Return the effect of a flag together with other flags: "acts", "ignored", or "refused: " and the error line."""
         ended = self.run(kind, **{**others, name: value})
         if isinstance(ended, str):
             return f"refused: {ended.partition('error: ')[2]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of examples/run_glue.py on made reviews: files, a tiny model, the flags, and processes."""
+"""Runs of examples/run_glue.py on generated reviews: files, a tiny model, flags and processes."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def reviews(count, seed):
 
 
 def write_material(folder):
-    """Writes train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, which learns these texts in 40 steps."""
+    """Write train.tsv, dev.jsonl, test.csv (no labels) and a tiny model, which learns these texts in 40 steps."""
     train, dev, test = (reviews(count, seed) for seed, count in enumerate((240, 40, 9)))
     lines = ["sentence\tlabel", *(f"{row['sentence']}\t{row['label']}" for row in train)]
     (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -44,7 +44,7 @@ def write_material(folder):
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """The folder of `write_material`."""
+    """Return the folder of `write_material`."""
     folder = tmp_path_factory.mktemp("material")
     write_material(folder)
     return folder

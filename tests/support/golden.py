@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Golden facts of a tree: record them before a refactoring, compare afterwards.
+"""Golden facts of a repository: record them before a refactoring, and compare afterwards.
 
     python tests/support/golden.py record FOLDER [--root REPOSITORY]
     python tests/support/golden.py compare FOLDER [--root REPOSITORY]
 
-`record` writes JSON files into FOLDER: texts of --help, outputs and gradients of small models, and files of small runs.
-`compare` records anew and prints each difference; its exit status is 1 if
-there is one. --root is the repository to look at, by default that of this file. Command lines are in golden_commands.txt.
-Names of modules are never used, so that files may move. All runs are in one process, as imports take longer: two minutes.
+`record` writes JSON files into FOLDER: the --help texts, outputs and gradients of small models, and files of small runs.
+`compare` records again and prints each difference; its exit status is 1 if there is one. --root is the repository to
+record, by default the one of this file. The command lines are in golden_commands.txt. Module names are never used, so files
+may move. All runs share one process to save imports; they take two minutes.
 """
 
 import argparse
@@ -33,11 +33,11 @@ ENVIRONMENT = dict(
     NO_COLOR="1", PYTHONWARNINGS="ignore", HF_HOME="hub_cache", MPLCONFIGDIR="matplotlib",
 )  # fmt: skip
 SECTIONS = ("help", "outputs", "runs")
-# Names of measurements that differ from run to run.
+# Names of measurements that differ between runs.
 VOLATILE = re.compile(r"runtime|per_second|seconds|duration|speed|timing|milliseconds|memory|bytes_over|fingerprint|time")
 TEXT_FILES = (".md", ".tsv", ".txt", ".jsonl")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-# Texts that differ from run to run -> their replacement. Speeds and durations stand in tables and sentences of cards.
+# Texts that differ between runs -> their replacement. Cards have speeds and durations in tables and sentences.
 VARIABLE = {
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?": "DATE",
     r"\d+:\d\d:\d\d(\.\d+)?": "TIME",
@@ -45,7 +45,7 @@ VARIABLE = {
     r"(?<=seconds of all stages \| )[\d.]+": "#",
     r"((?:runtime|per_second|seconds|duration|[Ss]peed|time)[^|\n=]*[|=:] *)\d[\d.,]*(e[+-]?\d+)?": r"\1#",
     r"__version__ = \S+|hf_deberta_ext \d[\w.]*": "VERSION",
-    # The last column of a comparison, seconds.
+    # Seconds, the last column of a comparison.
     r"(?m)(\| (?:one|two) \| .*\| )\d+ \|$": r"\1# |",
     # Sizes of folders with code.
     r"\d[\d.,]* (kB|MB|B|bytes)(?!\w)": r"# \1",
@@ -53,7 +53,7 @@ VARIABLE = {
 
 
 def record_help(root: Path) -> dict:
-    """--help of every script and every command, 100 columns wide."""
+    """Record the --help text of every script and command, 100 columns wide."""
     texts = {}
     for script in sorted([*root.glob("examples/*.py"), *root.glob("examples/benchmarks/*.py")]):
         program = script.relative_to(root / "examples").with_suffix("").as_posix()
@@ -64,12 +64,12 @@ def record_help(root: Path) -> dict:
 
 
 def record_outputs(root: Path) -> dict:
-    """Outputs and gradients of each head, family and backend."""
+    """Record the outputs and gradients of each head, family and backend."""
     return dict(material.outputs_and_gradients())
 
 
 def record_runs(root: Path) -> dict:
-    """Status, last output and files of each run. What training scripts and benchmarks print is mostly about time."""
+    """Record the status, last output and files of each run. Training scripts and benchmarks mostly print times."""
     material.write_files()
     facts = {}
     for line, command in material.commands().items():
@@ -83,7 +83,7 @@ def record_runs(root: Path) -> dict:
 
 
 def call(root: Path, words: list[str]) -> dict:
-    """Run a program in this process: its exit status, error line and output."""
+    """Run a program in this process; return its exit status, error line and output."""
     program, *arguments = words
     stdout, stderr = io.StringIO(), io.StringIO()
     script = root / "examples" / f"{program}.py"
@@ -114,7 +114,7 @@ def call(root: Path, words: list[str]) -> dict:
 
 
 def files_of(folder: Path) -> dict:
-    """Contents of the files below a folder that are text, JSON or weights; only the names of all others."""
+    """Return the contents of text, JSON and weight files below a folder; of all other files, only the names."""
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return {path: content_of(folder / path) for path in paths}
 
@@ -129,7 +129,7 @@ def content_of(file: Path):
             slices = {name: weights.get_slice(name) for name in sorted(weights.keys())}
             return {name: [entry.get_dtype(), entry.get_shape()] for name, entry in slices.items()}
     if file.suffix == ".csv":
-        # Of benchmarks: its header.
+        # Only the header of a benchmark's table.
         return file.read_text(encoding="utf-8").splitlines()[:1]
     if file.suffix == ".json":
         return stable(json.loads(file.read_text(encoding="utf-8")))
@@ -137,13 +137,13 @@ def content_of(file: Path):
 
 
 def stable(value, name: str = ""):
-    """JSON without what differs from run to run."""
+    """Return the JSON value without entries that differ between runs."""
     if VOLATILE.search(name) and not isinstance(value, (dict, list)):
         return "~"
     if isinstance(value, dict):
         return {key: "~" if key in ("timings", "hardware") else stable(entry, key) for key, entry in value.items()}
     if isinstance(value, list):
-        # peft writes a set.
+        # peft writes a set, which has no order.
         return sorted(value) if name == "target_modules" else [stable(entry, name) for entry in value]
     return normalised(value) if isinstance(value, str) else value
 
@@ -157,7 +157,7 @@ def normalised(text: str, root: Path | None = None) -> str:
 
 
 def leaves(value, place: str = ""):
-    """Place and value of each number, text or list of texts."""
+    """Yield the path and value of each number, text or list of texts."""
     if isinstance(value, dict):
         for key, entry in value.items():
             yield from leaves(entry, f"{place} > {key}")
@@ -169,7 +169,7 @@ def leaves(value, place: str = ""):
 
 
 def differences(before, after):
-    """Place and description of each difference between two facts."""
+    """Yield the path and description of each difference between two facts."""
     before, after = dict(leaves(before)), dict(leaves(after))
     for place in {**before, **after}:
         old, new = before.get(place), after.get(place)
@@ -181,7 +181,7 @@ def differences(before, after):
 
 
 def same_value(before, after) -> bool:
-    """Equal but for the rounding of numbers, and of fractions in texts."""
+    """Return True if the values are equal up to rounding of numbers, and of fractions in texts."""
     if all(isinstance(value, (int, float)) for value in (before, after)):
         return math.isclose(before, after, rel_tol=1e-4, abs_tol=1e-6)
     if before == after or not (isinstance(before, str) and isinstance(after, str)):
@@ -193,7 +193,7 @@ def same_value(before, after) -> bool:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print the differences, each once with all the entries that have it; 1 if there are any."""
+    """Print each difference once, with all entries that have it; return 1 if there are any."""
     count = 0
     for section in SECTIONS:
         old, new = (json.loads((folder / f"{section}.json").read_text(encoding="utf-8")) for folder in (before, after))
@@ -210,7 +210,9 @@ def compare(before: Path, after: Path) -> int:
 
 
 def record(folder: Path, root: Path) -> int:
-    """Record all facts in a process of its own, in an empty temporary folder; its exit status. FOLDER/log.txt says more."""
+    """Record all facts in a separate process in an empty temporary folder; return its exit status. FOLDER/log.txt has the
+    details.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="golden_") as work, open(folder / "log.txt", "w", encoding="utf-8") as log:
         environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(root)}
@@ -222,7 +224,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("action", choices=["record", "compare", "worker"])
     parser.add_argument("folder", type=Path, help="folder of the recorded facts")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="repository to look at")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2], help="repository to record")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     if arguments.action == "worker":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Material of golden.py, only by public names of the package: command lines, small models, data files."""
+"""Material of golden.py, made by public names of the package only: command lines, small models and data files."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ FAMILIES = {
 }
 COMMANDS = Path(__file__).with_name("golden_commands.txt")
 BACKENDS = ("eager", "sdpa", "blocked")
-# Class and fields of the configuration.
+# Class and configuration fields.
 HEADS = {
     "base": ("Model", {}),
     "masked-lm": ("ForMaskedLM", {}),
@@ -39,7 +39,7 @@ HEADS = {
     "pretraining, nes": ("ForPreTraining", dict(generator={}, special_token_ids=[0], embedding_sharing="nes")),
     "pretraining, es": ("ForPreTraining", dict(generator={}, special_token_ids=[0], embedding_sharing="es")),
 }
-# Fields that only one checkpoint or experiment has.
+# Fields that only one checkpoint or experiment uses.
 VARIANTS = {
     "layers shared": dict(share_layers="all"),
     "factorised embeddings": dict(embedding_size=8),
@@ -53,7 +53,7 @@ def tiny_config(family: str = "v3", **fields) -> DebertaExtConfig:
 
 
 def small_model(head: str, family: str, **fields):
-    """A model whose parameters are random numbers that depend on their names alone."""
+    """Return a model whose parameters are random numbers that depend on the parameter names only."""
     name, of_head = HEADS[head]
     model = getattr(hf_deberta_ext, f"DebertaExt{name}")(tiny_config(family, **(of_head | fields)))
     return with_random_parameters(model)
@@ -70,7 +70,7 @@ def with_random_parameters(model):
 
 
 def batch_of(head: str) -> dict[str, torch.Tensor]:
-    """Inputs and labels of two rows of 14 tokens, five of them padding."""
+    """Return inputs and labels of two rows of 14 tokens, including five of padding."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(1, 40, (2, 14), generator=generator)
     real = torch.arange(14) < torch.tensor([[14], [9]])
@@ -102,7 +102,7 @@ def outputs_and_gradients():
 
 
 def numbers_of(model, batch: dict[str, torch.Tensor]) -> dict:
-    """Norm and four values of each output and gradient. The joint model samples tokens, with the seed 0."""
+    """Return the norm and four values of each output and gradient. The joint model samples tokens with seed 0."""
     torch.manual_seed(0)
     outputs = model(**batch, output_hidden_states=True)
     loss = outputs.get("loss")
@@ -124,7 +124,7 @@ def summary(tensor: torch.Tensor) -> dict:
 
 
 def commands() -> dict[str, str]:
-    """Lines of golden_commands.txt, and the same with the flags that $NAME stands for."""
+    """Return the lines of golden_commands.txt, with each $NAME replaced by its flags."""
     text = re.sub(r"\n +", " ", re.sub(r"^#.*\n", "", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE))
     flags, runs = ([line for line in part.splitlines() if line] for part in text.split("\n[runs]\n"))
     flags = dict(line.split(" = ", 1) for line in flags)
@@ -135,7 +135,7 @@ def commands() -> dict[str, str]:
 
 
 def write_files():
-    """Data of every task, each with a few rows."""
+    """Write data files of every task, each with a few rows."""
     draw = random.Random(0)
     nouns, verbs = "cat dog river mountain teacher garden window letter".split(), "sees likes finds leaves".split()
     documents = [
@@ -174,7 +174,7 @@ def write_files():
 
 
 def questions(draw: random.Random, nouns: list[str], every: int):
-    """Rows of SQuAD; every n-th has no answer."""
+    """Return SQuAD rows; every n-th question has no answer."""
     for number in range(9):
         sentences = [f"The old {draw.choice(nouns)} stands near the {draw.choice(nouns)}." for _ in range(4)]
         has_answer = not every or number % every
@@ -189,7 +189,7 @@ def write_rows(name: str, rows: list[dict]):
 
 
 def write_for_card(name: str):
-    """A saved model with the tokenizer of the run "mlm", of which a card is to be written or checked."""
+    """Save a model with the tokenizer of the run "mlm", for commands that write or check a card."""
     small_model("pretraining" if name == "card_joint" else "masked-lm", "v3", vocab_size=300).save_pretrained(name)
     AutoTokenizer.from_pretrained("mlm").save_pretrained(name)
     if name == "card_written":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for tests of tokenizers: a sentence in each of several scripts, what normalisers stumble over, plain English."""
+"""Texts for tokenizer tests: a sentence in each of several scripts, texts that are hard to normalise, and plain English."""
 
 import argparse
 import datetime
@@ -57,7 +57,7 @@ NASTY = {
 
 
 def plain_lines(count=600):
-    """Lines of English from docstrings of the standard library, a line that makes sure of some words, SENTENCES."""
+    """Return English lines from docstrings of the standard library, a line that guarantees some words, and SENTENCES."""
     modules = (argparse, datetime, decimal, email.message, logging, statistics, subprocess, tarfile, unittest.case)
     lines = [line.strip() for module in modules for line in docstrings(module)]
     lines = [line for line in dict.fromkeys(lines) if len(line) > 20]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and runs on the tests' own Hub: uploads, trainers that push, and reading back in a process without the package."""
+"""Models and runs on the tests' local Hub: uploads, trainers that push, and loading in a process without the package."""
 
 import json
 
@@ -20,12 +20,12 @@ def make_tokenizer(folder):
 
 
 def read_back(hub, folder, jobs, token="hf_write"):
-    """Results of the jobs in a process without the package that knows only this Hub."""
+    """Return the results of the jobs in a process that does not have the package and only knows this Hub."""
     return run_without_package(jobs, folder, hub.environment(folder / "home", token))
 
 
 def assert_code_in(files):
-    """The files of a model on the Hub have all its code, and an auto_map to it."""
+    """Check that a model on the Hub has all code files and an auto_map to them."""
     assert {name: data for name, data in files.items() if name.endswith(".py") and "/" not in name} == FILES
     assert json.loads(files["config.json"])["auto_map"].keys() == {"AutoConfig", *HEADS}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplacedTokenTrainer over examples with very different numbers of masked and of padded tokens."""
+"""ReplacedTokenTrainer on examples with very different numbers of masked and of padded tokens."""
 
 import torch
 from transformers import default_data_collator
@@ -7,14 +7,14 @@ from transformers import default_data_collator
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 
 LAMBDA = 5.0
-# So cold that the most likely token is drawn, whatever the random numbers.
+# So low a temperature that the most likely token is always sampled.
 GREEDY = 1e-6
-# Adam divides a gradient by its own size: rounding of a gradient near zero must not decide its sign.
+# Adam divides a gradient by its magnitude, so rounding of a gradient near zero could decide its sign.
 EPSILON = 1e-3
 
 
 def rows(count=8, N=20, seed=0):
-    """Examples with very different numbers of masked and of padded tokens."""
+    """Return examples with very different numbers of masked and of padded tokens."""
     generator = torch.Generator().manual_seed(seed)
     examples = []
     for index in range(count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of a preparation whose first task dies with the Ray node that it runs on."""
+"""A block of a corpus preparation whose first task dies together with the Ray node that it runs on."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from datatrove.pipeline.base import PipelineStep
 
 
 class WaitsForItsNode(PipelineStep):
-    """Pass documents on; the first task waits for the end of its Ray node, whose process id it writes to `file`."""
+    """Pass documents through; the first task writes its Ray node's process id to `file`, then waits for the node to end."""
 
     type, name = "test", "kill"
 

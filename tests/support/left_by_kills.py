@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the folder of a killed run: everything in it is of the undisturbed run at that step."""
+"""Checks of the folder of a killed run: every file must equal the undisturbed run's at the same step."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 __all__ = ["STATE", "TIMES", "WEIGHTS", "compare_ended", "look", "losses", "read"]
 
-# What Trainer measures of the machine, and what is lost with the part of the run before a kill.
+# Machine-dependent measurements of Trainer, and values that are lost with the part of the run before the kill.
 TIMES = re.compile(r".*_(runtime|per_second)|train_loss|train_resumed_at_step")
 WEIGHTS, STATE = "model.safetensors", "trainer_state.json"
 PARTS = ("", "discriminator", "generator")
@@ -28,12 +28,12 @@ def without_times(values: dict) -> dict:
 
 
 def losses(state: Path) -> list[dict]:
-    """Return the logged losses, without times and the sums over the whole training."""
+    """Return the logged losses, without times and totals of the whole training."""
     return [without_times(entry) for entry in read(state)["log_history"] if "train_runtime" not in entry]
 
 
 def same(file: Path, other: Path) -> bool:
-    """Return True for files of tensors that are equal to the last bit."""
+    """Return True if the files hold bit-identical tensors."""
     if file.suffix == ".safetensors":
         leaves, others = (tree_leaves(sorted(load_file(place).items())) for place in (file, other))
     else:
@@ -43,7 +43,7 @@ def same(file: Path, other: Path) -> bool:
 
 
 def look(folder: Path, reference: Path) -> list[str]:
-    """Return what is wrong in the folder of a killed run: a checkpoint that is not whole, or anything of another step."""
+    """Return the errors in the folder of a killed run: incomplete checkpoints, and files from another step."""
     wrong = []
     for checkpoint in sorted(folder.glob("checkpoint-*")):
         problem = checkpoint_problem(checkpoint)
@@ -54,27 +54,27 @@ def look(folder: Path, reference: Path) -> list[str]:
             if not same(checkpoint / name, reference / checkpoint.name / name):
                 wrong.append(f"{checkpoint.name}: {name} is another")
         if losses(checkpoint / STATE) != losses(reference / checkpoint.name / STATE):
-            wrong.append(f"{checkpoint.name}: the log is another")
+            wrong.append(f"{checkpoint.name}: the log differs")
     for part in PARTS:
         if (folder / part / WEIGHTS).exists() and not same(folder / part / WEIGHTS, reference / part / WEIGHTS):
-            wrong.append(f"{part or 'output folder'}: the weights are others")
+            wrong.append(f"{part or 'output folder'}: the weights differ")
     if (folder / "README.md").exists() and not (folder / "all_results.json").exists():
         wrong.append("a card without results")
     return wrong
 
 
 def files_of(folder: Path) -> set[str]:
-    """Return the paths of all files but those in checkpoints."""
+    """Return the paths of all files outside of checkpoints."""
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     return {name for name in files if not name.startswith("checkpoint-")}
 
 
 def compare_ended(folder: Path, reference: Path) -> list[str]:
-    """Return the differences between a run that has ended and the undisturbed one."""
+    """Return the differences between a finished run and the undisturbed one."""
     wrong = look(folder, reference)
     results = [without_times(read(place / "all_results.json")) for place in (folder, reference)]
     if results[0] != results[1]:
         wrong.append(f"results {results[0]}, not {results[1]}")
     if losses(folder / STATE) != losses(reference / STATE):
-        wrong.append("the log of the losses is another")
-    return wrong + [f"left behind or missing: {name}" for name in sorted(files_of(folder) ^ files_of(reference))]
+        wrong.append("the logged losses differ")
+    return wrong + [f"unexpected or missing: {name}" for name in sorted(files_of(folder) ^ files_of(reference))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hub on 127.0.0.1 for tests: it answers what huggingface_hub asks of the real one, from memory, and fails on demand.
+"""A Hub on 127.0.0.1 for tests: it answers the requests of huggingface_hub from memory, and fails on demand.
 
 with LocalHub() as hub:
     hub.fail("POST /api/models/user/name/commit", status=500)
@@ -30,7 +30,9 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository. `refs` leads from branches, tags and pull requests (refs/pr/1) to the commits; `history` is main's."""
+    """A repository. `refs` maps branches, tags and pull requests (refs/pr/1) to commits; `history` lists the commits of
+    main.
+    """
 
     private: bool = False
     refs: dict[str, str] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class Repo:
 
 
 class Refusal(Exception):  # noqa: N818
-    """An answer other than 200."""
+    """A response with a status other than 200."""
 
     def __init__(self, status: int, message: str, code: str = "", **more):
         super().__init__(message)
@@ -62,7 +64,7 @@ class Refusal(Exception):  # noqa: N818
 
 
 class LocalHub:
-    """The server, for use with `with`. `repos` by id, `tokens` of "user", `requests` that came in as "METHOD path"."""
+    """Server and context manager. `repos` by id, `tokens` of "user", and received `requests` as "METHOD path"."""
 
     def __enter__(self) -> "LocalHub":
         self.repos: dict[str, Repo] = {}
@@ -85,23 +87,23 @@ class LocalHub:
         return repo
 
     def fail(self, match: str, status: int, message: str = "injected by the test", times: int | None = 1, body: bytes = b""):
-        """Answer the next requests (None: all) whose "METHOD path" contains `match` with an error."""
+        """Answer the next `times` requests (None: all) whose "METHOD path" contains `match` with an error."""
         self._faults.append({"match": match, "times": times or 10**9, "answer": (status, body or message.encode())})
 
     def before(self, match: str, action: Callable[[], object]):
-        """Call `action` before the next such request is answered."""
+        """Call `action` before the next request that contains `match` is answered."""
         self._faults.append({"match": match, "times": 1, "action": action})
 
     def sent(self, match: str) -> list[str]:
         return [request for request in self.requests if match in request]
 
     def environment(self, home: str | Path, token: str = "hf_write") -> dict[str, str]:
-        """Environment variables for a process that knows only this Hub; its caches are below `home`."""
+        """Return environment variables for a process that only knows this Hub; its caches are below `home`."""
         switched_off = dict.fromkeys(("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"), "1")
         return switched_off | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_TOKEN": token}
 
     def connect(self, monkeypatch, home: str | Path, token: str | None = "hf_write"):
-        """Let this process, which has imported huggingface_hub already, know only this Hub until the test ends."""
+        """Let this process, which has already imported huggingface_hub, use only this Hub until the test ends."""
         import transformers.utils.hub
         from huggingface_hub import constants, hf_api
 
@@ -110,15 +112,15 @@ class LocalHub:
         values |= {"HF_HUB_CACHE": str(Path(home, "hub")), "HF_TOKEN_PATH": str(Path(home, "token"))}
         for name, value in values.items():
             monkeypatch.setattr(constants, name, value)
-        # These remember their endpoint: one for the functions of huggingface_hub, one for all of transformers.
+        # These objects keep their endpoint: one for the functions of huggingface_hub, one for all of transformers.
         monkeypatch.setattr(hf_api.api, "endpoint", self.endpoint)
         monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
         monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN", raising=False)
 
-    # ------- answers
+    # ------- responses
 
     def answer(self, method: str, path: list[str], query: Mapping[str, list[str]], body: bytes) -> object:
-        """Return what becomes JSON, or (headers, bytes) of a file."""
+        """Return a JSON value, or (headers, bytes) of a file."""
         if path[:2] == ["api", "validate-yaml"]:
             return {"errors": [], "warnings": []}
         if path[:3] == ["api", "repos", "create"]:
@@ -232,5 +234,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def blob_id(data: bytes) -> str:
-    """git's name of a file."""
+    """Return git's object name of a file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

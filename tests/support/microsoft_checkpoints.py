@@ -29,7 +29,7 @@ def norm(name):
 
 
 def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
-    """A checkpoint with exactly the published key names and shapes (FACTS: sections 1.4 and 2), filled with noise."""
+    """Return a checkpoint with exactly the published key names and shapes, filled with noise."""
     shapes = {f"{prefix}.embeddings.word_embeddings.weight": (64, 32)}
     shapes |= {f"{prefix}.embeddings.position_embeddings.weight": (64, 32)}
     shapes |= norm(f"{prefix}.embeddings.LayerNorm")
@@ -73,7 +73,9 @@ def write(folder, kind, state_dict, file="pytorch_model.bin", **config):
 
 
 def trainer_folder(folder, kind, state_dict, *, absent=(), **config):
-    """As Microsoft's trainer leaves it: no model_type, and fields that its code has defaults for may be `absent`."""
+    """Save a folder as Microsoft's trainer does: no model_type; fields in `absent`, which have defaults in its code, are
+    left out.
+    """
     config = {name: value for name, value in (CONFIGS[kind] | config).items() if name not in ("model_type", *absent)}
     (folder / "model_config.json").write_text(json.dumps(config))
     torch.save(state_dict, folder / "pytorch.model-001000.bin")
@@ -81,7 +83,7 @@ def trainer_folder(folder, kind, state_dict, *, absent=(), **config):
 
 
 def official_pair(folder, deltas=True, whole_table=True, config=True):
-    """A v3 repository: a discriminator of two layers and, beside it, a generator of one, each with its published keys."""
+    """Save a v3 repository: a discriminator of two layers and a generator of one, each with its published keys."""
     folder.mkdir(exist_ok=True)
     generator = {name: x for name, x in microsoft("v3", heads=("lm",), seed=1).items() if ".layer.1." not in name}
     discriminator = microsoft("v3", heads=("lm", "rtd"), seed=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of examples/run_mlm.py and run_rtd.py on made sentences: the corpus, the flags, and processes."""
+"""Runs of examples/run_mlm.py and run_rtd.py on generated sentences: the corpus, the flags and processes."""
 
 import json
 import random
@@ -30,7 +30,7 @@ PLACES = "here there outside today again slowly".split()
 
 
 def write_text(file):
-    """120 documents of made sentences, separated by blank lines."""
+    """Write 120 documents of generated sentences, separated by blank lines."""
     generator = random.Random(0)
     documents = []
     for _ in range(120):
@@ -45,14 +45,14 @@ def write_text(file):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The file of `write_text`."""
+    """Return the file of `write_text`."""
     file = tmp_path_factory.mktemp("corpus") / "text.txt"
     write_text(file)
     return file
 
 
 def parted(text, folder):
-    """A folder of the documents of `write_text` in four files."""
+    """Return a folder with the documents of `write_text` in four files."""
     folder.mkdir()
     documents = text.read_text(encoding="utf-8").split("\n\n")
     for number in range(4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes the notebooks of examples/notebooks, all or those that are named, and stores their outputs.
+"""Execute the notebooks in examples/notebooks (all, or the given files) and store their outputs.
 
 python tests/support/notebooks.py [FILE ...]
 """
@@ -18,10 +18,10 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
 def execute(file: Path, scratch: Path):
-    """The notebook with the outputs of a run in a copy of examples/.
+    """Return the notebook with the outputs of a run in a copy of examples/.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell raised an error.
+        nbclient.exceptions.CellExecutionError: if a cell raises an error.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -35,13 +35,13 @@ def execute(file: Path, scratch: Path):
     client.execute(env=environment)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            # Bars and warnings are another text on each machine.
+            # Progress bars and warnings differ between machines.
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 
 def smaller(png: str) -> str:
-    """A picture in 64 colours."""
+    """Return the picture with 64 colours."""
     from PIL import Image
 
     file = io.BytesIO()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PretrainingTrainer of three objectives over examples with very different numbers of targets."""
+"""PretrainingTrainer with three objectives on examples with very different numbers of targets."""
 
 import torch
 from transformers import default_data_collator
@@ -10,7 +10,7 @@ WEIGHTS = dict(mlm=1.0, sop=0.5, sbo=2.0)
 
 
 def rows(count=8, N=20, seed=0):
-    """Examples with very different numbers of targets; every third has no sentence label."""
+    """Return examples with very different numbers of targets; every third has no sentence label."""
     generator = torch.Generator().manual_seed(seed)
     examples = []
     for index in range(count):
@@ -18,7 +18,7 @@ def rows(count=8, N=20, seed=0):
         labels = torch.full((N,), -100)
         for start in range(1, 2 * (index + 1), 3):
             labels[start : start + 2] = ids[start : start + 2]
-        # The last has no token behind its span, so that the objectives count differently.
+        # The last example has no token after its span, so that the objectives have different counts.
         labels[-1] = ids[-1] if index == count - 1 else -100
         sentence = -100 if index % 3 == 2 else index % 2
         examples.append(

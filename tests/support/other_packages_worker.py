@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of sentence-transformers, pipelines and peft from saved folders, with the package or without it."""
+"""Outputs of sentence-transformers, pipelines and peft for saved folders, with the package or without it."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TASKS = {
 
 
 def pipelines(folder: Path) -> dict:
-    """Answers of each pipeline of `TASKS`."""
+    """Return the outputs of each pipeline of `TASKS`."""
     from transformers import pipeline
 
     answers = {}
@@ -32,7 +32,7 @@ def pipelines(folder: Path) -> dict:
 
 
 def sentence_transformers(folder: Path) -> dict:
-    """Scores of CrossEncoder, embeddings of SentenceTransformer from a plain folder and from its own saved one."""
+    """Return CrossEncoder scores, and SentenceTransformer embeddings from a plain folder and from its own saved folder."""
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
     options = dict(trust_remote_code=True, device="cpu")
@@ -40,7 +40,7 @@ def sentence_transformers(folder: Path) -> dict:
     for name in ("scorer", "classifier"):
         encoder = CrossEncoder(str(folder / name), **options)
         results[name] = torch.from_numpy(encoder.predict(PAIRS))
-    # A folder that is no SentenceTransformer yet gets mean pooling, which padding must not touch.
+    # A folder that was not saved by SentenceTransformer gets mean pooling, which must ignore padding.
     for name in ("encoder", "sentence_encoder"):
         model = SentenceTransformer(str(folder / name), **options)
         results[name] = torch.from_numpy(model.encode(WORDS, batch_size=3))
@@ -49,7 +49,7 @@ def sentence_transformers(folder: Path) -> dict:
 
 
 def adapters(folder: Path) -> dict:
-    """A LoRA adapter on a base that is loaded anew."""
+    """Return the outputs of a LoRA adapter on a newly loaded base model."""
     import peft
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

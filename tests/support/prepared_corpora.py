@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small prepared corpus, and another one in its place."""
+"""A small prepared corpus, and its replacement by another one."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ def make_prepared(text: Path, folder: Path):
 
 
 def write_shard(folder: Path, name: str, columns: dict, largest_id: int) -> dict:
-    """Write a shard of rows, and return its entry of the manifest."""
+    """Write a shard of rows; return its entry in the manifest."""
     from xxhash import xxh3_64_hexdigest
 
     from hf_deberta_ext.pretraining.preparation_blocks import shard_content
@@ -25,7 +25,9 @@ def write_shard(folder: Path, name: str, columns: dict, largest_id: int) -> dict
 
 
 def other_shards(folder: Path, with_manifest: bool = False):
-    """Change a token of each shard, and no size; `with_manifest` it is a whole corpus, but another one."""
+    """Change a token of each shard without changing any size; `with_manifest` also updates the manifest, which gives a
+    valid other corpus.
+    """
     from datasets import Dataset
 
     from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, write_manifest

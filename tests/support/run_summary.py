@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements that the last lines of a run print."""
+"""Measurements that are printed at the end of a test run."""
 
 from collections import defaultdict
 
-# Name of a comparison: [how often, worst relative error].
+# Name of a comparison: [number of comparisons, worst relative error].
 WORST = defaultdict(lambda: [0, 0.0])

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests with the oldest and the newest supported versions, each in a virtual environment, and prints a table.
+"""Run the tests with the oldest and the newest supported versions, each in a virtual environment, and print a table.
 
     python tests/support/run_versions.py --python python3.11
     python tests/support/run_versions.py --only oldest --python python3.10 --torch 2.6.0 --mixins -- -x -n 2
     python tests/support/run_versions.py --only newest --torch 2.14.1 -- -n 2
     python tests/support/run_versions.py --environment ~/venv310 --environment ~/venv313 -- tests/model/test_remote_code.py
 
-Oldest: transformers 5.4.0 and what pip chooses to go with it. Newest: the pins of constraints.txt. Latest: what pip chooses.
-Oldest and newest have the torch of constraints.txt, or that of `--torch`.
-`--environment` takes an environment as it is, and installs nothing. `--mixins` runs transformers' own model tests as well
-(tests/outside). What stands after "--" goes to pytest. The exit status is 1 if something fails in one of them.
+Oldest: transformers 5.4.0 and compatible packages, resolved by pip. Newest: the pins of constraints.txt. Latest: resolved
+by pip. Oldest and newest use the torch of constraints.txt or `--torch`. `--environment` uses an existing environment and
+installs nothing. `--mixins` also runs transformers' own model tests (tests/outside). Arguments after "--" are passed to
+pytest. The exit status is 1 if something fails in one of the environments.
 """
 
 import argparse
@@ -28,13 +28,15 @@ HEADER = ("environment", "Python", *SHOWN, "tests", "result")
 
 
 def pins() -> dict[str, str]:
-    """name -> version in constraints.txt."""
+    """Return name -> version of the pins in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==", maxsplit=1) for line in lines if re.match(r"[\w.-]+==", line))
 
 
 def requirements() -> list[str]:
-    """Requirements of the package and its tests. Installed by name, so that nothing is built inside of the repository."""
+    """Return the requirements of the package and its tests. They are installed by name, so nothing is built inside the
+    repository.
+    """
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lists = config["options"]["install_requires"] + "\n" + config["options.extras_require"]["test"]
@@ -42,15 +44,15 @@ def requirements() -> list[str]:
 
 
 def what_to_install(name: str, torch: str) -> tuple[dict[str, str], list[str]]:
-    """Constraints and requirements of the oldest, newest or latest environment."""
+    """Return the constraints and requirements of the oldest, newest or latest environment."""
     if name == "latest":
         return {}, requirements()
     constraints, packages = pins(), requirements()
     if name == "oldest":
-        # A version of triton belongs to one of torch.
+        # Each version of torch requires one version of triton.
         constraints = {"transformers": OLDEST_TRANSFORMERS, "triton": constraints["triton"]}
     if torch != pins()["torch"]:
-        # A build of torch for CUDA requires one version of triton, and before torch 2.8 an older one than setup.cfg does.
+        # A CUDA build of torch requires one version of triton; before torch 2.8 it is older than the version in setup.cfg.
         constraints.pop("triton", None)
         packages = [re.sub(r"^triton[^;]*", "triton", line) for line in packages]
     return constraints | {"torch": torch}, packages
@@ -61,10 +63,10 @@ def interpreter(home: Path) -> str:
 
 
 def make_environment(name: str, constraints: dict[str, str], python: str, folder: Path, packages: list[str]) -> Path:
-    """A virtual environment with these packages.
+    """Create a virtual environment with these packages.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install it; its last lines are printed.
+        subprocess.CalledProcessError: if pip cannot install them; its last lines are printed.
     """
     home = folder / name
     subprocess.run([python, "-m", "venv", "--clear", str(home)], check=True)
@@ -86,17 +88,17 @@ def versions_of(python: str, packages: tuple[str, ...] = SHOWN) -> tuple[str, ..
 
 
 def run_tests(name: str, python: str, arguments: list[str], mixins: bool) -> list[tuple[str, ...]]:
-    """Rows of the table: the last line of pytest, or of run_transformers_mixins.py. That of a failure begins with "no: "."""
+    """Return rows of the table: the last line of pytest or run_transformers_mixins.py; a failure begins with "no: "."""
     commands = {"ours": ["-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *arguments]}
     if mixins:
         commands["transformers'"] = [str(ROOT / "tests/outside/run_transformers_mixins.py")]
     rows = []
     for kind, command in commands.items():
-        # For the tests that start a process of their own.
+        # For tests that start their own process.
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([python, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
         lines = done.stdout.strip().splitlines() or ["no output"]
-        # Libraries may write after the line of pytest, "30 passed, 1 error in 4.20s".
+        # Libraries may print after pytest's last line, "30 passed, 1 error in 4.20s".
         result = next((line for line in reversed(lines) if re.search(r" in [\d.]+s", line)), lines[-1]).strip("= ")
         if done.returncode:
             print("\n".join(lines[-60:]), done.stderr, file=sys.stderr)
@@ -106,7 +108,7 @@ def run_tests(name: str, python: str, arguments: list[str], mixins: bool) -> lis
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """In Markdown."""
+    """Return the rows as a Markdown table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
@@ -114,13 +116,13 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where the environments stay; default: a temporary one")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of the environments")
-    parser.add_argument("--torch", default=pins()["torch"], help="for oldest and newest (default: %(default)s)")
-    parser.add_argument("--only", choices=("oldest", "newest", "latest"), help="one of the three (default: the first two)")
-    parser.add_argument("--environment", type=Path, action="append", metavar="FOLDER", help="one that is there already")
-    parser.add_argument("--mixins", action="store_true", help="transformers' own model tests as well")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    parser.add_argument("--folder", type=Path, help="folder to keep the environments in (default: a temporary folder)")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environments")
+    parser.add_argument("--torch", default=pins()["torch"], help="version for oldest and newest (default: %(default)s)")
+    parser.add_argument("--only", choices=("oldest", "newest", "latest"), help="only this one (default: oldest and newest)")
+    parser.add_argument("--environment", type=Path, action="append", metavar="FOLDER", help="existing one; installs nothing")
+    parser.add_argument("--mixins", action="store_true", help="also run transformers' own model tests")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     rows = [HEADER]
     for home in options.environment or ():

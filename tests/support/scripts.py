@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example scripts and `deberta-ext`: command lines, what they mean without any of the work, and processes."""
+"""The example scripts and `deberta-ext`: parse their command lines without running them, or start them as processes."""
 
 import argparse
 import importlib.util
@@ -13,7 +13,7 @@ from types import ModuleType
 from transformers import HfArgumentParser
 
 ROOT = Path(__file__).resolve().parents[2]
-# Programs; docstring_corpus.py is a module of theirs.
+# Programs; docstring_corpus.py is a module that they import.
 FILES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "benchmarks").glob("*.py"))]
 EXAMPLES = {file.stem: file for file in FILES if "__main__" in file.read_text("utf-8")}
 # README and guides.
@@ -23,7 +23,7 @@ PAGES = ["README.md", *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "e
 
 
 class _Parsed(BaseException):
-    """Ends a program where it has read its flags; no `except` of the program is meant for it."""
+    """Raised when a program has parsed its flags, to end it; the program must not catch it."""
 
 
 @cache
@@ -34,30 +34,30 @@ def module_of(program: str) -> ModuleType:
         return module
     spec = importlib.util.spec_from_file_location(program, EXAMPLES[program])
     module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
+    # Its dataclasses look up their module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def command_line(flags: dict) -> list[str]:
-    """Those that are not None."""
+    """Return the flags that are not None as a command line."""
     return [str(part) for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
 
 
 def start(*command, **environment) -> subprocess.Popen:
-    """A process that finds the package here, and whose output is read through a pipe."""
+    """Start a process that can import this package; its output is read through a pipe."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
-    """Values that a program reads from its command line, by name.
+    """Return the values that a program parses from its command line, by name.
 
     Args:
         program (`str`): name of an example without .py, or "deberta-ext".
     Raises:
-        SystemExit: as the program, where it refuses the line.
+        SystemExit: if the program rejects the command line.
     """
 
     def ended(read):
@@ -75,5 +75,5 @@ def flags_of(program: str, argv: list[str], monkeypatch) -> dict:
         except _Parsed as parsed:
             groups = parsed.args[0] if isinstance(parsed.args[0], tuple) else parsed.args
             return {name: value for group in groups for name, value in vars(group).items()}
-    # The command line returns its status.
-    raise SystemExit(f"{program} refused its flags")
+    # The command-line program returns its status.
+    raise SystemExit(f"{program} rejected its flags")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads folders with trust_remote_code, runs and saves their models, and notes all that was touched meanwhile.
+"""Load folders with trust_remote_code, run and save their models, and record everything that is accessed meanwhile.
 
     python -I -B security_worker.py jobs.json notes.json
 
-A job is {"name", "auto", "source", "inputs", "again"}: an Auto class, a folder, inputs of the model by name, a folder to
-save into. The notes of a job, by name: "module" (of the model's class) or "error", and "events": the audit events below,
-with their arguments, and whether code of the folder was under way. hf_deberta_ext cannot be imported here.
+A job is {"name", "auto", "source", "inputs", "again"}: an Auto class, a folder, model inputs by name, and a folder to save
+into. The notes of a job are "module" (of the model's class) or "error", and "events": the audit events below with their
+arguments, and whether code from the folder was running. hf_deberta_ext cannot be imported here.
 """
 
 import json
@@ -13,19 +13,19 @@ import os
 import sys
 import traceback
 
-# Beginnings of names of audit events: files, networks, processes, machine code, pickles.
+# Prefixes of audit event names: files, networks, processes, machine code, pickles.
 EVENTS = (
     "ctypes.dlopen", "ftplib.", "http.", "open", "os.", "pickle.", "pty.", "shutil.", "smtplib.", "socket.", "subprocess.",
     "tempfile.", "urllib.", "webbrowser.", "winreg.",
 )  # fmt: skip
-# The events of the job that runs; None between jobs.
+# Events of the running job; None between jobs.
 events: list | None = None
 
 
 def note(event: str, args: tuple):
     if events is None or not event.startswith(EVENTS):
         return
-    # The folder into which transformers puts the code of a model.
+    # Folder in which transformers stores a model's code.
     code, frame = os.environ["HF_MODULES_CACHE"], sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(code):
         frame = frame.f_back
@@ -35,7 +35,7 @@ def note(event: str, args: tuple):
 
 
 def run(job: dict) -> str:
-    """Loads, runs in both modes, saves; the name of the module that the model's class is in."""
+    """Load, run in train and eval mode, and save a model; return the name of its class's module."""
     import torch
     import transformers
 

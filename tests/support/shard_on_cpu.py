@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a training script, the first argument, with FSDP on CPUs, where accelerate shards on accelerators alone."""
+"""Run a training script, the first argument, with FSDP on CPUs; by default accelerate shards on accelerators only."""
 
 import runpy
 import sys

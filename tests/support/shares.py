@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of the selected tests, for runs that take turns."""
+"""Shares of the selected tests, for runs that each take a part."""
 
 import zlib
 from collections import Counter
 
 
 def share(items: list, part: int, parts: int) -> list:
-    """Those of `items` in share `part`, from 1 on, of `parts`.
+    """Return the items of share `part` of `parts`, counted from 1.
 
-    The tests of a file take turns, so that a new test moves none of another file. `slow(always=True)` is in every share;
-    `slow(together=True)`, of tests that need one costly fixture, puts those of a file in one share.
+    The tests of a file are distributed in turn, so a new test only moves tests of the same file. `slow(always=True)` puts a
+    test in every share; `slow(together=True)`, for tests that need one costly fixture, keeps these tests of a file in one
+    share.
     """
     turns, kept = Counter(), []
     for item in items:

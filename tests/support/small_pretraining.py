@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small PretrainingTrainer that saves checkpoints, always the same: for runs that stop and go on."""
+"""A small, deterministic PretrainingTrainer that saves checkpoints, for tests of resumed runs."""
 
 import torch
 from torch.utils.data import Dataset
@@ -16,7 +16,7 @@ SIZES = dict(
 
 
 class Rows(Dataset):
-    """Made examples with masked tokens."""
+    """Generated examples with masked tokens."""
 
     def __init__(self, count=12, N=10):
         generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ class Rows(Dataset):
 
 
 def build(folder, **arguments):
-    """A trainer of a new model, always the same."""
+    """Return a trainer with a new model; every call gives the same weights."""
     common = dict(
         output_dir=str(folder), report_to="none", logging_steps=1, disable_tqdm=True, save_steps=2, max_steps=8,
         learning_rate=1e-3, per_device_train_batch_size=2,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of transformers' own DeBERTa models, as tiny models, whose relative table ends at 64."""
+"""Families of transformers' own DeBERTa models, as tiny models with a relative table of at most 64 positions."""
 
 from transformers import AutoModel
 
@@ -21,6 +21,6 @@ FAMILIES = {
 
 
 def stock_model(family, stock_config, auto_class=AutoModel, **overrides):
-    """The model of a family, with heads wide enough for the backend "native"; `stock_config` is the fixture."""
+    """Return the model of a family, with heads wide enough for the backend "native"; `stock_config` is the fixture."""
     kind, changes = FAMILIES[family]
     return auto_class.from_config(stock_config(kind, **(dict(num_attention_heads=2) | changes | overrides)))

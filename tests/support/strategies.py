@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies of the fuzzers: configurations, batches and models, as plain values that a falsifying example prints.
 
-How many cases run, and from which seed, is in the environment: DEBERTA_EXT_FUZZ_CASES (with --run-slow `TOTAL`, the sum of
-`CASES`, else about 50) scales every test, DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own seeds. Equal values
-give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure as it was drawn, which saves minutes.
+Environment variables set the number of cases and the seed. DEBERTA_EXT_FUZZ_CASES scales every test (default with
+--run-slow: `TOTAL`, the sum of `CASES`; otherwise about 50). DEBERTA_EXT_FUZZ_SEED (default 0) is added to the tests' own
+seeds. Equal values give equal cases. DEBERTA_EXT_FUZZ_SHRINK=0 prints the first failure without shrinking it, which saves
+minutes.
 """
 
 import os
@@ -17,7 +18,7 @@ from tiny_constants import SHARING, random_weights
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.heads import HEADS as TABLE
 
-# How many examples each test draws.
+# Number of examples of each test.
 CASES = {
     "backends": 200, "joint": 60, "round trip": 100, "alone": 150, "streams": 150, "extreme": 150,
     "wrong field": 400, "wrong inputs": 100,
@@ -27,10 +28,10 @@ ASKED = int(os.environ.get("DEBERTA_EXT_FUZZ_CASES") or TOTAL)
 SEED = int(os.environ.get("DEBERTA_EXT_FUZZ_SEED") or 0)
 SHRINK = os.environ.get("DEBERTA_EXT_FUZZ_SHRINK") != "0"
 
-# Without "pretraining", which has configurations of its own.
+# Without "pretraining", which has its own configurations.
 HEADS = [head for head in CLASSES if head not in ("pretraining", "entity-scoring")]
-# Of one piece, so that a gradient does not jump where a rounding error crosses a corner; and others. Without xielu, whose
-# parameters transformers loads as bfloat16 whatever the model is.
+# Smooth functions, whose gradient does not jump where a rounding error crosses a kink; and others. xielu is left out:
+# transformers loads its parameters as bfloat16 for every model.
 SMOOTH = ("gelu", "gelu_new", "silu", "tanh", "mish", "quick_gelu", "sigmoid", "linear", "gelu_pytorch_tanh")
 CORNERED = ("relu", "relu6", "leaky_relu", "hardswish", "relu2", "prelu", "gelu_10", "laplace")
 TERMS = ("c2p|p2c", ["c2p", "p2c"], "c2p", ["p2c"], "P2C | c2p", "p2p", "c2p|p2c|p2p", None, [])
@@ -39,7 +40,7 @@ MASK_DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float64", "bfloat1
 
 
 def cases(name: str):
-    """Run a test of `data`, from which it draws, as often as `CASES` says, scaled by DEBERTA_EXT_FUZZ_CASES."""
+    """Run a test that draws from `data` for as many cases as `CASES` says, scaled by DEBERTA_EXT_FUZZ_CASES."""
     settings = hypothesis.settings(
         max_examples=max(1, CASES[name] * ASKED // TOTAL),
         deadline=None,
@@ -56,11 +57,11 @@ def cases(name: str):
 
 @st.composite
 def configurations(draw, smooth: bool = False, training: bool = False) -> dict:
-    """Fields of a valid configuration of a tiny model, in every shape that the fields allow.
+    """Draw fields of a valid configuration of a tiny model, in every shape that the fields allow.
 
     Args:
-        smooth: activations without corners alone.
-        training: dropout too.
+        smooth: only use activations without kinks.
+        training: also draw dropout.
     """
     heads = draw(st.sampled_from([1, 2, 3, 4]))
     hidden = heads * draw(st.sampled_from([2, 3, 4, 8] if heads < 3 else [2, 4]))
@@ -112,7 +113,7 @@ def configurations(draw, smooth: bool = False, training: bool = False) -> dict:
 
 @st.composite
 def joint_fields(draw, **options) -> dict:
-    """Fields of a valid configuration of generator and discriminator."""
+    """Draw fields of a valid configuration of generator and discriminator."""
     fields = draw(configurations(**options))
     sharing = draw(st.sampled_from(SHARING))
     fields |= dict(
@@ -133,13 +134,13 @@ def joint_fields(draw, **options) -> dict:
 
 
 def build(head: str, fields: dict, seed: int = 0, dtype: torch.dtype = torch.float64):
-    """The model, with random weights, in eval mode."""
+    """Return the model with random weights, in eval mode."""
     return random_weights(CLASSES[head](DebertaExtConfig(**fields)), seed, std=0.3).to(dtype)
 
 
 @st.composite
 def batches(draw, fields: dict, kinds: tuple[str, ...] = MASKS, longest: int = 80) -> dict:
-    """Description of a batch in plain values; `make_batch` makes its tensors."""
+    """Draw a batch described by plain values; `make_batch` makes its tensors."""
     rows = fields["max_position_embeddings"] if has_positions(fields) else longest
     given = draw(st.booleans()) and has_positions(fields)
     N = draw(st.integers(1, longest) if given else st.integers(1, min(longest, rows)))
@@ -157,12 +158,12 @@ def batches(draw, fields: dict, kinds: tuple[str, ...] = MASKS, longest: int = 8
 
 
 def has_positions(fields: dict) -> bool:
-    """True if some head of this configuration reads the absolute position table."""
+    """Return True if any head of this configuration uses the absolute position table."""
     return fields["position_biased_input"] or fields["emd_input"] != "hidden"
 
 
 def make_batch(fields: dict, batch: dict, dtype=torch.float64) -> tuple[dict, torch.Tensor]:
-    """The arguments of a model's forward, and the mask [B, N] of real tokens."""
+    """Return the arguments of a model's forward, and the mask [B, N] of real tokens."""
     B, N = batch["B"], batch["N"]
     generator = torch.Generator().manual_seed(batch["seed"])
     arguments = {}
@@ -207,7 +208,7 @@ def make_batch(fields: dict, batch: dict, dtype=torch.float64) -> tuple[dict, to
 
 
 def documents(B: int, N: int, generator: torch.Generator) -> torch.Tensor:
-    """[B, N] ids of one to four documents a row, with some padding between and behind them."""
+    """Return ids [B, N] of one to four documents a row, with some padding between and after them."""
     ids = torch.zeros(B, N, dtype=torch.long)
     for row in range(B):
         cuts = torch.randint(0, N + 1, (3,), generator=generator).sort().values.tolist()
@@ -219,7 +220,7 @@ def documents(B: int, N: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def labels_for(head: str, fields: dict, batch: dict, real: torch.Tensor) -> dict:
-    """Valid labels of a head for a batch; of tokens, at real ones alone."""
+    """Return valid labels of a head for a batch; token labels only at real tokens."""
     B, N = real.shape
     generator = torch.Generator().manual_seed(batch["seed"] + 1)
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
 
 DATA = os.environ.get("DEBERTA_EXT_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="the real data sets: name their folder in DEBERTA_EXT_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="needs the real data sets: set DEBERTA_EXT_DATA to their folder")
 TINY_BERT = dict(
     vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
     max_position_embeddings=512,
@@ -17,7 +17,7 @@ TINY_BERT = dict(
 
 
 def write_lines(file, *rows) -> str:
-    """Write one JSON object a line; also .gz."""
+    """Write one JSON object per line; also to .gz."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
@@ -25,11 +25,11 @@ def write_lines(file, *rows) -> str:
 
 
 def small_config(family, vocab_size, tiny_config, stock_config, **names):
-    """A configuration of a family of models without dropout.
+    """Return a configuration of a family of models, without dropout.
 
     Args:
-        tiny_config, stock_config: the fixtures of these names.
-        names: id2label and label2id.
+        tiny_config, stock_config: the fixtures with these names.
+        names: labels for id2label and label2id.
     """
     sizes = dict(
         vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,

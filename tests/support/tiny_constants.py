@@ -9,12 +9,12 @@ TINY = dict(
 )  # fmt: skip
 # Token ids that a joint model never replaces.
 SPECIAL = [0, 1, 2, 3, 63]
-# Forms of embedding sharing.
+# Kinds of embedding sharing.
 SHARING = ["gdes", "es", "nes", "all"]
 
 
 def random_weights(model, seed=0, std=0.15):
-    """Every parameter random and large enough that each one matters; eval mode."""
+    """Fill every parameter with random numbers large enough to matter; return the model in eval mode."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every head by its Auto class as a tiny model of noise, inputs for it, and tokenizers of whole words."""
+"""Tiny models with random weights of every head, by Auto class; inputs for them; and whole-word tokenizers."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ TINY = dict(
 
 
 def tiny_model(model_class, seed=0, **fields):
-    """A small model in which no parameter has the value of its initialisation; eval mode."""
+    """Return a small model in eval mode; no parameter keeps its initial value."""
     model = model_class(DebertaExtConfig(**(TINY | fields)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def tiny_inputs(auto: str) -> dict[str, list]:
 
 
 def word_tokenizer(**options) -> transformers.PreTrainedTokenizerFast:
-    """One whose words are w5, w6, ...; pairs are [CLS] A [SEP] B [SEP] with types 0 and 1."""
+    """Return a tokenizer with the words w5, w6, ...; pairs are [CLS] A [SEP] B [SEP] with token types 0 and 1."""
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
     words = [*special.values(), *(f"w{i}" for i in range(len(special), TINY["vocab_size"]))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
@@ -61,7 +61,7 @@ def save_tokenizer(folder: Path):
 
 
 def save_adapter(model, folder: Path, **options):
-    """Save `model` with an adapter (LoRA) of noise as a run with --lora does; returns both as one model, in eval mode."""
+    """Save `model` with a random LoRA adapter as a run with --lora does; return the adapted model in eval mode."""
     import peft
 
     config = model.config
@@ -76,7 +76,7 @@ def save_adapter(model, folder: Path, **options):
 
 
 def tiny_tokenizer(words=("hello", "world")):
-    """Whole words; the pad token has id 0, as the configurations say."""
+    """Return a whole-word tokenizer; the pad token has id 0, as in the configurations."""
     vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A made task for the tests of fine-tuning: sentences with a good or a bad word in them, and tiny models of all families."""
+"""A generated fine-tuning task: sentences that contain a good or a bad word, and tiny models of all families."""
 
 import json
 import random
@@ -65,7 +65,7 @@ class ToyArguments(DataArguments):
 
 
 class ToyData(TaskData):
-    """Sentences with a good or a bad word in them."""
+    """Sentences that contain a good or a bad word."""
 
     pipeline, auto_class, dataset = "text-classification", AutoModelForSequenceClassification, "made here"
 
@@ -112,7 +112,9 @@ def toy_tokenizer():
 
 
 def model_folders(new_folder):
-    """folder_of(family): a tiny masked language model with random weights and a tokenizer, in a `new_folder(family)`."""
+    """Return folder_of(family), which saves a tiny masked language model with random weights and a tokenizer in a
+    `new_folder(family)`.
+    """
     made = {}
 
     def folder_of(family):

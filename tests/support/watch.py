@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor that operations give."""
+"""Record of the tensors that operations return."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Watch(TorchDispatchMode):
-    """Record of every tensor that operations give: (operation, dtype, shape, elements of the storage)."""
+    """Record every tensor that an operation returns: (operation, dtype, shape, elements of the storage)."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs for a process that can import neither hf_deberta_ext nor triton: load from folders or the Hub, save, push, run code.
 
-A job is {"name", "kind", "source", ...}, with a kind of `KINDS`. `run_without_package` starts the process and returns the
-results by name: what the function of the kind returns, or {"error": class, "message": text, "traceback": text}.
+A job is {"name", "kind", "source", ...}, where the kind is one of `KINDS`. `run_without_package` starts the process and
+returns the results by name: the return value of the kind's function, or {"error": class, "message": text, "traceback":
+text}.
 """
 
 import contextlib
@@ -21,13 +22,13 @@ BLOCKED = ("hf_deberta_ext", "triton")
 
 
 def run_without_package(jobs: list[dict], folder: Path, environment: dict[str, str] | None = None) -> dict[str, dict]:
-    """Results of the jobs in one new process in `folder`, offline unless `environment` says otherwise."""
+    """Return the results of the jobs in one new process in `folder`, offline unless `environment` says otherwise."""
     folder.mkdir(exist_ok=True)
     task, result = folder / "jobs.json", folder / "results.pt"
     task.write_text(json.dumps({"threads": torch.get_num_threads(), "jobs": jobs}), encoding="utf-8")
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
     variables |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
-    # -I: no PYTHONPATH, and neither the working folder nor that of the script are searched.
+    # -I: ignore PYTHONPATH, and search neither the working folder nor the script's folder.
     done = subprocess.run(
         [sys.executable, "-I", __file__, str(task), str(result)], cwd=folder, env=variables | (environment or {}),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400,
@@ -39,7 +40,7 @@ def run_without_package(jobs: list[dict], folder: Path, environment: dict[str, s
 
 
 def answers(model, inputs: dict) -> dict[str, torch.Tensor]:
-    """Every output of the model in eval mode, hidden states and attentions included, one tensor a name."""
+    """Return every output of the model in eval mode by name, including hidden states and attentions."""
     with torch.no_grad():
         outputs = model.eval()(**inputs, output_hidden_states=True, output_attentions=True)
     flat = {}
@@ -50,13 +51,13 @@ def answers(model, inputs: dict) -> dict[str, torch.Tensor]:
 
 
 def state(model) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer: tied ones under each of their names, those that are not saved as well."""
+    """Return every parameter and buffer: tied ones under each of their names, and also those that are not saved."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
 
 def run_model(job: dict) -> dict:
-    """Loads a model; saves it to job["again"] and pushes it to job["push"], if those are given."""
+    """Load a model; save it to job["again"] and push it to job["push"], if these are given."""
     import transformers
 
     auto_class = getattr(transformers, job["auto"])
@@ -73,7 +74,7 @@ def run_model(job: dict) -> dict:
 
 
 def run_config(job: dict) -> dict:
-    """Loads a configuration; saves it to job["again"], pushes it to job["push"], or else builds a model from it."""
+    """Load a configuration; save it to job["again"], push it to job["push"], or otherwise build a model from it."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(job["source"], trust_remote_code=True, **job.get("kwargs", {}))
@@ -104,7 +105,7 @@ def run_pipeline(job: dict) -> dict:
 
 
 def run_refused(job: dict) -> dict:
-    """Loads without trust_remote_code=True; the result is the error."""
+    """Load without trust_remote_code=True; return the error."""
     import transformers
 
     try:
@@ -115,7 +116,9 @@ def run_refused(job: dict) -> dict:
 
 
 def run_code(job: dict) -> dict:
-    """Runs Python, that of a card say, in the folder job["source"]; what it printed, and its variables job["show"]."""
+    """Run Python code, for example of a card, in the folder job["source"]; return what it prints and the variables
+    job["show"].
+    """
     variables: dict = {}
     printed = io.StringIO()
     os.chdir(job.get("source", "."))
@@ -125,7 +128,7 @@ def run_code(job: dict) -> dict:
 
 
 def run_function(job: dict) -> dict:
-    """Calls the function job["function"] of a Python file with a folder."""
+    """Call the function job["function"] of a Python file with a folder."""
     return runpy.run_path(job["file"])[job["function"]](Path(job["source"]))
 
 
@@ -141,7 +144,7 @@ KINDS = {
 
 
 def main(task: str, result: str):
-    # None in sys.modules: importing it fails, and find_spec says that there is no such package.
+    # None in sys.modules: the import fails, and find_spec reports that the package does not exist.
     sys.modules.update(dict.fromkeys(BLOCKED))
     work = json.loads(Path(task).read_text(encoding="utf-8"))
     torch.set_num_threads(work["threads"])

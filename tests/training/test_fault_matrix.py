@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the matrix of faults, and what it sees; tests/support/fault_matrix.py runs all of them."""
+"""The short form of the fault matrix, and what it detects; tests/support/fault_matrix.py runs all faults."""
 
 import sys
 
@@ -16,7 +16,7 @@ for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
 def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():
     process = start(sys.executable, str(ROOT / "tests" / "support" / "fault_matrix.py"), "--short")
     printed, _ = process.communicate(timeout=500)
-    assert process.returncode == 0 and " 0 with another outcome than they may have" in printed, printed[-5000:]
+    assert process.returncode == 0 and " 0 with an unexpected outcome" in printed, printed[-5000:]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite: a pre-training stops at once and says why, as fine-tuning does, in every process. Finite ones
-of a training that diverged are told."""
+"""Losses that are not finite stop pre-training and fine-tuning at once, with a reason, in every process. Finite losses of a
+diverged training are reported.
+"""
 
 import math
 import os
@@ -29,7 +30,7 @@ def saved(folder):
 
 @pytest.fixture(params=["masked lm", "joint", "decoupled"])
 def trainer(request, tiny_config, shake, tmp_path):
-    """trainer(**arguments): of each kind of pre-training, saving every step."""
+    """Return trainer(**arguments): a trainer of each kind of pre-training that saves every step."""
 
     def build(**arguments):
         if request.param == "masked lm":
@@ -42,7 +43,7 @@ def trainer(request, tiny_config, shake, tmp_path):
 
 
 def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
-    """Trainer logged a loss of 0, trained on, and saved what was no model any more."""
+    """Previously, Trainer logged a loss of 0, continued training, and saved NaN weights."""
     ours = trainer()
     with torch.no_grad():
         ours.model.get_input_embeddings().weight[7, 0] = torch.nan
@@ -76,7 +77,7 @@ TWO, WORDS = math.log(2), math.log(32000)
         (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, above that of a guess or of the beginning, 3"),
         (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
         (logged(0.7, 0.6, 7.0, 0.5), TWO, None),
-        # Before it has learned anything, and where it has learned by heart.
+        # Before it has learned anything, and after it has memorised the training data.
         (logged(10.5, held_out=10.5), WORDS, None),
         (logged(0.7, 0.1, 0.01, held_out=2.5), TWO, None),
         (logged(0.1, 0.9, 1.5), None, None),
@@ -123,9 +124,10 @@ for wrapper in ("ddp", "fsdp"):
 
 @pytest.mark.slow
 def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
-    """Gradients are the mean over the processes: the other one stepped with them, and saved a checkpoint of NaN. Before the
-    last micro-batch one process raised alone: the other waited for it, and under FSDP both did, for the look at sharded
-    weights is collective."""
+    """Gradients are averaged over the processes, so the other process also trained on NaN, and saved a checkpoint of it.
+    Before the last micro-batch only one process raised: the other waited for it. Under FSDP both waited, because checking
+    sharded weights is a collective operation.
+    """
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]

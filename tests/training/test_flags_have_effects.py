@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every flag of every training script shapes the weights, is refused in a line before anything begins, or does neither on
-purpose.
+"""Every flag of every training script changes the weights, is rejected before the run starts, or is listed as having no
+effect.
 
-The tables name all flags, those of transformers' TrainingArguments too: one that a new version adds fails a test until it is
-in one of them.
+The tables name all flags, including transformers' TrainingArguments: a flag that a new version adds fails a test until it
+is in one of the tables.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
     pytest.importorskip(package)
 
 OTHER = "the folder of another model"
-# Flags that shape the weights -> a value that the runs of `FlagRuns` do not have. First those of Trainer.
+# Flags that change the weights -> a value that the runs of `FlagRuns` do not have. Trainer's flags come first.
 TRAINER = dict(
     per_device_train_batch_size=2, num_train_epochs=2, max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant",
     lr_scheduler_kwargs='{"num_cycles": 2}', warmup_steps=2, optim="adafactor", optim_args="momentum=0.9", weight_decay=0.5,
@@ -31,7 +31,7 @@ TRAINER = dict(
     accelerator_config='{"gradient_accumulation_kwargs": {"num_steps": 2}}',
 )  # fmt: skip
 EVALUATED = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end="true")
-# (name, value, flags beside which it has an effect, or loses it)
+# (name, value, flags with which it has an effect, or loses it)
 TRAINER_BESIDE = [
     ("lr_scheduler_kwargs", '{"num_cycles": 2}', dict(lr_scheduler_type="cosine_with_restarts")),
     ("lr_scheduler_kwargs", '{"num_cycles": 2}', dict(lr_scheduler_type="constant")),
@@ -55,7 +55,7 @@ OWN_FINE_TUNING = dict(
     sift_detach_embeddings="true", sift_gradient_eps=1.0, sift_start_step=1, problem_type="regression",
     label_all_tokens="true",
 )  # fmt: skip
-# With dropout, which the passes of a step may share.
+# With dropout; the passes of a step may share its masks.
 SIFT = dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")
 OWN_FINE_TUNING_BESIDE = [
     *((name, value, dict(lora="true")) for name, value in OWN_FINE_TUNING.items() if name.startswith("lora_")),
@@ -95,8 +95,8 @@ OWN_PRETRAINING_BESIDE = [
     ("discriminator_warmup_steps", 2, dict(lr_scheduler_type="constant")),
     ("warmup_steps", 2, dict(lr_scheduler_type="constant", discriminator_lr_scheduler_type="linear")),
 ]
-# Flags that are not tried, as patterns: they choose models, data, columns and what a script does; log, evaluate, save, push;
-# change memory and speed, the machine and the processes; or only allow what is refused without them.
+# Patterns of flags that are not tried: they choose models, data, columns and the script's actions; log, evaluate, save,
+# push; change memory and speed, the machine and the processes; or only allow what is otherwise an error.
 NOT_TRIED = """
     model model_name_or_path task_name .*_name data_config train_data train_file train_split text_columns? .*_columns?
     language train_language eval_languages validation_.* test_file do_.* (overwrite_)?output_dir seeds recipe streaming
@@ -116,10 +116,10 @@ ENTRIES = {
 }
 KINDS = [*FINE_TUNING, *PRETRAINING]
 ONE_LABEL = "glue, one label"
-# Of these, alone beside the common flags of a run on one label.
+# Flags that are tried only with the common flags of a run on one label.
 REFUSED = """lr_scheduler_kwargs optim_args optim_target_modules average_tokens_across_devices fp16 load_best_model_at_end
     length_column_name label_names""".split()
-# A stream needs --max_steps, which replaces epochs, as in Trainer; the others have this value already.
+# A stream needs --max_steps, which replaces epochs, as in Trainer; the other flags have this value already.
 WITHOUT = {("mlm, streaming", "num_train_epochs"), ("glue, regression", "problem_type"), ("rtd, decoupled", "stepping")}
 SMOOTHED = {ONE_LABEL, "superglue, copa", "race, 4 choices", "ner"}
 
@@ -130,7 +130,7 @@ def runs(tmp_path_factory):
 
 
 def effect(runs, kind, name, value, others):
-    """`FlagRuns.effect`; a line that refuses names the flag, or one of the others."""
+    """Return `FlagRuns.effect`; an error line must name the flag, or one of the others."""
     value = {OTHER: runs.other}.get(value, value)
     others = {other: {OTHER: runs.other}.get(given, given) for other, given in others.items()}
     found = runs.effect(kind, name, value, others)
@@ -147,7 +147,7 @@ def test_every_flag_is_in_one_table():
     tried = {name for entries in (*ENTRIES.values(), EVALUATED_BESIDE) for name, *_ in entries}
     known = {field.name for field in dataclasses.fields(TrainingArguments)}.union(*map(flags_of_kind, KINDS))
     unnamed = {name for name in known - tried if not re.fullmatch("|".join(NOT_TRIED), name)}
-    assert not unnamed, "new flags: try them in TRAINER, or name them in NOT_TRIED"
+    assert not unnamed, "new flags: add them to TRAINER to try them, or to NOT_TRIED"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,9 @@ def test_flags_of_trainer_shape_the_weights_or_are_refused(name, value, others, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
-    """run_squad.py took it and trained without; a run on several labels did so behind a warning in its log."""
+    """Previously, run_squad.py accepted the flag and trained without smoothing; a multi-label run did so with only a
+    warning in its log.
+    """
     found = effect(runs, kind, "label_smoothing_factor", 0.1, {})
     expected = "acts" if kind in SMOOTHED else "refused: "
     assert found.startswith(expected)
@@ -170,7 +172,7 @@ def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_an_optimizer_without_its_package_is_refused_before_anything_begins(tmp_path):
-    """Trainer's own error came after the first lines of the folder."""
+    """Previously, Trainer's own error came only after the first output of the run."""
     RunArguments(str(tmp_path), optim="sgd", use_cpu=True)
     with pytest.raises((ImportError, ValueError), match="bitsandbytes"):
         RunArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True)
@@ -179,7 +181,7 @@ def test_an_optimizer_without_its_package_is_refused_before_anything_begins(tmp_
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_trains_and_evaluates_on_a_gpu(kind, runs):
-    """Pre-training counted targets of a batch on a GPU into a tensor on the CPU."""
+    """Previously, pre-training counted the targets of a batch on a GPU into a tensor on the CPU."""
     weights = runs.run(kind, use_cpu="false", bf16="true", do_eval="true", eval_strategy="steps", eval_steps=2)
     assert all(weight.isfinite().all() for weight in weights.values())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run in one folder: a second process is refused, and nobody by a process that is gone."""
+"""One run per folder: a second process is rejected, but the lock of a dead process is ignored."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ pytest.importorskip("accelerate")
 
 @contextlib.contextmanager
 def other_process(folder):
-    """A process that has locked the folder."""
+    """Start a process that has locked the folder."""
     ready, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -56,14 +56,16 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_second_run_in_a_folder_is_refused_before_it_writes_until_the_first_is_gone(start, tmp_path):
-    """Both ended with exit status 0, and one model was lost; --overwrite_output_dir moved the other's folder aside."""
+    """Previously, both runs ended with status 0 and one model was lost; --overwrite_output_dir moved the other run's folder
+    aside.
+    """
     folder = tmp_path / "run"
     with other_process(folder):
         (folder / "notes.txt").write_text("mine", encoding="utf-8")
         with pytest.raises(ValueError, match="run is locked by another run: wait for its end, or choose another"):
             start(folder)
         assert sorted(os.listdir(folder)) == [LOCK_FILE, "notes.txt"] and os.listdir(tmp_path) == ["run"]
-    # Killed: its file is there, its lock is not.
+    # After a kill, the lock file exists but is not locked.
     (folder / "notes.txt").unlink()
     start(folder)
     unlock_folders()

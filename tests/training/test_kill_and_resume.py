@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are killed: whatever is left of a checkpoint, the next start ends with the weights of an undisturbed run.
+"""Killed runs: whatever is left of a checkpoint, the next start ends with the weights of an undisturbed run.
 
-tests/support/fault_matrix.py does the same with all scripts; left_by_kills.py compares.
+tests/support/fault_matrix.py does the same with all scripts; left_by_kills.py compares the results.
 """
 
 import logging
@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def stopped(undisturbed, tmp_path):
-    """The run as it is between steps 6 and 7."""
+    """Return the run as of a stop between steps 6 and 7."""
     folder = tmp_path / "run"
     for step in (2, 4, 6):
         shutil.copytree(undisturbed / f"checkpoint-{step}", folder / f"checkpoint-{step}")
@@ -65,7 +65,7 @@ def zero_most(content):
     "damage", [None, lambda content: b"", lambda content: content[: len(content) // 2], flip_bit, zero_most]
 )
 def test_a_checkpoint_with_any_damaged_file_is_named_and_not_resumed_from(damage, stopped, caplog):
-    """Each file in turn."""
+    """Damage each file in turn."""
     checkpoint = stopped / "checkpoint-6"
     names = sorted(path.name for path in checkpoint.iterdir() if path.stat().st_size > 100)
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, "config.json"} < {*names}
@@ -100,7 +100,7 @@ def test_people_who_resume_with_true_go_on_from_the_last_whole_checkpoint(stoppe
 
 
 def test_a_checkpoint_has_its_name_when_all_its_files_are_on_the_disk(tmp_path, monkeypatch):
-    """Also where one of that name was there, which stays until then."""
+    """A previous checkpoint with the same name is kept until then."""
     synchronised, seen, fsync, replace = set(), [], os.fsync, os.replace
 
     def record(descriptor):
@@ -129,8 +129,8 @@ def test_a_checkpoint_has_its_name_when_all_its_files_are_on_the_disk(tmp_path, 
 
 @pytest.mark.parametrize("size", [100_000, 300_000], ids=["model", "optimizer"])
 def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(size, tmp_path, monkeypatch):
-    """As on a full disk: the run then goes on from the checkpoint before."""
-    # Weights of 270 kB, and an optimizer of twice as much.
+    """As on a full disk: the run then resumes from the previous checkpoint."""
+    # Weights of 270 kB, and optimizer states of twice that size.
     monkeypatch.setitem(SIZES, "vocab_size", 4000)
     train(tmp_path, max_steps=2)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -144,7 +144,9 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(
 
 
 def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others(stopped, undisturbed, caplog, monkeypatch):
-    """Trainer named the decoder's table at every resume of a masked-language model, and went on with what it had drawn."""
+    """Trainer warned about the decoder's tied table at every resume of a masked language model, and trained on with random
+    weights if others were missing.
+    """
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     train(stopped, stopped / "checkpoint-4")
     assert "missing keys" not in caplog.text
@@ -156,7 +158,8 @@ def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others
         train(stopped, stopped / "checkpoint-4")
 
 
-# Trainer keeps those that were changed last. Those of later steps go before those that a resumed run can need.
+# Trainer keeps the most recently changed checkpoints. Checkpoints of later steps are deleted before those a resumed run
+# needs.
 KEPT = [(6, dict(), [6, 8]), (2, dict(max_steps=4), [2, 4]), (6, dict(save_total_limit=1), [8])]
 
 
@@ -191,7 +194,7 @@ def test_arguments_are_saved_with_a_model_as_they_were_given_but_for_the_token(t
 def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_and_the_log_of_one_that_was_not(tmp_path):
     ends = []
     for resume in (None, "last", "last"):
-        # The checkpoint that a run is resumed from may go when it ends.
+        # The checkpoint that a run is resumed from may be deleted when the run ends.
         trainer = build(tmp_path, max_steps=2, save_total_limit=1)
         trainer.eval_dataset = Rows(2)
         train_and_evaluate(trainer, resume_checkpoint(tmp_path, resume), {})
@@ -201,6 +204,6 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
 
 
 def test_trainer_has_the_private_methods_that_are_replaced():
-    """A new version of transformers that drops one would train, and save nothing of what is promised."""
+    """If a new version of transformers dropped one, training would silently save checkpoints without these guarantees."""
     names = ("_get_output_dir", "_issue_warnings_after_load", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_save")
     assert all(callable(getattr(Trainer, name)) for name in (*names, "_save_checkpoint"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and tokenizers that are named by a path or as on the Hub."""
+"""Models and tokenizers given by a path or a Hub id."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_a_path_without_a_folder_is_no_name_on_the_hub(tmp_path):
 
 @pytest.mark.parametrize("script", ["run_glue", "run_mlm", "run_rtd", "prepare_corpus"])
 def test_a_mistyped_tokenizer_is_named_with_its_flag(script, tmp_path):
-    """It gave the Hub's own lines, which name neither."""
+    """Previously, the Hub's own error named neither the tokenizer nor the flag."""
     flag = {"run_glue": "tokenizer_name"}.get(script, "tokenizer")
     text, given = tmp_path / "text.txt", {flag: "typo_tok"}
     mlm_script.write_text(text)
@@ -41,7 +41,7 @@ def test_a_mistyped_tokenizer_is_named_with_its_flag(script, tmp_path):
 
 @pytest.mark.parametrize("version", [None, "5.0.0"])
 def test_a_checkpoint_is_named_by_who_saved_it(version, tmp_path, caplog):
-    """Folders of transformers' classes were called official."""
+    """Previously, folders saved by transformers' classes were called official."""
     fields = {"transformers_version": version} if version else {}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"} | fields), encoding="utf-8")
     assert announce_official(str(tmp_path))

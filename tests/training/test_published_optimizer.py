@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer and schedule of the official code against its formula, written out for one number."""
+"""Optimizer and schedule of the official code against its formula, written out for one number."""
 
 import math
 
@@ -13,7 +13,7 @@ from hf_deberta_ext.training.published_optimizer import PublishedAdam, published
 
 
 def official_path(x: float, gradients: list[float], rates: list[float], *, betas, eps, weight_decay) -> list[float]:
-    """Values of one parameter, after each step of the official XAdam (DeBERTa/optims/xadam.py) in Python's floats."""
+    """Return the values of one parameter after each step of the official XAdam (DeBERTa/optims/xadam.py) in floats."""
     m = v = 0.0
     path = []
     for g, rate in zip(gradients, rates, strict=True):
@@ -38,7 +38,7 @@ def test_rates_are_those_of_the_official_schedule(warmup):
 
 
 def test_500_steps_are_those_of_the_official_formula():
-    """Trainer's AdamW and linear schedule take a path of another length, 1.9 times as short here."""
+    """Trainer's AdamW and linear schedule differ: their path is 1.9 times as short here."""
     generator, dtype = torch.Generator().manual_seed(0), torch.float64
     start = torch.randn(8, generator=generator, dtype=dtype)
     gradients = torch.randn(500, 8, generator=generator, dtype=dtype) + 0.5
@@ -66,7 +66,7 @@ def test_500_steps_are_those_of_the_official_formula():
 
 
 class Recorder(TrainerCallback):
-    """Notes gradient and value of one number of each half of a joint model, at each step of the optimizer."""
+    """Record the gradient and value of one number in each half of a joint model, at each optimizer step."""
 
     def __init__(self, model):
         table = "deberta.encoder.layer.0.intermediate.dense.weight"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: new, resumed, or refused."""
+"""The folder of a run: new, resumed, or rejected."""
 
 import os
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_last_checkpoint_is_found(last, tmp_path):
 
 
 def test_checkpoints_of_sharded_training_are_whole_and_those_of_the_model_alone_are_refused(tmp_path):
-    """Trainer would train on with a new optimizer."""
+    """Trainer would resume them with a new optimizer."""
     for step, names in enumerate([("pytorch_model_fsdp_0/0", "optimizer_0/0"), ("global_step4/0",)]):
         made = checkpoint(tmp_path, step, names)
         assert resume_checkpoint(tmp_path, "last") == str(made)
@@ -75,7 +75,7 @@ def test_a_full_folder_is_neither_resumed_nor_overwritten_silently(name, resume,
 
 
 def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
-    """Arguments that were cut were neither read when the run was resumed nor told from those of another run."""
+    """Previously, truncated arguments were silently ignored on resume, and not distinguished from another run's."""
 
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
@@ -99,7 +99,7 @@ def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(whole_files.shutil, "rmtree", lambda *args, **kwargs: None)
     remove_folder(made)
     monkeypatch.undo()
-    # Nobody takes what is left for a checkpoint.
+    # The leftover folder is not taken for a checkpoint.
     assert not made.exists() and not [*tmp_path.glob("checkpoint-*")] and len(os.listdir(tmp_path)) == 1
     remove_partial(tmp_path)
     assert not os.listdir(tmp_path)
@@ -112,13 +112,13 @@ def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def saved(folder, step, *more):
-    """What is saved of a model: settings, code, tokenizer, and weights as the names in `more`."""
+    """Save the parts of a model: settings, code, tokenizer, and weights named in `more`."""
     for name in ("config.json", "modeling.py", "tokenizer.json", *more):
         Path(folder, name).write_text(f"{name} of {step}", encoding="utf-8")
 
 
 def which(folder):
-    """Of which step the model is that loads from the folder: with one file of weights, or with an index and its shards."""
+    """Load the model from the folder, with one weight file or with an index and shards; return the step that saved it."""
     names = SHARDS
     if (folder / "model.safetensors").exists():
         names = ("model.safetensors",)
@@ -134,7 +134,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 @pytest.mark.parametrize("new", [("model.safetensors",), SHARDS], ids=["one file", "shards"])
 @pytest.mark.parametrize("old", [(), ("model.safetensors",), SHARDS], ids=["no model", "one file", "shards"])
 def test_new_settings_never_lie_beside_old_weights(old, new, tmp_path, monkeypatch):
-    """Stopped before each change to the folder in turn: it holds the old model, the new one, or none that loads."""
+    """Stop before each change to the folder in turn: it must hold the old model, the new model, or none that loads."""
     outcomes = []
     for stop in range(20):
         folder = tmp_path / f"run-{stop}"

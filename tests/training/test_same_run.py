@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resumed run is the same run or is refused: everything that shapes the weights, in code of one's own and in scripts."""
+"""A resumed run is the same run or is rejected: everything that shapes the weights, in users' own code and in scripts."""
 
 import json
 import operator
@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint-4"
 
 
 class Collator:
-    """With options, as `MaskingCollator`."""
+    """Collator with options, like `MaskingCollator`."""
 
     def __init__(self):
         self.options = MaskingOptions()
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def stopped(whole, tmp_path):
-    """The run as it was at step 4 of 8."""
+    """Return the run as of step 4 of 8."""
     shutil.copytree(whole / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
     shutil.copy(whole / ARGUMENTS_FILE, tmp_path / "run")
     return tmp_path / "run"
@@ -76,13 +76,13 @@ def assert_same_weights(*folders):
 
 
 def change(path, value):
-    """A function that sets an attribute of a trainer, as "model.config.hidden_dropout_prob"."""
+    """Return a function that sets an attribute of a trainer, such as "model.config.hidden_dropout_prob"."""
     place, _, name = path.rpartition(".")
     return lambda trainer: setattr(operator.attrgetter(place)(trainer) if place else trainer, name, value)
 
 
 DATA_CHANGED = "data_digest = '12 rows, .*', begun with '12 rows, "
-# What a run is resumed with, and the line that says so: field, new value, old value.
+# Changes on resume and the error line: field, new value, old value.
 CHANGES = [
     (dict(learning_rate=1e-4), "learning_rate = 0.0001, begun with 0.001"),
     (dict(adam_beta2=0.9), "adam_beta2 = 0.9, begun with 0.999"),
@@ -104,7 +104,9 @@ CHANGES = [
 
 @pytest.mark.parametrize(("given", "message"), CHANGES, ids=[message.partition(",")[0] for _, message in CHANGES])
 def test_a_trainer_refuses_to_go_on_with_anything_else_that_shapes_the_weights(given, message, stopped):
-    """run_mlm.py took other batches, precision, clipping, data and attention, and ended with other weights and status 0."""
+    """Previously, run_mlm.py accepted other batches, precision, clipping, data and attention, and ended with other weights
+    and status 0.
+    """
     with pytest.raises(ValueError, match=f"a resumed run must have the arguments that it began with: {message}"):
         resume(stopped, **given)
 
@@ -116,7 +118,7 @@ def test_what_is_printed_saved_and_measured_may_differ(stopped, whole):
 
 
 def begun_by(processes, folder):
-    """As if so many processes had begun the run, with as many examples a step in all."""
+    """Change the record of the run to this number of processes, with the same number of examples per step."""
     for file in folder.rglob(ARGUMENTS_FILE):
         record = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps(record | dict(world_size=processes)), encoding="utf-8")
@@ -126,7 +128,7 @@ def begun_by(processes, folder):
 
 
 def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
-    """With the flags of two processes, one goes on as two would."""
+    """With the flags of two processes, one process resumes with twice the accumulation steps."""
     four_rows = dict(gradient_accumulation_steps=2)
     make(tmp_path / "whole", **four_rows).train()
     shutil.copytree(tmp_path / "whole" / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
@@ -134,7 +136,7 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
     assert trainer.args.gradient_accumulation_steps == 2
     assert "gradient_accumulation_steps = 2, for the 4 examples of a step that this run began with" in caplog.text
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    # As many processes, or those that cannot share it.
+    # The same number of processes, or a number that cannot divide the step.
     for processes, size in ((1, 2), (3, 3)):
         begun_by(processes, tmp_path / "run")
         with pytest.raises(ValueError, match=f"batch_size = {size}, begun with 4"):
@@ -144,7 +146,7 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
 def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
     with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0.* give --resume_anyway bf16 max_grad_norm "):
         resume(stopped, anyway=["bf16"], bf16=True, max_grad_norm=0.5)
-    # Known, and the same.
+    # A known field with the same value.
     resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)
     record = json.loads((stopped / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     assert record["max_grad_norm"] == 0.5 and record["resumed_anyway"] == [dict(step=4, max_grad_norm=[1.0, 0.5])]
@@ -156,13 +158,13 @@ def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
 
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
 def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
-    """Trainer takes them from the checkpoint, and says nothing."""
+    """Without an error, Trainer would silently use the checkpoint's values."""
     with pytest.raises(ValueError, match=f"{name} = 0.5, begun with .*{name}.*: the checkpoint holds them"):
         resume(stopped, anyway=[name], **{name: 0.5})
 
 
 def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
-    """Copied into another run's folder, or into none, it is compared all the same."""
+    """If the checkpoint is copied into another run's folder, or into none, it is still compared."""
     for place in (tmp_path / "alone", tmp_path / "other"):
         shutil.copytree(stopped / CHECKPOINT, place / CHECKPOINT)
     begin_run(tmp_path / "other", dict(seed=7))
@@ -174,7 +176,7 @@ def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
 
 
 class Drawn(Dataset):
-    """Rows that are made anew whenever they are read."""
+    """Rows that are generated at every read."""
 
     def __len__(self):
         return 8
@@ -184,7 +186,7 @@ class Drawn(Dataset):
 
 
 def test_evaluations_and_digests_change_no_random_number(tmp_path):
-    """A data loader draws a seed whenever it begins: with dropout on CPU, --eval_steps changed the weights."""
+    """A data loader draws a seed whenever it starts: with dropout on a CPU, --eval_steps used to change the weights."""
     weights = []
     for evaluated in (False, True):
         args = TrainingArguments(
@@ -202,7 +204,7 @@ def test_evaluations_and_digests_change_no_random_number(tmp_path):
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
 
 
-# Column -> values, and others of which one differs.
+# Column -> values, and the same values with one change.
 COLUMNS = dict(
     input_ids=([[1, 2, 3], [4], [], [5, 6]], [[1, 2], [3, 4], [], [5, 6]]),
     labels=([0, 1, None, 1], [0, 1, 0, 1]),
@@ -258,7 +260,7 @@ def test_calls_do_not_change_the_digest_of_a_tokenizer_and_words_do(folder_of):
 
 
 def other_text(folder):
-    """One word of the data; in a table a label."""
+    """Change one word of the data; in a table, a label."""
     for file in folder.glob("t*.t*"):
         content = file.read_text(encoding="utf-8")
         file.write_text(content.replace("cat", "elk").replace("poor\t0", "poor\t1"), encoding="utf-8")
@@ -277,7 +279,7 @@ def other_words(folder):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """begun(name): script, its flags and the folder of its files, with a checkpoint at step 2 of 4 in "run"."""
+    """Return begun(name): script, flags and folder of files, with a checkpoint at step 2 of 4 in "run"."""
     made = {}
 
     def begin(name):
@@ -313,7 +315,9 @@ def begun(tmp_path_factory):
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_scripts_notice_that_their_files_have_changed(name, change, digest, begun, tmp_path):
-    """They knew paths alone, went on with other texts and labels, and ended with other weights and status 0."""
+    """Previously, scripts only compared paths, resumed with other texts and labels, and ended with other weights and status
+    0.
+    """
     script, flags, folder = begun(name)
     shutil.copytree(folder, tmp_path / "copy")
     change(folder)

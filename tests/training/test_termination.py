@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM in a training: a checkpoint at the end of the step, exit status 143, and the same weights when it goes on."""
+"""SIGTERM during training: a checkpoint at the end of the step, exit status 143, and the same weights after a resume."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SCRIPTS = EXAMPLES["run_mlm"].parent
 
 
 class Terminate(TrainerCallback):
-    """Sends SIGTERM to this process in the middle of a step."""
+    """Send SIGTERM to this process in the middle of a step."""
 
     def __init__(self, step):
         self.step = step
@@ -44,7 +44,7 @@ def train_until_terminated(folder, step, capsys, **arguments):
 BEST = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_loss")
 
 
-# Trainer removes all checkpoints but the best when a training ends.
+# Trainer removes all checkpoints except the best when a training ends.
 LIMITED = dict(save_total_limit=1, load_best_model_at_end=True, eval_strategy="steps", eval_steps=2)
 CASES = [(3, {}), (8, {}), (5, LIMITED), (3, BEST | dict(greater_is_better=True)), (3, BEST | dict(greater_is_better=False))]
 
@@ -76,7 +76,7 @@ def test_a_handler_of_somebody_else_stays():
 
 @pytest.mark.parametrize("signals, ends_inside", [(1, False), (2, True)])
 def test_a_signal_that_no_step_answers_ends_the_process_as_ever(signals, ends_inside):
-    """Behind the last step, or a second time."""
+    """After the last step, or on a second signal."""
     child = os.fork()
     if not child:
         with Termination():
@@ -105,7 +105,7 @@ run_mlm.main()
 
 @pytest.mark.slow
 def test_a_script_is_terminated_in_all_of_its_processes(text, tmp_path):
-    """Only one of them gets the signal; all end behind the same step."""
+    """Only one process gets the signal; all end after the same step."""
     sender = tmp_path / "script.py"
     sender.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
     process = mlm_script.start(

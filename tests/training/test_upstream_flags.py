@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of transformers' own example scripts, taken or answered by ours; and `--help` of every script."""
+"""Flags of transformers' own example scripts, accepted or explained by ours; and `--help` of every script."""
 
 import re
 import sys
@@ -12,11 +12,11 @@ from hf_deberta_ext.pretraining.run_arguments import ELSEWHERE
 
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
-# Flags of theirs that mean nothing here.
+# Their flags that have no meaning here.
 GONE = {"use_fast_tokenizer", "overwrite_cache"}
 PRETRAINING = ["run_mlm", "run_rtd"]
 
-# Flags and values of transformers' run_glue.py, run_qa.py, run_swag.py, run_ner.py and run_mlm.py, at 5.23.
+# Flags and values of transformers' run_glue.py, run_qa.py, run_swag.py, run_ner.py and run_mlm.py in 5.23.
 MODEL = dict(
     model_name_or_path="some-model", config_name="a", tokenizer_name="b", cache_dir="c", use_fast_tokenizer="true",
     model_revision="main", token="d", trust_remote_code="true",
@@ -36,14 +36,14 @@ CORE = {
     "run_ner": MODEL | DATA | dict(
         text_column_name="words", label_column_name="tags", label_all_tokens="true", return_entity_level_metrics="true",
     ),
-    # Either files or a data set, which is the same flag there.
+    # Either files or a data set; here both are the same flag.
     "run_mlm": {name: value for name, value in (MODEL | DATA).items() if not re.search("predict|test|dataset_name", name)}
     | dict(
         model_type="deberta-v2", config_overrides="hidden_size=32", dtype="float32", validation_split_percentage="5",
         mlm_probability="0.2", line_by_line="true", streaming="true",
     ),
 }  # fmt: skip
-# Flags of Trainer that the model cards' own commands have.
+# Flags of Trainer in the commands of the official model cards.
 TRAINER = dict(
     do_train="true", do_eval="true", output_dir="out", per_device_train_batch_size="8", learning_rate="1e-5",
     num_train_epochs="3", logging_steps="10", weight_decay="0.01", warmup_steps="50", seed="3", data_seed="4",
@@ -58,7 +58,7 @@ def line(flags):
 
 @pytest.mark.parametrize("script", CORE)
 def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkeypatch):
-    """Those that mean something here are taken with their values; each of the others is named."""
+    """Flags with a meaning here are accepted with their values; each of the others is named in the error."""
     flags = CORE[script] | TRAINER
     with pytest.raises(SystemExit) as ended:
         flags_of(script, line(flags), monkeypatch)
@@ -68,7 +68,7 @@ def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkey
     assert len(taken) > 30
     values = flags_of(script, line(taken), monkeypatch)
     found = {str(getattr(part, "value", part)).lower() for value in values.values() for part in as_list(value)}
-    # Numbers may be shown in another way.
+    # Numbers may be displayed in another format.
     assert [value for value in taken.values() if value not in found and not re.fullmatch(r"[\d.]+(e-\d+)?", value)] == []
 
 
