@@ -135,8 +135,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     """Read the contents of a folder or Hub repository that has a config.json.
 
     Args:
-        weights (`bool`, default False): Download the weights of a repository. Otherwise only the headers of its safetensors
-            files are read, and .bin files are not read.
+        weights (`bool`): Download a repository's weights; otherwise read only the headers of its safetensors files.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
@@ -226,7 +225,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
         return dict(source=source, kind=kind, base_model=base, labels=labels, problems=[])
     if not (folder / "config.json").exists() and not configuration_file(folder):
         if not tokenizer_files(folder):
-            raise OSError(f"{source} has no config.json: it holds no model, adapter or tokenizer")
+            raise OSError(f"{source} has no config.json: expected a model, adapter or tokenizer")
         return dict(source=source, kind="a tokenizer", tokenizer=tokenizer_text(folder, None), problems=[])
     contents = read_contents(source, revision=revision, weights=download)
     facts: dict[str, Any] = dict(source=source, kind=contents.kind(), problems=contents.problems)

@@ -60,12 +60,12 @@ def convert(
         head = choose_head(contents, to)
     if contents.is_joint and (head not in ("pretraining", *HALVES) or (head == "pretraining" and to == "deberta-v2")):
         raise ValueError(
-            f"{source} holds a generator and a discriminator: choose --head replaced-token-detection (the discriminator), "
+            f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
             "masked-lm (the generator) or base, and convert the result for another head"
         )
     _, resized = compare_with_class(contents, head)
     if resized:
-        raise ValueError(f"{source}: {resized[0]}; is the number of labels (id2label) right?")
+        raise ValueError(f"{source}: {resized[0]}; check the number of labels (id2label)")
     if dtype is None:
         dtype = "float32"
         # Half precision would round the difference between the two tables of Microsoft's generator and discriminator.

@@ -51,10 +51,7 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
 
 @torch.no_grad()
 def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
-    """Return the encoder's hidden states at the real tokens of a fixed input of two rows.
-
-    They are computed in float32, because rounding in half precision depends on the order of the sums.
-    """
+    """Return the encoder's states at real tokens of a fixed input; in float32, since half precision depends on sum order."""
     length = min(16, encoder.config.max_position_embeddings)
     ids = (torch.arange(2 * length) * 7 + 5).view(2, length) % encoder.config.vocab_size
     mask = torch.ones_like(ids)

@@ -227,7 +227,6 @@ def load_files(
 
 
 def load_hub_corpus(source: str, text_column: str, *, config: str | None, streaming: bool, **options: Any) -> Any:
-    """Load the text column of a data set on the Hub."""
     from datasets import Features, Value
 
     try:
@@ -268,7 +267,6 @@ def file_documents(
 
 
 def plain_documents(path: str, documents: str) -> Iterator[str]:
-    """Iterate over the documents of a text file."""
     document: list[str] = []
     for _, line in read_lines(path):
         line = line.rstrip("\r\n")

@@ -152,10 +152,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Set the epoch of `NumberedExamples`.
-
-    accelerate does not set it with several processes, nor in the epoch in which a run is resumed.
-    """
+    """Set the epoch of `NumberedExamples`, which accelerate does not set with several processes or when a run is resumed."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)

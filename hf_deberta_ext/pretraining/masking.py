@@ -150,8 +150,8 @@ class MaskingOptions:
         policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), only for
             tokens and n-grams.
         max_length (`int`): maximum example length; "official" masks at most ceil(max_length * rate / 10) * 10 tokens.
-        final_rate (`float`, *optional*): rate at the end of training, to which `lower_rate` lowers `rate` step by step, and
-            rate of all evaluations. Only for "uniform".
+        final_rate (`float`, *optional*): rate at the end of training and in all evaluations; `lower_rate` lowers `rate` to
+            it step by step. Only for "uniform".
     """
 
     unit: str = "token"
@@ -415,9 +415,7 @@ def replace(
     The choice is made for each token; for spans, it is made once per span (SpanBERT 3.1), but random tokens differ.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [B, N]; `span_ids` from `choose`.
-    Returns:
-        `torch.LongTensor`: [B, N], the ids after replacement.
+        input_ids, span_ids (`torch.LongTensor`): [B, N], as the result; `span_ids` is from `choose`.
     """
     N = input_ids.shape[1]
     chance = generator.uniform(N)

@@ -153,7 +153,7 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
     if sentence_pairs not in ("nsp", "consecutive"):
         raise ValueError(f"sentence_pairs must be nsp or consecutive, got {sentence_pairs!r}")
     if max_length < 8:
-        raise ValueError(f"max_length must be at least 8, special tokens included, got {max_length}")
+        raise ValueError(f"max_length must be at least 8, including special tokens, got {max_length}")
     if tokenizer is not None and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise ValueError(
             f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
@@ -188,7 +188,7 @@ def _pack_batch(
     counted: bool,
     version: str,
 ) -> dict[str, list]:
-    """Return the columns of the examples of a batch of documents.
+    """Pack a batch of documents; return the columns of the examples.
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
@@ -252,10 +252,7 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Iterate over (token ids, token index at the end of each sentence) of documents with at least `least` tokens.
-
-    All documents are added to `counts`.
-    """
+    """Yield (token ids, end index of each sentence) of documents with at least `least` tokens; add all to `counts`."""
     texts = [text or "" for text in texts]
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):

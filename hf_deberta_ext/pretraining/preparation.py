@@ -183,7 +183,6 @@ def document_filters(args: PreparationArguments, evaluation_hashes: Collection[i
 
 
 def evaluation_files(sources: Sequence[str]) -> list[File]:
-    """List all files of the evaluation sets."""
     found = []
     for source in sources:
         files = list_files(source)

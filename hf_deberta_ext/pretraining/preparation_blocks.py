@@ -45,7 +45,6 @@ WORK = "work"
 
 
 def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
-    """Write the counts of a task, for the manifest."""
     with get_datafolder(f"{output}/{WORK}/counts").open(f"{name}-{rank:05d}.json", "w") as file:
         json.dump(counts, file)
 
@@ -159,7 +158,7 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Pack the documents of a part into a shard of rows; hold out the same number of first documents in each part.
+    """Pack the documents of a part into a shard of rows. The first documents, equally many in each part, are held out.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".

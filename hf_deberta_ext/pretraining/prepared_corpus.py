@@ -192,7 +192,7 @@ class PreparedRows(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         if not 0 <= i < len(self):
-            raise IndexError(f"row {i} of {len(self)}")
+            raise IndexError(f"row {i} is out of range for {len(self)} rows")
         shard = int(np.searchsorted(self.ends, i, side="right"))
         if shard not in self.opened:
             self.opened[shard] = self.open_shard(shard)
@@ -221,7 +221,7 @@ def cell(value: Any) -> Any:
 
 
 def max_streams(args: Any) -> int:
-    """Return the maximum number of streams: for 1, 2, 4 or 8 workers, and independent of how processes share a step."""
+    """Return the maximum number of streams: 8 for each micro-batch of a step, for 1, 2, 4 or 8 workers."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 

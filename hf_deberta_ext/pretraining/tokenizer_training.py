@@ -49,7 +49,7 @@ def train_byte_level_bpe(
     texts = _strings(texts)
     first = next((text for text in texts if text.strip()), None)
     if first is None:
-        raise ValueError("there is no text to train on: texts is empty or blank")
+        raise ValueError("texts must contain text to train on, got only empty or blank texts")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -102,7 +102,7 @@ def train_unigram(
     texts = tqdm(_strings(texts), desc="Reading text", unit=" texts", delay=5, disable=not show_progress)
     lines = _sample(_lines(texts, lowercase), sentences)
     if not lines:
-        raise ValueError("there is no text to train on: texts is empty or blank")
+        raise ValueError("texts must contain text to train on, got only empty or blank texts")
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(

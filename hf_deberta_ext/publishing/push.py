@@ -243,10 +243,8 @@ def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> N
 
 
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
-    """Return published files that would be loaded instead of the `new` files or in addition to them.
-
-    For a model, these are its earlier weights and adapter; for an adapter, its earlier weights.
-    """
+    """Return published files that would be loaded instead of the `new` files or in addition to them: the earlier weights and
+    adapter of a model, or the earlier weights of an adapter."""
     stale, new = [], [*new]
     for path in sorted({*published} - {*new}):
         folder, name = posixpath.split(path)

@@ -35,7 +35,7 @@ class SiftOptions:
 
     Args:
         learning_rate (`float`): size of an ascent step, measured in `norm`.
-        init_size (`float`): standard deviation of the normal noise that initialises δ, truncated at two of them.
+        init_size (`float`): standard deviation of the initial normal noise of δ, truncated at twice this value.
         steps (`int`): number of ascent steps K; with 0, δ is only the initial noise.
         radius (`float`): maximum size of δ, measured in `norm`.
         norm (`str`): norm of the gradient and of δ: "linf" (largest element of a token), "rms" (root mean square of a
@@ -284,12 +284,9 @@ class Sift:
             self._delta = None
 
     def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw the initial δ in the shape of the embeddings.
+        """Draw the initial δ; return it with the mask of real tokens [.., .., 1] and the row number of each token.
 
         A model that removes padding embeds only the T real tokens, row after row, as [1, T, E].
-
-        Returns:
-            δ, the mask of real tokens [.., .., 1], and the row number of each token.
         """
         shape, device, dtype = self._seen
         real = torch.ones(shape[:2], dtype=torch.bool, device=device)

@@ -36,7 +36,7 @@ class SiftArguments(TrainingArguments):
     sift_detach_embeddings: bool | None = option(None, "pass no gradient from the perturbed pass to the embeddings")
     sift_gradient_eps: float | None = option(None, "added to the gradient norm, so that small gradients make short steps")
     sift_start_step: int = option(0, "optimizer steps before SiFT starts")
-    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings; default: found by itself")
+    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings; default: found automatically")
 
     needs: ClassVar = {
         **{

@@ -330,7 +330,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options,
 def test_a_joint_model_has_to_be_taken_apart_first(options, joint, fails, tmp_path):
     joint().save_pretrained(tmp_path / "joint")
     message = fails(tmp_path / "joint", tmp_path / "out", *options)
-    assert "holds a generator and a discriminator: choose --head replaced-token-detection" in message
+    assert "contains generator and discriminator: choose --head replaced-token-detection" in message
     assert not (tmp_path / "out").exists()
 
 

@@ -130,7 +130,7 @@ def test_a_model_of_another_type_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "has no config.json: it holds no model"), ("{", "is not JSON")],
+    [(None, "has no config.json: expected a model"), ("{", "is not JSON")],
 )
 def test_what_is_no_checkpoint_is_one_line(text, message, tmp_path, capsys):
     if text is not None:

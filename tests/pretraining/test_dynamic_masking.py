@@ -207,7 +207,7 @@ class LoggedStream(Stream):
 
 @pytest.mark.parametrize("processes, workers", [(1, 0), (1, 3), (2, 2), (4, 1), (2, 4)])
 def test_each_reader_of_streams_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
-    """Read streams of unequal length twice; with three workers, which do not divide the streams, each reads all."""
+    """Read streams of unequal length twice. Three workers do not divide the eight streams, so each reads all of them."""
     accelerate = pytest.importorskip("accelerate.data_loader")
     log, batches, count = tmp_path / "log", 48, 3
     streams = [LoggedStream(stream, 20 + stream, log) for stream in range(8)]

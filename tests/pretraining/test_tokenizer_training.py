@@ -153,7 +153,7 @@ def test_more_lines_than_are_learned_from_are_drawn_from_all(trained):
 @pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
 def test_empty_text_one_string_and_impossible_sizes_are_refused(train):
     for texts in ([], ["  ", "\n"]):
-        with pytest.raises(ValueError, match="no text to train on"):
+        with pytest.raises(ValueError, match="must contain text to train on"):
             train(texts, 300, show_progress=False)
     with pytest.raises(TypeError, match=r"iterable of strings, got one string; pass \[text\]"):
         train("some text", 300, show_progress=False)
