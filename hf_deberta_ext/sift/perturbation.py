@@ -199,7 +199,7 @@ class Sift:
 
     @contextlib.contextmanager
     def clean_pass(self) -> Iterator[None]:
-        """Run the clean forward pass inside; saves the random state that the perturbed passes restore."""
+        """Context manager for the clean forward pass; saves the random state that perturbed passes restore."""
         self._seen = None
         self._before = _random_state(next(self._module.parameters()).device)
         yield
@@ -274,7 +274,7 @@ class Sift:
 
     @contextlib.contextmanager
     def perturbed(self, delta: torch.Tensor) -> Iterator[None]:
-        """Add δ to the embeddings inside, with the dropout noise of the clean pass."""
+        """Context manager that adds δ to the embeddings, with the dropout noise of the clean pass."""
         if self.options.same_dropout:
             _set_random_state(self._before)
         self._delta = delta
