@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion between official, stock and our own checkpoints."""
+"""Conversion between checkpoints of Microsoft, of transformers and of this package."""

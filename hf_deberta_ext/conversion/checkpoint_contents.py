@@ -40,11 +40,11 @@ __all__ = [
     "read_contents",
 ]
 
-# Everything of a repository except weights; folders of sentence-transformers ("2_Dense/") may have weights of their own.
+# All files of a repository except weights. Modules of sentence-transformers ("2_Dense/") can have further weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch.model-*.bin"]
-# Fields of the configuration.
+# Configuration fields that a description shows.
 SIZES = """
     num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size max_position_embeddings
 """.split()
@@ -58,10 +58,12 @@ class CheckpointContents:
     """Contents of a checkpoint, without the values of its tensors.
 
     Args:
-        source, folder: The folder or repository id as given, and the local folder with its files.
-        stored, config: config.json as it is stored, and as this package reads it.
-        tensors (`dict[str, Tensor]`): Key in the files -> shape and dtype. Empty if the files are .bin on the Hub only.
-        shapes (`dict[str, tuple]`): Parameter of this package, without the prefix "deberta." -> shape.
+        source (`str`): Folder or repository id that the user gave.
+        folder (`Path`): Local folder with the files.
+        stored (`dict`): Fields of config.json.
+        config (`DebertaExtConfig`, *optional*): Configuration of the loaded model; None if it cannot be loaded.
+        tensors (`dict[str, Tensor]`): Shape and dtype by key in the files; empty if the weights are .bin files on the Hub.
+        shapes (`dict[str, tuple]`): Shape by parameter name of this package, without the prefix "deberta.".
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
     """
 
@@ -75,12 +77,12 @@ class CheckpointContents:
 
     @property
     def is_joint(self) -> bool:
-        """Tell a generator and a discriminator in one model of this package."""
+        """Whether the checkpoint is a generator and a discriminator in one model of this package."""
         return is_joint(self.stored)
 
     @property
     def has_generator(self) -> bool:
-        """Tell an official discriminator with its generator."""
+        """Whether Microsoft's generator is in the folder, next to the discriminator."""
         return (self.folder / GENERATOR_FILE).is_file()
 
     @property
@@ -90,7 +92,7 @@ class CheckpointContents:
 
     @property
     def heads(self) -> list[str]:
-        """Heads whose modules are in the files, without "base"; the one that config.json names comes first."""
+        """Names of the heads in the files, except "base"; the head that config.json names comes first."""
         if self.is_joint:
             return ["pretraining"]
         architectures = [name.partition("For")[2] for name in self.stored.get("architectures") or []]
@@ -98,7 +100,7 @@ class CheckpointContents:
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
         if "classifier" in modules:
-            # The parameters of these heads have the same names.
+            # All these heads have parameters of the same names.
             if not CLASSIFIERS.isdisjoint(named):
                 found += CLASSIFIERS.intersection(named)
             elif "pooler" in modules:
@@ -112,17 +114,17 @@ class CheckpointContents:
         return sorted(found, key=lambda head: head not in named)
 
     def kind(self) -> str:
-        """Return model type and architectures, such as "deberta-v2 (DebertaV2ForMaskedLM)"."""
+        """Return the model type and architectures, such as "deberta-v2 (DebertaV2ForMaskedLM)"."""
         return f"{self.stored['model_type']} ({', '.join(self.stored.get('architectures') or ['no architecture named'])})"
 
 
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
-    """Return the local folder of a folder or Hub repository; weights are downloaded on request only."""
+    """Return the local folder of a folder or Hub repository; download weights only if `weights` is True."""
     if os.path.isdir(source):
         return Path(source)
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
-        # At one commit, though the branch may have moved.
+        # Use the same commit, even if the branch has moved.
         snapshot_download(source, revision=folder.name, allow_patterns=[*SAFETENSORS, GENERATOR_FILE, "[0-9]_*/*"])
         if not [*folder.glob("model*.safetensors")]:
             snapshot_download(source, revision=folder.name, allow_patterns=PICKLES)
@@ -132,8 +134,8 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Without `weights`, which downloads those of a repository, the headers of safetensors files are read from the Hub, and
-    nothing is known about .bin files.
+    Args:
+        weights (`bool`): Download a repository's weights; otherwise read only the headers of its safetensors files.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
@@ -155,7 +157,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
 
 
 def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors in the files of a folder, or of a repository whose safetensors files are on the Hub only."""
+    """Read shapes and dtypes of the tensors in a folder, or on the Hub if the safetensors files are not downloaded."""
     tensors: dict[str, Tensor] = {}
     files = weight_files(folder)
     if not files and os.path.isdir(source):
@@ -174,7 +176,7 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
 
 
 def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that loading makes of the tensors, and set the fields that it infers."""
+    """Return the shapes of the parameters after loading, and set the configuration fields that loading infers."""
     tensors = empty_tensors(contents.tensors)
     config, folder = contents.config, contents.folder
     if contents.stored["model_type"] in OFFICIAL_TYPES:
@@ -184,7 +186,7 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
             bases = {key.split(".")[-2]: tensor for key, tensor in generator.items()}
         tensors, _ = convert_official(tensors, config, bases)
         set_fields_of_head(config, tensors, contents.stored)
-        # As loading does: the Enhanced Mask Decoder needs absolute positions.
+        # Same rule as in loading: the Enhanced Mask Decoder needs absolute positions.
         if config.has_mask_decoder and not any("embeddings.position_embeddings." in name for name in tensors):
             config.emd_layers, config.emd_input = 1, "hidden"
     return {name.removeprefix("deberta."): tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -195,7 +197,7 @@ def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[str], list[str]]:
-    """Return lines on the parameters of a head's class that the files do not have, and on those of another shape."""
+    """Return messages on parameters of a head's class that are missing in the files, and on mismatched shapes."""
     if contents.is_joint:
         head = "pretraining"
     elif head == "pretraining":
@@ -208,22 +210,22 @@ def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[st
         if shape is None and name not in model.all_tied_weights_keys:
             missing.append(f"{name} is not in the files")
         elif shape is not None and shape != tuple(parameter.shape):
-            resized.append(f"{name} has shape {list(shape)}, but config.json makes it {list(parameter.shape)}")
+            resized.append(f"{name} has shape {list(shape)} in the files, expected {list(parameter.shape)} by config.json")
     return missing, resized
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
-    """Return facts about a folder or repository, as `deberta-ext info --json` prints them."""
+    """Return the facts about a folder or repository that `deberta-ext info --json` prints."""
     folder = fetch(source, revision=revision, weights=download)
     if is_adapter_folder(folder):
         adapter = read_json(folder / ADAPTER_CONFIG_FILE)
-        kind = f"an adapter of peft ({adapter.get('peft_type')}), not a model"
+        kind = f"a peft adapter ({adapter.get('peft_type')}), not a model"
         labels = [*read_json(folder / "config.json").get("id2label", {}).values()]
         base = adapter.get("base_model_name_or_path")
         return dict(source=source, kind=kind, base_model=base, labels=labels, problems=[])
     if not (folder / "config.json").exists() and not configuration_file(folder):
         if not tokenizer_files(folder):
-            raise OSError(f"{source} has no config.json: it holds no model, adapter or tokenizer")
+            raise OSError(f"{source} has no config.json: expected a model, adapter or tokenizer")
         return dict(source=source, kind="a tokenizer", tokenizer=tokenizer_text(folder, None), problems=[])
     contents = read_contents(source, revision=revision, weights=download)
     facts: dict[str, Any] = dict(source=source, kind=contents.kind(), problems=contents.problems)
@@ -254,7 +256,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
 
 
 def tokenizer_text(folder: Path, config: DebertaExtConfig | None) -> str:
-    """Return a line about the tokenizer of a folder, or why there is none that fits the model."""
+    """Return one line about a folder's tokenizer, or the reason why it does not fit the model."""
     try:
         tokenizer = load_tokenizer(folder)
         check_tokenizer(tokenizer, config)
@@ -264,7 +266,7 @@ def tokenizer_text(folder: Path, config: DebertaExtConfig | None) -> str:
 
 
 def description_text(facts: dict[str, Any]) -> str:
-    """Return the facts of `describe` as lines of titles and values."""
+    """Format the facts of `describe` as lines of titles and values."""
     lines = [facts["source"]]
     for name, value in facts.items():
         if name in ("sizes", "generator_sizes"):

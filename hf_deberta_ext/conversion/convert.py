@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert official, stock and own checkpoints into folders of this package or of stock deberta-v2, and check the result."""
+"""Convert checkpoints to the format of this package or to transformers' deberta-v2, and check the result."""
 
 import os
 import shutil
@@ -19,9 +19,9 @@ from .deberta_v2 import save_as_deberta_v2
 
 __all__ = ["convert"]
 
-# The half of a joint model that becomes each head.
+# Head -> the half of a joint model that it is exported from.
 HALVES = {"replaced-token-detection": "discriminator", "base": "discriminator", "masked-lm": "generator"}
-# Files and folders of sentence-transformers: activation of the scores, prompts, further modules.
+# Files and folders of sentence-transformers: activation function of the scores, prompts, further modules.
 MODULES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*")
 
 
@@ -38,19 +38,19 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a checkpoint as another folder, which appears once it is complete and checked, and print a report.
+    """Convert a checkpoint into a new folder, which appears only when it is complete and checked, and print a report.
 
-    Arguments are those of `deberta-ext convert`.
+    `deberta-ext convert --help` describes the arguments.
 
     Raises:
-        OSError: There is no such source, or the output exists.
-        ValueError: The source is incomplete, the head is not in it, or the written folder differs from the source.
+        OSError: If the source does not exist, or the output exists.
+        ValueError: If the source is incomplete or lacks the head, or if the written folder differs from the source.
     """
     target = Path(os.path.abspath(output))
     if is_in_use(target) and not overwrite:
-        raise OSError(f"{output} exists already: choose another folder, or give --overwrite to move it aside")
+        raise OSError(f"{output} already exists: choose another folder, or pass --overwrite to rename the existing one")
     if max_shard_size and to != "deberta-ext":
-        raise ValueError("--max_shard_size is only for --to deberta-ext")
+        raise ValueError("--max_shard_size is only supported with --to deberta-ext")
     contents = read_contents(source, revision=revision, weights=True)
     if contents.problems:
         raise ValueError("\n".join([f"{source} cannot be converted:", *contents.problems]))
@@ -60,19 +60,19 @@ def convert(
         head = choose_head(contents, to)
     if contents.is_joint and (head not in ("pretraining", *HALVES) or (head == "pretraining" and to == "deberta-v2")):
         raise ValueError(
-            f"{source} holds a generator and a discriminator: choose --head replaced-token-detection (the discriminator), "
+            f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
             "masked-lm (the generator) or base, and convert the result for another head"
         )
     _, resized = compare_with_class(contents, head)
     if resized:
-        raise ValueError(f"{source}: {resized[0]}; is the number of labels (id2label) right?")
+        raise ValueError(f"{source}: {resized[0]}; check the number of labels (id2label)")
     if dtype is None:
         dtype = "float32"
-        # The difference of two tables, of an official pair, is not exact in half precision.
+        # Half precision would round the difference between the two tables of Microsoft's generator and discriminator.
         if len(contents.dtypes) == 1 and (head != "pretraining" or contents.is_joint):
             dtype = contents.dtypes[0]
-    print(f"head: {head}; the files hold {', '.join(contents.heads) or 'none'}, see --head")
-    print(f"dtype: {dtype}; the files have {', '.join(contents.dtypes)}")
+    print(f"head: {head}; the files contain {', '.join(contents.heads) or 'none'} (choose with --head)")
+    print(f"dtype: {dtype}; the files contain {', '.join(contents.dtypes)}")
     encoder = find_tokenizer(contents, tokenizer)
     model = load_source(contents, head, dtype)
     check_new_parameters(model, head, is_chosen)
@@ -89,8 +89,8 @@ def convert(
         for check in verification.check_folder(model, written, to):
             print(f"checked: {check}")
         if is_in_use(target):
-            print(f"moved aside: {output} is {target.rename(free_name(target)).name} now")
-        # It also takes the place of an empty folder.
+            print(f"renamed: the previous {output} is now {target.rename(free_name(target)).name}")
+        # Also replaces an empty folder.
         os.replace(written, target)
     finally:
         shutil.rmtree(written, ignore_errors=True)
@@ -98,11 +98,11 @@ def convert(
 
 
 def choose_head(contents: CheckpointContents, to: str) -> str:
-    """Return the head to write where the user chooses none."""
+    """Return the head to write if the user does not choose one."""
     heads = contents.heads
     if "pretraining" in heads and (to == "deberta-ext" or contents.is_joint):
         return "pretraining"
-    # A discriminator as published also carries a masked-language-model head, which its training did not use.
+    # Microsoft's discriminators also contain a masked-language-model head, which their training did not use.
     if {*heads[:2]} == {"masked-lm", "replaced-token-detection"}:
         return "replaced-token-detection"
     return (heads or ["base"])[0]
@@ -118,28 +118,28 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
     if head == "base":
         model = model.deberta
     model.loading_report = joint.loading_report
-    model.loading_report.notes.append(f"the {HALVES[head]} was taken out of the joint model")
+    model.loading_report.notes.append(f"the {HALVES[head]} was exported from the joint model")
     return model.eval()
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Warn of a new head.
+    """Warn if the head is newly initialised.
 
     Raises:
-        ValueError: Parameters of the encoder would be drawn at random, or those of a head that the user did not choose.
+        ValueError: If parameters of the encoder, or of a head that the user did not choose, would be newly initialised.
     """
     new = model.loading_report.initialised
     encoder = [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]
     if encoder:
-        raise ValueError(f"{len(encoder)} parameters are not in the files and no part of a new head, such as {encoder[0]}")
+        raise ValueError(f"{len(encoder)} parameters of the encoder are missing in the files, such as {encoder[0]}")
     if new and not is_chosen:
-        raise ValueError(f"{', '.join(new)} would be drawn at random; --head {head} writes a new head")
+        raise ValueError(f"{', '.join(new)} would be newly initialised; pass --head {head} to write a new head")
     if new:
-        print(f"warning: the head is new, drawn at random: {', '.join(new)}. Train it before you use it")
+        print(f"warning: the head is newly initialised: {', '.join(new)}. Train it before you use it")
 
 
 def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
-    """Return the tokenizer of `source` (None: of the checkpoint, if it has one; "none": no tokenizer)."""
+    """Load the tokenizer from `source` (None: from the checkpoint, if it has one; "none": no tokenizer)."""
     if source == "none":
         return None
     try:
@@ -147,7 +147,7 @@ def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
     except OSError:
         if source is not None:
             raise
-        print(f"tokenizer: there is none in {contents.source}; --tokenizer takes it from elsewhere")
+        print(f"tokenizer: none in {contents.source}; pass --tokenizer to load it from another folder or repository")
         return None
     print(f"tokenizer: {len(tokenizer)} tokens, from {source or contents.source}")
     return tokenizer
@@ -169,7 +169,7 @@ def write_folder(
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy the settings of sentence-transformers, without which it changes the scores of a cross-encoder."""
+    """Copy the settings of sentence-transformers; without them, the scores of a cross-encoder change."""
     for pattern in MODULES:
         for path in sorted(source.glob(pattern)):
             print(f"sentence-transformers: {path.name} is copied")
@@ -180,7 +180,7 @@ def copy_modules(source: Path, folder: Path) -> None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Tell anything but an empty folder."""
+    """Return True for a file or a non-empty folder."""
     if path.is_dir():
         return any(path.iterdir())
     return path.exists()

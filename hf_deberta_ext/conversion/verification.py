@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify a converted checkpoint: compare the tensors and the encoder's outputs of the folder with those of the model."""
+"""Verify a converted checkpoint: compare its tensors and encoder outputs with the original model."""
 
 import copy
 from pathlib import Path
@@ -12,47 +12,46 @@ from .deberta_v2 import to_deberta_v2_state_dict
 
 __all__ = ["check_folder"]
 
-# Largest difference of outputs, relative to the largest output: the same weights, summed in another order, in float32.
+# Maximum difference relative to the largest output, for float32 sums in another order.
 TOLERANCE = 1e-4
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
-    """Read a written folder again and compare it with the model; return the comparisons as lines.
+    """Load a written folder and compare it with the model; return a line for each comparison.
 
     Raises:
-        ValueError: A tensor, or an output of the encoder, differs from the model's.
+        ValueError: If a tensor or an output of the encoder differs from the model's.
     """
     decoder = {}
     state_dict = type(model).state_dict
     if to == "deberta-v2":
         state_dict = to_deberta_v2_state_dict
         if hasattr(model, "lm_predictions"):
-            # deberta-v2 has no place for these fields.
+            # deberta-v2 configurations do not have these fields.
             decoder = dict(emd_layers=model.config.emd_layers, emd_input=model.config.emd_input)
     reread = type(model).from_pretrained(folder, dtype=model.dtype, **decoder)
     expected, got = state_dict(model), state_dict(reread)
     different = {*expected} ^ {*got}
     different |= {name for name in {*expected} & {*got} if not torch.equal(expected[name], got[name])}
     if different:
-        raise ValueError(f"{len(different)} tensors are not what was written, such as {min(different)}")
+        raise ValueError(f"{len(different)} tensors of the written folder differ from the model, such as {min(different)}")
     checks = [f"{len(expected)} tensors are equal"]
-    others = {"what was written": getattr(reread, "discriminator", reread).base_model}
+    others = {"the written folder": getattr(reread, "discriminator", reread).base_model}
     if to == "deberta-v2":
         others["transformers' DebertaV2Model"] = DebertaV2Model.from_pretrained(folder)
     states = encoder_states(getattr(model, "discriminator", model).base_model)
     for name, other in others.items():
         difference = (encoder_states(other) - states).abs().max() / states.abs().max()
-        # NaN, of weights that the dtype cannot hold, is refused as well.
+        # Also True for NaN, from weights that overflow the dtype.
         if not difference <= TOLERANCE:
-            raise ValueError(f"the outputs of {name} differ from the source's by {difference:.1g} of the largest")
-        checks.append(f"the outputs of {name} differ by at most {difference:.1g} of the largest")
+            raise ValueError(f"the outputs of {name} differ from the source by {difference:.1g} of the largest output")
+        checks.append(f"the outputs of {name} differ by at most {difference:.1g} of the largest output")
     return checks
 
 
 @torch.no_grad()
 def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
-    """Return the states at the real tokens of a fixed input of two rows, in float32: rounding in half precision depends on
-    the order of the sums."""
+    """Return the encoder's states at real tokens of a fixed input; in float32, since half precision depends on sum order."""
     length = min(16, encoder.config.max_position_embeddings)
     ids = (torch.arange(2 * length) * 7 + 5).view(2, length) % encoder.config.vocab_size
     mask = torch.ones_like(ids)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page that shows a model at work: `deberta-ext demo`."""
+"""Web page to try a model: `deberta-ext demo`."""

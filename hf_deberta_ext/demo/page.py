@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: a tab for each head of the model, and one for attention, as HTML that needs no script and no other server."""
+"""Build the demo page: a tab for each head and one for attention, as HTML without scripts or requests to other servers."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -17,9 +17,9 @@ from .results import DemoModel, fill_mask, given_texts, load, tokenize
 
 __all__ = ["attention_html", "build_page", "classification_html", "fill_mask_html", "launch", "replaced_html"]
 
-# Most tokens of an attention map, which has the square of so many cells.
+# Maximum tokens of an attention map, which has N x N cells.
 MAP_TOKENS = 40
-# Value of the head's drop-down list.
+# Value for the mean of all heads in the drop-down list.
 MEAN = -1
 CSS = """
 .gradio-container { width: 100% !important; max-width: 72rem !important; margin: 0 auto !important; }
@@ -39,7 +39,7 @@ def _html(*parts: str) -> str:
 
 
 def fill_mask_html(model: DemoModel, text: str) -> str:
-    """Show bars of the words for each mask, with EMD and without it side by side."""
+    """Show the most probable words of each mask as bars, with and without EMD side by side."""
     masks = fill_mask(model, text)
     parts = []
     for number, columns in enumerate(masks, start=1):
@@ -53,7 +53,7 @@ def fill_mask_html(model: DemoModel, text: str) -> str:
 
 
 def replaced_html(model: DemoModel, text: str) -> str:
-    """Show the text, each token coloured by the probability that it was replaced, and bars of the five largest."""
+    """Colour each token by the probability that it was replaced, and show the five highest as bars."""
     text = text.strip()
     tokenize(model, text)
     marks, suspects = [], []
@@ -72,7 +72,7 @@ def classification_html(model: DemoModel, *texts: str) -> str:
 
 
 def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: float, form: str) -> str:
-    """Draw a map of [N, N] values, queries are rows; the value under the pointer is shown below it."""
+    """Draw a map of [N, N] values with queries as rows; hovering over a cell shows its value below."""
     cells = ["<b></b>"]
     for key in tokens:
         cells.append(f'<b class="dx-key">{escape(key)}</b>')
@@ -87,17 +87,17 @@ def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: 
 
 
 def attention_html(model: DemoModel, text: str, layer: int, head: int) -> str:
-    """Show heat maps of the attention of a layer and head (`MEAN`: the mean of all), and of the parts of its logits."""
+    """Show heat maps of the attention of a layer and head (`MEAN`: mean of all heads) and of its logits' terms."""
     encoded = tokenize(model, text, limit=MAP_TOKENS)
     maps = attention_parts(model.encoder, model_inputs(encoded), layer=layer).of_head(None if head == MEAN else head)
     tokens = readable_tokens(model.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist()))
     attention = maps.pop("probabilities")
     parts = [_heat_map("attention", tokens, attention, float(attention.max()), ".1%")]
-    # One scale for the parts, so that they can be compared.
+    # Use the same scale for all terms, so that they can be compared.
     largest = float(torch.stack([*maps.values()]).abs().max()) or 1
     for name, values in maps.items():
         parts.append(_heat_map(name, tokens, values, largest, "+.3f"))
-    # Four maps stand in one row or in two.
+    # Show the four maps in one row or in two.
     width = max(15, 4 + 0.9 * len(tokens))
     share = 23 if width < 16 else 34
     columns = f"grid-template-columns:repeat(auto-fit,minmax(min(100%,max({width:.1f}rem,{share}%)),1fr))"
@@ -105,11 +105,11 @@ def attention_html(model: DemoModel, text: str, layer: int, head: int) -> str:
 
 
 def build_page(source: str, revision: str | None = None) -> Any:
-    """Load a model and make its page, a `gradio.Blocks`; `launch` serves it.
+    """Load a model and build its page, a `gradio.Blocks` for `launch`.
 
     Raises:
-        ImportError: gradio is not installed.
-        ValueError, OSError: as `hf_deberta_ext.demo.results.load`.
+        ImportError: if gradio is not installed.
+        ValueError, OSError: see `hf_deberta_ext.demo.results.load`.
     """
     try:
         import gradio as gr
@@ -119,7 +119,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
     mask, config = model.tokenizer.mask_token, model.encoder.config
 
     def tab(title: str, note: str, button: str, result: Callable[..., str], texts: dict[str, str], **choices: list):
-        """Add a tab. Texts are {label: value}, choices the options of drop-down lists."""
+        """Add a tab. `texts` are {label: value} of text boxes, `choices` the options of drop-down lists."""
 
         def answer(*values: Any) -> str:
             try:
@@ -147,11 +147,11 @@ def build_page(source: str, revision: str | None = None) -> Any:
             note = f"Words for {mask}, with the Enhanced Mask Decoder (EMD) and without it."
             tab("Masks", note, "Fill in", fill_mask_html, {f"Text with {mask}": f"Paris is the {mask} of France."})
         if model.discriminator is not None:
-            note = "How likely it is that each word was put in the place of another."
+            note = "Probability that each word is a replacement of the original word."
             tab("Replaced", note, "Look", replaced_html, {"Text": "The chef cooked the parliament in a large pot."})
         if model.classifier is not None:
-            note = "The contribution of a token is by how much the log-odds of the label fall if it is masked."
-            texts = {"Text": "It is a delight from beginning to end.", "Second text, of a pair": ""}
+            note = "The contribution of a token is the decrease of the label's log-odds when the token is masked."
+            texts = {"Text": "It is a delight from beginning to end.", "Second text (for pairs)": ""}
             tab("Classify", note, "Classify", classification_html, texts)
         note = (
             "Which token (row) attends to which (column), and the parts of its logits: content to content (c2c), content to "
@@ -167,19 +167,19 @@ def build_page(source: str, revision: str | None = None) -> Any:
 
 
 def launch(page: Any, *, host: str | None = None, port: int | None = None) -> None:
-    """Serve a page until Ctrl-C, and print its address: without analytics, share links and requests to other servers.
+    """Serve a page until Ctrl-C and print its address; without analytics, share links or requests to other servers.
 
     Args:
-        host, port (*optional*): default: gradio's environment variables, as in a Space, else 127.0.0.1 and the first free
-            port from 7860.
+        host (`str`, *optional*), port (`int`, *optional*): default: gradio's environment variables (set in a Space), or
+            127.0.0.1 and the first free port from 7860.
 
     Raises:
-        OSError: the port is taken.
+        OSError: if the port is in use.
     """
     from gradio.themes import Base
 
     theme = Base(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
     options = dict(share=False, quiet=True, ssr_mode=False, footer_links=[], theme=theme, css=STYLE + CSS)
     _, address, _ = page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **options)
-    print(f"The page is at {address} (Ctrl-C ends it)", flush=True)
+    print(f"Serving at {address} (press Ctrl-C to stop)", flush=True)
     page.block_thread()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the page with every head that its checkpoint has, and the results that the page shows."""
+"""Load a model with all heads of its checkpoint, and compute the results that the demo page shows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ __all__ = ["DemoModel", "fill_mask", "given_texts", "load", "tokenize"]
 MAX_TOKENS = 256
 # Field of `DemoModel` -> what the page would show, and what is missing for it.
 HEADS = {
-    "masked": ("masked words", "the checkpoint has no head of masked-language modelling (lm_predictions)"),
-    "discriminator": ("replaced words", "the checkpoint has no head of replaced token detection (mask_predictions)"),
-    "classifier": ("classification", "the checkpoint has no text classifier (pooler and classifier)"),
+    "masked": ("masked words", "the checkpoint has no masked-language-modelling head (lm_predictions)"),
+    "discriminator": ("replaced words", "the checkpoint has no replaced-token-detection head (mask_predictions)"),
+    "classifier": ("classification", "the checkpoint has no text classification head (pooler and classifier)"),
 }
 
 
 @dataclass
 class DemoModel:
-    """An encoder, its tokenizer, and the models of the heads that were trained, None for the others."""
+    """Encoder, tokenizer, and a model for each trained head; None for the other heads."""
 
     name: str
     tokenizer: Any
@@ -37,7 +37,7 @@ class DemoModel:
 
     @property
     def absent(self) -> dict[str, str]:
-        """The parts that the page cannot show, with the reasons."""
+        """Titles of the missing tabs, with the reasons."""
         reasons = {}
         for name, (shown, reason) in HEADS.items():
             if getattr(self, name) is None:
@@ -46,7 +46,7 @@ class DemoModel:
 
 
 def load(source: str, revision: str | None = None) -> DemoModel:
-    """Load a folder or repository, official or of this package, with every head in its weights."""
+    """Load a folder or Hub repository, from Microsoft or of this package, with all heads in its weights."""
     explained = load_model(source, revision)
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
@@ -59,51 +59,51 @@ def load(source: str, revision: str | None = None) -> DemoModel:
 
 
 def given_texts(texts: Iterable[str | None]) -> list[str]:
-    """Drop texts that are empty, and the spaces around the others."""
+    """Remove empty texts, and spaces around the others."""
     return [text.strip() for text in texts if text and text.strip()]
 
 
 def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
-    """Tokenize a text or a pair; an empty second text is left out.
+    """Tokenize a text or a pair; an empty second text is ignored.
 
     Raises:
-        ValueError: the text is empty or too long.
+        ValueError: if the text is empty or too long.
     """
     texts = given_texts(texts)
     if not texts:
-        raise ValueError("There is no text: write one.")
+        raise ValueError("The text is empty: enter one.")
     options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt", verbose=False)
     encoded = model.tokenizer(*texts, **options)
     limit = min(limit, model.tokenizer.model_max_length)
     count = encoded["input_ids"].shape[1]
     if count > limit:
-        raise ValueError(f"The text has {count} tokens, and at most {limit} are shown here: take a part of it.")
+        raise ValueError(f"The text must have at most {limit} tokens, got {count}: use a part of it.")
     return encoded
 
 
 @torch.no_grad()
 def fill_mask(model: DemoModel, text: str, count: int = 5) -> list[dict[str, list[tuple[str, float]]]]:
-    """Find the most probable words of each [MASK] with and without the Enhanced Mask Decoder, in one pass of the encoder.
+    """Return the most probable words of each [MASK], with and without EMD, from one forward pass of the encoder.
 
-    Without EMD, the head reads the output of the encoder's last layer, which has seen no absolute positions.
+    Without the Enhanced Mask Decoder (EMD), the head reads the encoder's last layer, which has no absolute positions.
 
     Returns:
-        for each mask {"with EMD": [(word, probability), ...], "without EMD": [...]}; only "without EMD" for a model that was
-        made without the decoder.
+        `list[dict]`: for each mask {"with EMD": [(word, probability), ...], "without EMD": [...]}; only "without EMD" if the
+        model has no decoder.
     """
     encoded, masked, tokenizer = tokenize(model, text), model.masked, model.tokenizer
     places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]
     if not len(places):
-        raise ValueError(f"The text has no {tokenizer.mask_token}: write it in the place of a word.")
+        raise ValueError(f"The text must contain {tokenizer.mask_token}: write it in place of a word.")
     outputs = masked.deberta(**model_inputs(encoded), output_hidden_states=True)
     states = {"without EMD": outputs.last_hidden_state}
     if masked.mask_decoder is not None:
-        # The decoder takes the input of the last layer.
+        # The decoder reads the input of the last layer.
         states = {"with EMD": masked.decode(outputs.hidden_states[-2])} | states
     words: list[dict[str, list[tuple[str, float]]]] = [{} for _ in places]
     for name, values in states.items():
         logits = masked.lm_predictions(values[0, places])  # [number of masks, V]
-        # A vocabulary may be smaller than the table of its model.
+        # The vocabulary can be smaller than the model's embedding table.
         best = logits[:, : len(tokenizer)].softmax(-1).topk(count)
         for row, ids, probabilities in zip(words, best.indices, best.values.tolist(), strict=True):
             row[name] = [(tokenizer.decode([i]).strip(), p) for i, p in zip(ids, probabilities, strict=True)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-training: corpora, tokenizers, packing, masking, objectives and their Trainer; names are imported on first use."""
+"""Pre-training: corpora, tokenizers, packing, masking, objectives and trainers. Names are imported on first use."""
 
 import importlib
 from typing import Any

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load corpora: text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
+"""Load text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-One generator reads all local files row by row. So files of one folder may differ in kind and in their other columns,
-streaming holds one row at a time, and errors name the file and the line.
+One generator reads all local files row by row. Files of a folder may therefore differ in format and other columns, streaming
+holds one row at a time in memory, and errors name file and line.
 """
 
 import itertools
@@ -31,11 +31,11 @@ DOCUMENTS = ("blank_line", "line", "file")
 ENDINGS = ", ".join(KINDS) + " (each also with .gz)"
 NO_FILE = "no file or folder {} (working directory: {})"
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w.-]+)?")
-# Bytes of text in a byte of a compressed file, about.
+# Estimated bytes of text per byte of a compressed file.
 COMPRESSED = 4
-# The smallest shard of a stream has at least this share of the text of the largest.
+# Minimum ratio of the text in the smallest shard of a stream to the text in the largest.
 BALANCE = 0.8
-# Path, size and time of change, by which the cache notices changes.
+# Path, size and modification time, which are part of the cache key.
 File = tuple[str, int, int]
 
 
@@ -52,26 +52,26 @@ def load_corpus(
     token: str | bool | None = None,
     num_proc: int | None = None,
 ) -> "Dataset | IterableDataset":
-    """Load the text of files, folders and Hub data sets as a data set with the one column "text", a document a row.
+    """Load files, folders and Hub data sets as a data set with only the column "text", one document per row.
 
     Args:
-        sources: one or several of: a file (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz); a folder
-            (all such files below it, sorted; hidden ones skipped, others and manifest.json counted in a warning); else the
-            name of a data set on the Hub.
-        documents: a document of plain text: the lines between blank lines ("blank_line"), each line that is not blank
-            ("line"), or a file ("file"). Line ends become "\\n", a byte order mark is dropped. A document is held in memory,
-            and so is a .json file that is one array.
-        text_column (`str`): the column of the text in JSON, tables and Hub data sets; null is an empty document.
-        name, split, revision, token: as in `datasets.load_dataset`, for Hub data sets only; files are used whole.
-        streaming (`bool`): read while iterating, row by row; nothing is written to disk.
-        cache_dir: where the Arrow files go; default is the cache of datasets. Changed files are read again.
-        num_proc (`int`, *optional*): processes that read; a file is read by one of them. Not for streaming.
+        sources (`str`, path or a list of these): files (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz);
+            folders (all such files below, sorted; hidden files are skipped, other files and manifest.json are skipped with a
+            warning); otherwise names of data sets on the Hub.
+        documents (`str`, default `"blank_line"`): document of a text file: the lines between blank lines ("blank_line"),
+            each non-blank line ("line"), or the whole file ("file"). Line ends become "\\n", a byte order mark is removed. A
+            document is held in memory, and so is a .json file that is one array.
+        text_column (`str`, default `"text"`): text column of JSON, tables and Hub data sets; null is an empty document.
+        name, split, revision, token (*optional*): as in `datasets.load_dataset`, only for Hub data sets.
+        streaming (`bool`, default False): read row by row while iterating, without writing to disk.
+        cache_dir (`str`, *optional*): folder of the Arrow files; default: datasets' cache. Changed files are read again.
+        num_proc (`int`, *optional*): number of reading processes; each file is read by one. Not for streaming.
     Returns:
-        `datasets.Dataset`, with `streaming` `datasets.IterableDataset`.
+        `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`.
     Raises:
-        FileNotFoundError: a source is neither a file, nor a folder, nor a data set that can be reached.
-        ValueError: an unknown ending, a missing column, no text, or what `read_rows` refuses; beyond the first document of
-            a stream it comes while iterating.
+        FileNotFoundError: if a source is no file, no folder, and no data set on the Hub that can be loaded.
+        ValueError: if a file type is unknown, a column is missing, there is no text, or `read_rows` fails. In a stream,
+            errors after the first document are raised while iterating.
     """
     from datasets import concatenate_datasets
 
@@ -84,11 +84,11 @@ def load_corpus(
     hub = dict(text_column=text_column, config=name, split=split, revision=revision, token=token) | options
     listed = [(os.fspath(source), list_files(os.fspath(source))) for source in sources]
     kinds = {file_kind(file[0]): file for _, files in listed for file in files or ()}
-    # The first document of a file of each kind: a wrong column is refused before hours of reading.
+    # Read one document of each file type: a wrong column is an error before hours of reading.
     for file in kinds.values():
         next(file_documents([file], **reading), None)
     loaded = []
-    # Neighbouring files become one data set.
+    # Consecutive files become one data set.
     for is_hub, group in itertools.groupby(listed, key=lambda item: item[1] is None):
         if is_hub:
             loaded += [load_hub_corpus(source, **hub) for source, _ in group]
@@ -98,23 +98,26 @@ def load_corpus(
 
 
 def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Iterate over the documents of `load_corpus` without the blank ones, for the training of tokenizers."""
+    """Iterate over the non-blank documents of `load_corpus`, to train tokenizers."""
     for row in corpus:
         if row["text"] and not row["text"].isspace():
             yield row["text"]
 
 
 class DocumentStream:
-    """The documents of a stream except the first ones, which are held out: whole, or as shards of files.
+    """Documents of a stream after the first `held_out` ones, iterated as a whole or in shards of files.
 
-    `sizes` are the bytes of text in each file; None: unknown, taken to be the same.
+    Args:
+        corpus (`datasets.IterableDataset`): the stream, with one shard per file.
+        held_out (`int`, default 0): number of documents to hold out.
+        sizes (`list[int]`, *optional*): bytes of text in each file; None: all files count the same.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
         self.corpus, self.files = corpus, corpus.num_shards
         self.sizes = list(sizes or [1] * self.files)
         self.held_out: list[dict[str, Any]] = []
-        # Documents that are held out of the first files.
+        # Number of held-out documents in each of the first files.
         self.skipped: list[int] = []
         while len(self.held_out) < held_out and len(self.skipped) < self.files:
             file = len(self.skipped)
@@ -127,12 +130,12 @@ class DocumentStream:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.corpus.skip(len(self.held_out)))
 
-    def lanes(self, most: int) -> "list[IterableDataset]":
-        """Return up to `most` shards, halved until they are of about the same size; of n, shard i has files i, i + n, ..."""
+    def split(self, most: int) -> "list[IterableDataset]":
+        """Return n <= `most` shards of similar size, halving n until they are; shard i has the files i, i + n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
-        # Skipping, even nothing, keeps the files in their order when the stream is shuffled.
+        # skip(), even of 0 documents, keeps the files in order when the stream is shuffled.
         return [self.corpus.shard(n, i, contiguous=False).skip(sum(self.skipped[i::n])) for i in range(n)]
 
     def is_balanced(self, n: int) -> bool:
@@ -148,7 +151,7 @@ def file_bytes(path: str, size: int) -> int:
 
 
 def text_sizes(sources: Sequence[str]) -> list[int] | None:
-    """Estimate the bytes of text in each file of the sources; None if one is a Hub data set."""
+    """Estimate the bytes of text in each file; return None if a source is a Hub data set."""
     listed = [list_files(source) for source in sources]
     if None in listed:
         return None
@@ -156,13 +159,13 @@ def text_sizes(sources: Sequence[str]) -> list[int] | None:
 
 
 def list_files(source: str) -> list[File] | None:
-    """List the files of a source; None for the name of a Hub data set."""
+    """List the files of a source; return None if it is the name of a Hub data set."""
     path = os.path.expanduser(source)
     if os.path.isdir(path):
         paths = folder_files(path)
     elif os.path.isfile(path):
         if not file_kind(path):
-            raise ValueError(f"the ending of {source} is unknown, expected one of {ENDINGS}; rename or convert the file")
+            raise ValueError(f"{source} must have one of the suffixes {ENDINGS}; rename or convert the file")
         paths = [path]
     elif file_kind(path) or not HUB_ID.fullmatch(source):
         raise FileNotFoundError(NO_FILE.format(source, os.getcwd()))
@@ -176,26 +179,26 @@ def list_files(source: str) -> list[File] | None:
 
 
 def folder_files(path: str) -> list[str]:
-    """List the data files below a folder, sorted; those that are left out are counted in a warning."""
+    """List the data files below a folder, sorted, and warn about the number of skipped files."""
     paths, left_out = [], Counter()
     for file in sorted(Path(path).rglob("*")):
         if any(part.startswith(".") for part in file.relative_to(path).parts) or not file.is_file():
             continue
-        # A manifest lists files, and holds no text.
+        # A manifest lists files and contains no text.
         if file.name == MANIFEST_FILE or not file_kind(file):
             left_out[file.suffix or file.name] += 1
         else:
             paths.append(str(file))
     if not paths:
-        raise ValueError(f"the folder {path} holds no file with one of the endings {ENDINGS}")
+        raise ValueError(f"the folder {path} contains no file with one of the suffixes {ENDINGS}")
     if left_out:
         shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(left_out.items()))
-        logger.warning(f"{path}: {len(paths)} files are read; left out: {shown}")
+        logger.warning(f"{path}: reading {len(paths)} files; skipping {shown}")
     return paths
 
 
 def has_columns(sources: Sequence[str]) -> bool:
-    """Return False if all sources are files of plain text, or folders of these."""
+    """Return False if all sources are plain text files, or folders of plain text files."""
     for source in sources:
         files = None if "://" in source else list_files(source)
         if files is None or any(file_kind(path) != "text" for path, _, _ in files):
@@ -219,12 +222,11 @@ def load_files(
     try:
         return Dataset.from_generator(**common, cache_dir=cache_dir, num_proc=num_proc)
     except DatasetGenerationError as error:
-        # Only its cause names the file and the row.
+        # Only the cause names file and row.
         raise ValueError(str(error.__cause__)) from error
 
 
 def load_hub_corpus(source: str, text_column: str, *, config: str | None, streaming: bool, **options: Any) -> Any:
-    """Load the text column of a data set on the Hub."""
     from datasets import Features, Value
 
     try:
@@ -233,7 +235,7 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
         raise FileNotFoundError(f"{NO_FILE.format(source, os.getcwd())}, and {error}") from error
     first = next(iter(corpus), {})
     if not isinstance(first.get(text_column), str | None) or text_column not in first:
-        raise ValueError(f"the data set {source} has no column {text_column!r} of strings, but {', '.join(first)}")
+        raise ValueError(f"the data set {source} needs a column {text_column!r} of strings, got {', '.join(first)}")
     corpus = corpus.select_columns([text_column])
     if text_column != "text":
         corpus = corpus.rename_column(text_column, "text")
@@ -246,9 +248,9 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
 def file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """Iterate over the rows of all files, a list that datasets shares out among processes and workers.
+    """Iterate over the rows of all files; datasets splits the list among processes and workers.
 
-    Sizes, times and `version` are for the key of the cache: changed files are read again.
+    Sizes, times and `version` are only part of the cache key, so that changed files are read again.
     """
     for path, _, _ in files:
         if file_kind(path) == "text":
@@ -257,7 +259,7 @@ def file_documents(
             continue
         for place, row in read_rows(path, [text_column]):
             if text_column not in row:
-                raise ValueError(f"no column {text_column!r} in {place}; it has {', '.join(row)}; name one as text_column")
+                raise ValueError(f"{place} has no column {text_column!r}, only {', '.join(row)}; set text_column")
             text = row[text_column]
             if not isinstance(text, str | None):
                 raise ValueError(f"{text_column!r} in {place} must be a string, got {str(text)[:80]}")
@@ -265,7 +267,6 @@ def file_documents(
 
 
 def plain_documents(path: str, documents: str) -> Iterator[str]:
-    """Iterate over the documents of a text file."""
     document: list[str] = []
     for _, line in read_lines(path):
         line = line.rstrip("\r\n")

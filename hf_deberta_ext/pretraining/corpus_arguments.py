@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of corpora and tokenizers, for a preparation and all pre-training scripts; imports neither Trainer nor models."""
+"""Flags of corpora and tokenizers, shared by corpus preparation and pre-training; imports neither Trainer nor models."""
 
 import functools
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus",
 
 # Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
-    "config_name": "--preset, and --config_overrides",
+    "config_name": "--preset and --config_overrides",
     "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
     "line_by_line": "--documents line",
     "low_cpu_mem_usage": "leave it out",
@@ -33,48 +33,48 @@ SMALLEST = {"max_length": 8} | dict.fromkeys(
 
 @dataclass
 class TokenizerArguments:
-    """The tokenizer: a given one, or trained."""
+    """Flags of an existing tokenizer, or of training a new one."""
 
     tokenizer: str | None = option(
         None, "folder or Hub id; default: the tokenizer of --model, or of prepared data", aliases=["--tokenizer_name"]
     )
-    train_tokenizer: str | None = option(None, "train one on --train_data", choices=["byte-level-bpe", "unigram"])
-    vocab_size: int = option(32000, "of --train_tokenizer")
-    byte_fallback: bool = option(False, "nothing is unknown to a unigram tokenizer")
-    lowercase: bool = option(False, "a unigram tokenizer writes every text in lower case")
+    train_tokenizer: str | None = option(None, "tokenizer to train on --train_data", choices=["byte-level-bpe", "unigram"])
+    vocab_size: int = option(32000, "number of tokens of --train_tokenizer")
+    byte_fallback: bool = option(False, "unigram: encode unknown characters as bytes")
+    lowercase: bool = option(False, "unigram: lowercase all text")
 
 
 @dataclass
 class CorpusArguments:
-    """Documents, and how they become rows."""
+    """Flags of documents and packing."""
 
     train_data: list[str] = option(
         list,
-        "files, folders, one Hub data set, or a prepared folder",
+        "files, folders, one Hub data set, or a prepared corpus",
         aliases=["--train_file", "--dataset_name"],
     )
-    documents: str = option("blank_line", "what ends a document of a text file", choices=[*DOCUMENTS])
-    text_column: str = option("text", "of jsonl, csv, parquet and Hub data")
+    documents: str = option("blank_line", "end of a document in text files", choices=[*DOCUMENTS])
+    text_column: str = option("text", "text column of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
-    train_split: str = option("train", "of Hub data")
+    train_split: str = option("train", "split of a Hub data set")
     validation_documents: int | None = option(
-        None, "documents to hold out, without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
+        None, "documents to hold out without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
     )
-    packing: str = option("full_sentences", "how documents become examples", choices=[*MODES])
-    max_length: int = option(512, "tokens of an example, [CLS] and [SEP] included", aliases=["--max_seq_length"])
-    min_tokens: int = option(1, "shorter documents are left out, and counted")
-    language: str = option("en", "ISO code of the text, for the ends of sentences")
+    packing: str = option("full_sentences", "how documents are packed into examples", choices=[*MODES])
+    max_length: int = option(512, "maximum tokens of an example, including [CLS] and [SEP]", aliases=["--max_seq_length"])
+    min_tokens: int = option(1, "minimum tokens of a document; shorter ones are dropped")
+    language: str = option("en", "ISO code of the text's language, for sentence splitting")
 
     @functools.cached_property
     def is_prepared(self) -> bool:
-        """Training data are a prepared folder; looked up once, since the folder may be remote."""
+        """Whether the training data are a prepared corpus; cached, since the folder can be remote."""
         return is_prepared(*self.train_data)
 
 
 def check_corpus(arguments: CorpusArguments):
-    """Check the flags of a corpus: data, numbers that are too small, the language, and the column of the text."""
+    """Check the flags of a corpus: data, minimum values, language and text column."""
     if not arguments.train_data:
-        raise ValueError("there is nothing to train on: give --train_data files, folders or a Hub data set")
+        raise ValueError("--train_data is required: pass files, folders or a Hub data set")
     for name, least in SMALLEST.items():
         value = getattr(arguments, name, None)
         if value is not None and value < least:
@@ -82,16 +82,12 @@ def check_corpus(arguments: CorpusArguments):
     check_languages([arguments.language], "--language")
     sources = [*arguments.train_data, *getattr(arguments, "validation_data", ())]
     if arguments.text_column != "text" and not arguments.is_prepared and not has_columns(sources):
-        raise ValueError(
-            f"{' '.join(sources)} is plain text, which has no columns: leave --text_column {arguments.text_column} out"
-        )
+        raise ValueError(f"{' '.join(sources)} is plain text without columns: remove --text_column {arguments.text_column}")
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are given; a ValueError if no such tokenizer is to be trained."""
+    """Return the given options of `train_unigram`; raise a ValueError if no unigram tokenizer is trained."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
-        raise ValueError(
-            f"--{next(iter(options))} is of a new unigram tokenizer: give --train_tokenizer unigram, or leave it out"
-        )
+        raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")
     return options

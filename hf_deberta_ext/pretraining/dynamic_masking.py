@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw new masks for each pass over the data, or the same few in turn (RoBERTa section 4.1: dynamic and static masking).
+"""Draw new masks in each epoch, or repeat a few masks (RoBERTa section 4.1: dynamic and static masking).
 
-A mask depends only on (seed, epoch, number of the example). Workers, the order of the examples, the other examples of the
-batch and resuming do not change it.
+A mask depends only on (seed, epoch, number of the example), not on workers, on the order of examples, on other examples of
+the batch, or on resuming.
 
     train_dataset = NumberedExamples(examples)
     collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), MaskingOptions(unit="ngram"))
@@ -30,10 +30,11 @@ __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStre
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
-    """Return the batch as if it had been masked at this lower rate, without the column "masked_from"; draws stay the same.
+    """Return the batch as if masked at a lower rate with the same draws, without the column "masked_from".
 
     Args:
-        batch (`dict`): of a `MaskingCollator` whose options have a `final_rate`.
+        batch (`dict`): batch of a `MaskingCollator` with `options.final_rate`.
+        rate (`float`): masking rate, at most the rate of the batch.
     """
     kept = batch["masked_from"] < rate
     restored = (batch["labels"] != IGNORED) & ~kept
@@ -45,7 +46,7 @@ def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.T
 
 
 class SharedEpoch:
-    """The number of the epoch, in memory shared with the workers, which may outlive an epoch; `fixed` it stays 0."""
+    """Epoch number in memory shared with workers, which can outlive an epoch; 0 in every epoch if `fixed`."""
 
     def __init__(self, fixed: bool = False):
         self.fixed = fixed
@@ -63,12 +64,12 @@ class SharedEpoch:
 
 
 class NumberedExamples(SharedEpoch, Dataset):
-    """A data set whose rows have their number ("example") and the number of the pass over the data ("epoch").
+    """Data set that adds the number of the row ("example") and of the epoch ("epoch") to each row.
 
     Args:
-        dataset (`Sequence[dict]` or `datasets.Dataset`): rows that `MaskingCollator` can read.
-        fixed (`bool`): the epoch stays 0, and the collator's seed does not count, as evaluation needs: it must see the same
-            masks each time, and in runs with other seeds.
+        dataset (`Sequence[dict]` or `datasets.Dataset`): rows for `MaskingCollator`.
+        fixed (`bool`, default False): for evaluation: use epoch 0 and ignore the collator's seed, so that all evaluations
+            and all runs have the same masks.
     """
 
     def __init__(self, dataset: Sequence[Mapping[str, Any]], *, fixed: bool = False):
@@ -83,26 +84,26 @@ class NumberedExamples(SharedEpoch, Dataset):
 
 
 class NumberedStream(SharedEpoch, IterableDataset):
-    """Lanes of examples as one stream, numbered from 0, which have the number of the pass over their lane ("epoch").
+    """Interleave streams of examples in blocks; add the number of each row ("example") and its stream's epoch ("epoch").
 
-    Block i of `block` examples is of lane i % lanes. It goes to process i % processes, and there to worker
-    i // processes % workers, which read no other lane where processes x workers divides the number of lanes; else a lane is
-    read by several of them. So the numbers, the order and the examples depend on neither. A row that has an "example"
-    number within its lane keeps it: static masks of a shuffled stream need one.
+    Block i has `block` examples of stream i % streams. Process i % processes reads it in worker i // processes % workers.
+    If processes x workers divides the number of streams, each stream is read by one worker; otherwise by several. Numbers
+    and order of the examples do not depend on processes and workers. A row that has a number "example" within its stream
+    keeps it, as static masks of a shuffled stream need.
 
     Args:
-        lanes (iterables of `dict`, such as `datasets.IterableDataset`): one or several, which can be read again for each
-            epoch. Their own `set_epoch`, which may shuffle again, is called, too.
-        endless (`bool`): when a lane is read, begin its next epoch. Trainer does not know how long a stream is, and thus
-            resumes a run in the right place only if it never ends. A lane without a row is then a ValueError.
-        block (`int`): neighbouring examples of one lane, which go to one worker: the batch size of a process.
-        process, processes (`int`): the examples of other processes are None, where accelerate's `IterableDatasetShard`
-            takes the examples of this one. Several need an endless stream.
+        streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch;
+            their `set_epoch`, if any, is called first.
+        endless (`bool`, default False): start the next epoch of a stream at its end. Trainer does not know the length of a
+            stream, so it resumes a run at the right place only if the stream never ends. An empty stream is a ValueError.
+        block (`int`, default 1): consecutive examples of a stream, read by one worker: the batch size of a process.
+        process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
+            processes are None: accelerate's `IterableDatasetShard` skips them. Several processes need an endless stream.
     """
 
-    def __init__(self, *lanes: Any, endless: bool = False, block: int = 1, process: int = 0, processes: int = 1):
+    def __init__(self, *streams: Any, endless: bool = False, block: int = 1, process: int = 0, processes: int = 1):
         super().__init__()
-        self.lanes, self.endless, self.block = lanes, endless, block
+        self.streams, self.endless, self.block = streams, endless, block
         self.process, self.processes = process, processes
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
@@ -111,38 +112,38 @@ class NumberedStream(SharedEpoch, IterableDataset):
         if worker is not None:
             number, workers = worker.id, worker.num_workers
         readers, reader = self.processes * workers, self.process + self.processes * number
-        shared = math.gcd(len(self.lanes), readers)
-        rows = {lane: self.lane_rows(lane) for lane in range(reader % shared, len(self.lanes), shared)}
+        shared = math.gcd(len(self.streams), readers)
+        rows = {stream: self.stream_rows(stream) for stream in range(reader % shared, len(self.streams), shared)}
         for i in itertools.count():
             if not rows:
                 return
-            lane = i % len(self.lanes)
-            block = list(itertools.islice(rows.get(lane, ()), self.block))
+            stream = i % len(self.streams)
+            block = list(itertools.islice(rows.get(stream, ()), self.block))
             if i % readers == reader:
                 yield from block
             elif i // self.processes % workers == number:
                 yield from [None] * self.block
-            if lane in rows and len(block) < self.block:
-                del rows[lane]
+            if stream in rows and len(block) < self.block:
+                del rows[stream]
 
-    def lane_rows(self, lane: int) -> Iterator[dict[str, Any]]:
-        # A copy: workers share the epoch of a datasets.IterableDataset, and the fastest is in the next one already.
-        dataset = copy.deepcopy(self.lanes[lane])
+    def stream_rows(self, stream: int) -> Iterator[dict[str, Any]]:
+        # Copy it: workers share the epoch of a datasets.IterableDataset, and the fastest may already be in the next.
+        dataset = copy.deepcopy(self.streams[stream])
         for epoch in itertools.count(int(self.epoch)):
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)
             number = -1
             for number, row in enumerate(read_rows(dataset)):
-                example = row.get("example", number) * len(self.lanes) + lane
+                example = row.get("example", number) * len(self.streams) + stream
                 yield {**row, "example": example, **self.epoch_columns(epoch)}
             if not self.endless:
                 return
             if number < 0:
-                raise ValueError(f"the stream has no example at all in lane {lane} of {len(self.lanes)}: check its sources")
+                raise ValueError(f"stream {stream} of {len(self.streams)} has no example: check its sources")
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all rows: iterating a `datasets.IterableDataset` would give a DataLoader worker only its own files."""
+    """Iterate over all rows; a loop over a `datasets.IterableDataset` yields only some files in a DataLoader worker."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return
@@ -151,8 +152,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Set the epoch of `NumberedExamples` where accelerate does not: with several processes, or in the epoch in which a run
-    is resumed, it finds the sampler in its place."""
+    """Set the epoch of `NumberedExamples`, which accelerate does not set with several processes or when a run is resumed."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)
@@ -164,15 +164,15 @@ class MaskingCollator:
     """Mask each example of a batch and pad them.
 
     Args:
-        vocabulary (`MaskingVocabulary`): of the tokenizer that encoded the examples.
-        options (`MaskingOptions`): what is masked.
-        seed (`int`): of all masks, except masks of examples that are `fixed`.
-        duplicates (`int`, *optional*): None draws new masks in each epoch (dynamic); 1 the same (static); 10 is static
-            masking of BERT as RoBERTa describes it: ten masks for each example, which recur every ten epochs.
-        sentence_order (`bool`): the examples are pairs of consecutive segments; half of them change places, and
-            "sentence_labels" says which (1; ALBERT section 3.1).
-        pad_to_multiple_of (`int`, *optional*): pad to a multiple of it rather than to the longest example.
-        max_length (`int`, *optional*): padding to a multiple stops there.
+        vocabulary (`MaskingVocabulary`): vocabulary of the tokenizer that encoded the examples.
+        options (`MaskingOptions`): unit, rate and replacement of masking.
+        seed (`int`, default 0): seed of all masks, except masks of `fixed` examples.
+        duplicates (`int`, *optional*): number of different masks of an example, repeated in turn by epoch. None draws new
+            masks in each epoch (dynamic masking), 1 always uses the same (static), 10 is BERT's masking (RoBERTa 4.1).
+        sentence_order (`bool`, default False): swap the segments of half of the examples, which must be pairs of consecutive
+            segments, and set "sentence_labels" to 1 for swapped pairs (ALBERT section 3.1).
+        pad_to_multiple_of (`int`, *optional*): pad to a multiple of this number; default: to the longest example.
+        max_length (`int`, *optional*): maximum length of padding to a multiple.
     """
 
     def __init__(
@@ -187,23 +187,24 @@ class MaskingCollator:
         max_length: int | None = None,
     ):
         if duplicates is not None and duplicates < 1:
-            raise ValueError(f"duplicates must be at least 1 (static masks), or None, got {duplicates}")
+            raise ValueError(f"duplicates must be None or at least 1 (static masks), got {duplicates}")
         self.vocabulary, self.options, self.seed = vocabulary, options, seed
         self.duplicates, self.sentence_order = duplicates, sentence_order
         self.pad_to_multiple_of, self.max_length = pad_to_multiple_of or 1, max_length
-        # Raised with each change of the masks of a (seed, epoch, example), which no resumed run must meet.
+        # Version of the draws. Increase it when masks of a (seed, epoch, example) change, to prevent resuming of runs.
         self.draws = 2
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Mask and pad.
+        """Mask and pad a batch.
 
         Args:
-            features (`list[dict]`): each with "input_ids" ([N], list or tensor), "example", "epoch", and, all or none of
-                them, "token_type_ids", "document_ids" ([N]) and "sentence_labels" (`int`). Other entries are left out.
+            features (`list[dict]`): examples with "input_ids" ([N], list or tensor), "example" and "epoch"; optionally, in
+                all examples or none, "token_type_ids", "document_ids" ([N]) and "sentence_labels" (`int`). Other entries
+                are ignored.
         Returns:
-            `dict` of `torch.LongTensor`: [B, N] "input_ids", "attention_mask", "labels" (-100 where nothing is to be
-            predicted) and, where given, "token_type_ids" and "document_ids", padded with 0; [B] "sentence_labels". With
-            `options.final_rate`, which examples that are `fixed` have at once, [B, N] "masked_from" for `lower_rate`.
+            `dict` of `torch.LongTensor`: "input_ids", "attention_mask", "labels" [B, N] (-100 = not a target); if given,
+            "token_type_ids" and "document_ids" [B, N], padded with 0, and "sentence_labels" [B]. With `options.final_rate`
+            also "masked_from" [B, N] for `lower_rate`, except for `fixed` examples, which are masked at the final rate.
         """
         generator = RowGenerator([self.seed_of(feature) for feature in features])
         tensors = ("input_ids", "token_type_ids", "document_ids")
@@ -222,7 +223,7 @@ class MaskingCollator:
         if self.max_length is not None:
             more = max(0, min(more, self.max_length - longest))
         batch = {}
-        # All examples have the entries of each other, or it is a KeyError.
+        # A KeyError, if an entry is only in some examples.
         for name in dict.fromkeys(itertools.chain(*rows)):
             values = [row[name] for row in rows]
             if name in tensors:
@@ -238,7 +239,7 @@ class MaskingCollator:
         return lower_rate(batch, self.options.final_rate or self.options.rate)
 
     def seed_of(self, feature: Mapping[str, Any]) -> int:
-        """Return the seed of an example's draws in its epoch; neighbouring numbers give unrelated ones."""
+        """Return the seed of an example's draws in its epoch; consecutive examples have unrelated seeds."""
         epoch, seed = feature["epoch"], self.seed
         if self.duplicates:
             epoch %= self.duplicates

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mask single tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
+"""Mask tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
 
-`units` finds the words, `choose` the masked units, `replace` puts [MASK] or a random token there, and `mask` is all three. B
-is the number of rows, N their length with padding, V the number of ids, U the number of units of a row. What a row gets
-depends only on its tokens and its seed.
+`units` numbers the words, `choose` selects the masked units, `replace` inserts [MASK] or random tokens, and `mask` calls all
+three. B is the number of rows, N their length with padding, V the number of ids, U the number of units of a row. The mask of
+a row depends only on its tokens and its seed.
 
-The default policy covers every position equally often. The official code masks 1/6 of the units and stops, from the left,
-when 15 % of the tokens are masked: the end of a full sequence is never masked. `policy="official"` does the same, with the
-same units: a word begins at its marker or at a single character that is punctuation, so `--` and `),` join the word before
-them, also across [UNK], [SEP] and line breaks. Its random tokens are drawn from the whole vocabulary, special tokens
-included, and special tokens beyond [MASK], [CLS], [SEP], [PAD] and [UNK] are masked as words are.
+The default policy masks every position equally often. Microsoft's code masks 1/6 of the units and stops, from the left, when
+15 % of the tokens are masked, so the end of a full sequence is never masked. `policy="official"` does the same, with the
+same units: a word starts at its marker or at a single punctuation character, so `--` and `),` belong to the previous word,
+also across [UNK], [SEP] and line breaks. Random tokens are drawn from the whole vocabulary including special tokens, and
+special tokens other than [MASK], [CLS], [SEP], [PAD] and [UNK] are masked like words.
 """
 
 import string
@@ -31,16 +31,16 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MaskingVocabulary:
-    """Properties of each token id that masking reads, without the tokenizer: cheap to send to workers.
+    """Properties of the token ids that masking needs. Unlike a tokenizer, it is cheap to send to workers.
 
     Args:
-        starts_word (`torch.BoolTensor`): [V], the token starts a unit: it has the marker of a word's start (or, for
-            WordPiece, lacks ##), or is punctuation.
-        ends_word (`torch.BoolTensor`): [V], whatever follows starts a unit: special tokens, line breaks, tabs.
-        special (`torch.BoolTensor`): [V], never masked: special tokens, and ids that no token has.
-        ordinary (`torch.LongTensor`): [K], the ids that may be put at random: all that are not special.
+        starts_word (`torch.BoolTensor`): [V], True if the token starts a unit: it has the marker of a word start (for
+            WordPiece: no ##) or is punctuation.
+        ends_word (`torch.BoolTensor`): [V], True if the next token starts a unit: special tokens, line breaks, tabs.
+        special (`torch.BoolTensor`): [V], True for ids that are never masked: special tokens and unused ids.
+        ordinary (`torch.LongTensor`): [K], ids of random tokens: all that are not special.
         mask_id, pad_id (`int`): ids of [MASK] and [PAD].
-        official (`MaskingVocabulary`, *optional*): the same for `policy="official"`; None: as for "uniform".
+        official (`MaskingVocabulary`, *optional*): vocabulary for `policy="official"`; None: this one.
     """
 
     starts_word: torch.Tensor
@@ -52,7 +52,7 @@ class MaskingVocabulary:
     official: "MaskingVocabulary | None" = None
 
     def of(self, policy: str) -> "MaskingVocabulary":
-        """Return the properties that a policy reads."""
+        """Return the vocabulary for a policy."""
         if policy == "official" and self.official is not None:
             return self.official
         return self
@@ -62,7 +62,7 @@ class MaskingVocabulary:
         """Read the vocabulary of a byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##) tokenizer."""
         for name in ("mask", "pad"):
             if getattr(tokenizer, f"{name}_token_id") is None:
-                raise ValueError(f"masking needs a tokenizer with a {name}_token, expected [{name.upper()}], got None")
+                raise ValueError(f"the tokenizer must have a {name}_token, such as [{name.upper()}], got None")
         vocab = tokenizer.get_vocab()
         marker = word_marker(tokenizer, vocab)
         added = tokenizer.added_tokens_decoder
@@ -90,19 +90,19 @@ class MaskingVocabulary:
 
 
 def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
-    """Return the most frequent mark of words: "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece)."""
+    """Return the most frequent word marker: "Ġ" (byte-level BPE), "▁" (SentencePiece) or "##" (WordPiece)."""
     counts = {marker: sum(token.startswith(marker) for token in vocab) for marker in ("Ġ", "▁", "##")}
     marker = max(counts, key=counts.get)
     if not counts[marker]:
         examples = sorted({*vocab} - {*tokenizer.all_special_tokens})[:5]
         raise ValueError(
-            f"cannot tell where words start in {examples}: use byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##)"
+            f"the tokens must mark word starts as byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##), got {examples}"
         )
     return marker
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """Return whether the token starts a unit, and whether whatever follows it starts one."""
+    """Return whether the token starts a unit, and whether the next token starts one."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
@@ -113,7 +113,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return whether the official code starts a word at the token; of WordPiece, which it lacks, at those without ##."""
+    """Return whether Microsoft's code starts a word at the token; for WordPiece, which it lacks: tokens without ##."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)
@@ -132,25 +132,26 @@ def _text(token: str, marker: str) -> str:
 
 
 def _is_punctuation(text: str) -> bool:
-    """Return whether all characters are BERT's punctuation: Unicode's, and ASCII but for letters, digits and space."""
+    """Return whether all characters are punctuation as in BERT: Unicode P*, or ASCII symbols."""
     return text != "" and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in text)
 
 
 @dataclass(frozen=True)
 class MaskingOptions:
-    """Unit, rate and replacement of masking.
+    """Options of masking: unit, rate and replacement.
 
     Args:
         unit (`str`): "token", "word", "ngram" (of words, P(n) proportional to 1/n; DeBERTa) or "span" (SpanBERT 3.1).
-        rate (`float`): share of the tokens, specials not counted, that are masked; up to 0.9, for spans up to 0.5.
-        max_ngram (`int`): longest n-gram, in words.
-        span_p, max_span: lengths of spans are geometric with p, up to `max_span` words: P(n) proportional to (1 - p)^n.
-        mask_share, random_share (`float`): shares that become [MASK] or a random token. The rest stays as it is.
-        policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), for
+        rate (`float`): share of the non-special tokens to mask; at most 0.9, or 0.5 for spans.
+        max_ngram (`int`): maximum length of an n-gram, in words.
+        span_p (`float`), max_span (`int`): parameters of the span length: n <= `max_span` words, P(n) proportional to
+            (1 - span_p)^n.
+        mask_share, random_share (`float`): shares of masked tokens that become [MASK] or a random token; others are kept.
+        policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), only for
             tokens and n-grams.
-        max_length (`int`): only for "official", which masks at most ceil(max_length * rate / 10) * 10 tokens.
-        final_rate (`float`, *optional*): `rate` falls to it in the course of the training, with `lower_rate`;
-            evaluation has it from the start. Only for "uniform".
+        max_length (`int`): maximum example length; "official" masks at most ceil(max_length * rate / 10) * 10 tokens.
+        final_rate (`float`, *optional*): rate at the end of training and in all evaluations; `lower_rate` lowers `rate` to
+            it step by step. Only for "uniform".
     """
 
     unit: str = "token"
@@ -169,14 +170,14 @@ class MaskingOptions:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if not 0 < self.rate <= 0.9:
-            raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; is it a percentage?")
+            raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; pass a share, not a percentage")
         if self.final_rate is not None and not (0 < self.final_rate <= self.rate and self.policy == "uniform"):
             raise ValueError(
-                f"final_rate must be above 0 and at most the rate {self.rate}, and the policy uniform, got "
+                f"final_rate must be above 0 and at most rate ({self.rate}), with policy uniform, got "
                 f"{self.final_rate} and {self.policy}"
             )
         if self.unit == "span" and self.rate > 0.5:
-            raise ValueError(f"spans never touch, so rate must be at most 0.5 for them, got {self.rate}; take n-grams")
+            raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit ngram")
         if not 0 < self.span_p < 1:
             raise ValueError(f"span_p must be above 0 and below 1, got {self.span_p}")
         for name in ("max_ngram", "max_span", "max_length"):
@@ -184,30 +185,30 @@ class MaskingOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
-                "mask_share and random_share must be at least 0 and sum to at most 1, the rest is kept; got "
+                "mask_share and random_share must be at least 0 and sum to at most 1, got "
                 f"{self.mask_share} and {self.random_share}"
             )
         if self.policy == "official" and self.unit not in ("token", "ngram"):
-            raise ValueError(f"the official masker knows the units token and ngram, got {self.unit!r}; take policy uniform")
+            raise ValueError(f"policy official needs the unit token or ngram, got {self.unit!r}; use policy uniform")
 
     @property
     def whole_words(self) -> bool:
-        """The official code masks whole words only where n-grams may be longer than one."""
+        """Whether units are whole words. Microsoft's code masks single tokens if max_ngram is 1."""
         return self.unit != "token" and not (self.policy == "official" and self.max_ngram == 1)
 
 
 class RowGenerator:
-    """Uniform random numbers for each row of a batch, from its own seed: SplitMix64 (Steele, Lea and Flood 2014).
+    """Generator of uniform random numbers with a seed for each row: SplitMix64 (Steele, Lea and Flood 2014).
 
-    A number depends on the seed of its row, its column and the number of calls before, not on other rows or the width.
-    The seeds must be unrelated, such as `spread_seed` gives.
+    A number depends on the seed of its row, its column and the number of previous calls, not on other rows or the width.
+    The seeds must be unrelated, such as seeds of `spread_seed`.
     """
 
     def __init__(self, seeds: Sequence[int]):
         self.seeds, self.calls = np.array(seeds, dtype=np.uint64)[:, None], 0
 
     def uniform(self, width: int) -> torch.Tensor:
-        """[B, width] float64 in [0, 1)."""
+        """Draw [B, width] float64 in [0, 1)."""
         counter = np.arange(1, width + 1, dtype=np.uint64) + np.uint64(self.calls << 32)
         self.calls += 1
         z = self.seeds + counter * np.uint64(0x9E3779B97F4A7C15)
@@ -226,10 +227,11 @@ def mask(
     """Mask a batch of examples.
 
     Args:
-        input_ids (`torch.LongTensor`): [B, N], with their special tokens; `lengths` as in `choose`.
+        input_ids (`torch.LongTensor`): [B, N], including special tokens.
+        lengths (`torch.LongTensor`, *optional*): [B], see `choose`.
     Returns:
-        [B, N] each: the masked ids; the labels, which are the original id where the model must predict (also where the
-        token was kept), else -100; and the rates of `choose`.
+        masked ids [B, N]; labels [B, N], the original ids of targets (including kept tokens), otherwise -100; and the rates
+        [B, N] of `choose`.
     """
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
@@ -239,15 +241,15 @@ def mask(
 
 
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
-    """Number the units of each row, which are masked as a whole or not at all.
+    """Number the units of each row; a unit is masked completely or not at all.
 
-    A word starts where its token says so (`MaskingVocabulary.starts_word`) and after special tokens and line breaks, which
-    the official policy passes over (`vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
+    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (the official
+    policy ignores these: `vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
 
     Args:
-        whole_words (`bool`): units are words; else each token is one.
+        whole_words (`bool`): if True, units are words; otherwise tokens.
     Returns:
-        `torch.LongTensor`: [B, N], from 0 in order of the text; -1 for special tokens and padding.
+        `torch.LongTensor`: [B, N], unit numbers from 0 in text order; -1 for special tokens and padding.
     """
     special = vocabulary.special[input_ids]
     starts = ~special
@@ -262,23 +264,23 @@ def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: b
 def choose(
     unit_ids: torch.Tensor, options: MaskingOptions, generator: RowGenerator, lengths: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose what is masked: whole units until the share `options.rate` of a row's tokens is reached.
+    """Choose units to mask until the share `options.rate` of a row's tokens is reached.
 
-    The last unit is taken or not, whichever comes nearer to the rate; at least one is taken. So the last n-gram or span
-    is cut short, and the mean length of the others is a little above the mean of all.
+    The last unit is included if that is nearer to the rate; at least one unit is chosen. The last n-gram or span may be
+    shortened for this, so the others are on average slightly longer than the mean of all.
 
     Args:
         unit_ids (`torch.LongTensor`): [B, N], from `units`.
-        lengths (`torch.LongTensor`, *optional*): [B] tokens of each row with special ones, which the official policy
-            counts; None = N.
+        lengths (`torch.LongTensor`, *optional*): [B], number of tokens including special ones, used by the official policy;
+            None = N.
     Returns:
-        `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the row's k-th masked unit, n-gram or span from the left. One
-        that meets a special token, or the end of the text, continues after it (or at the start) under another number.
-        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. Lower rates mask fewer of the same.
+        `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. A span
+        that is interrupted by a special token, or by the end of the text, continues under another number.
+        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. Lower rates mask a subset.
     """
     B, N = unit_ids.shape
     U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0
-    # The last column is for special tokens, whose unit is -1.
+    # The last column collects special tokens (unit -1).
     columns = unit_ids % (U + 1)
     rows = torch.arange(B)[:, None] * (U + 1)
     sizes = torch.bincount((rows + columns).flatten(), minlength=B * (U + 1)).view(B, U + 1)[:, :U]
@@ -291,7 +293,7 @@ def choose(
     else:
         order, owners = random_order(sizes, options, generator)
         taken = sizes.gather(1, order) * (owners > 0)
-        # The rate at which it is as near to take the unit as to leave it; the first is taken at any rate.
+        # The rate that is equally near with and without the unit. The first unit is taken at any rate.
         needed = (taken.cumsum(1) - taken / 2) / sizes.sum(1, keepdim=True)
         needed[:, 0] = 0
         needed.masked_fill_(owners == 0, torch.inf)
@@ -304,15 +306,15 @@ def choose(
 
 
 def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGenerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return units in the order in which they are to be taken, and the number of the unit, n-gram or span of each.
+    """Draw the order in which units are masked, and number the n-gram or span of each.
 
-    N-grams and spans are laid out on a circle, so that no position differs from another. More of them are laid out than
-    are taken, as their numbers of tokens are not known before; a circle full of them where even these are too few.
+    N-grams and spans are placed on a circle, so that all positions are equivalent. Because their numbers of tokens are not
+    known in advance, more are placed than needed, and a full circle of them if these are too few.
 
     Args:
-        sizes (`torch.LongTensor`): [B, U], tokens of each unit; 0 beyond the row's last.
+        sizes (`torch.LongTensor`): [B, U], number of tokens of each unit; 0 after the row's last unit.
     Returns:
-        [B, U] each; numbers are from 1 on, and 0 where the row has no more units.
+        units in random order [B, U], and the number of the n-gram or span of each [B, U], from 1; 0 after the last.
     """
     width = sizes.shape[1]
     U = (sizes > 0).sum(1, keepdim=True)
@@ -329,7 +331,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     for _ in range(2):
         laid = lengths * is_laid
         starts, ends = _lay_out(laid, gap, U, draws) + turn, laid.cumsum(1)
-        # The n-th unit that the spans cover is in span k, the first that ends after it.
+        # The n-th covered unit is in span k, the first span that ends after it.
         k = torch.searchsorted(ends, places.expand_as(ends).contiguous(), right=True).clamp(max=width - 1)
         order = (starts.gather(1, k) + places - (ends - laid).gather(1, k)) % U.clamp(min=1)
         owners = (k + 1) * (places < ends[:, -1:])
@@ -351,7 +353,7 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Draw lengths until a circle of U units is full, then 0; the last is cut to fit. U, gap [B, 1], draws [B, W]."""
+    """Draw lengths until they fill a circle of U units (the last one is cut), then 0. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -360,7 +362,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Return the starts [B, W] of spans, each followed by its gap, among the free units in random order; see above."""
+    """Shuffle spans (each with its gap) and free units on the circle; return the starts of the spans, [B, W]."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -373,12 +375,12 @@ def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: t
 def official_order(
     sizes: torch.Tensor, lengths: torch.Tensor, options: MaskingOptions, generator: RowGenerator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Order units as DeBERTa's NGramMaskGenerator (microsoft/DeBERTa, apps/tasks/mlm_task.py): as `random_order`, and rates.
+    """Order units as NGramMaskGenerator does (microsoft/DeBERTa, apps/tasks/mlm_task.py); return also their rates.
 
-    One n-gram is placed in each context of n * int(1 / rate) units; they are taken from the left until the budget is met.
+    One n-gram is placed in each context of n * int(1 / rate) units, from the left until the budget is reached.
     """
     width, window = sizes.shape[1], int(1 / options.rate)
-    # Without the last, 1: no number is beyond it.
+    # The last cumulative probability, 1, is not needed: draws are below it.
     ngrams = (torch.searchsorted(_cumulative(options)[:-1], generator.uniform(width), right=True) + 1).tolist()
     draws = generator.uniform(width).tolist()
     order, owners = torch.zeros_like(sizes), torch.zeros_like(sizes)
@@ -408,12 +410,12 @@ def replace(
     options: MaskingOptions,
     generator: RowGenerator,
 ) -> torch.Tensor:
-    """Put [MASK] (`mask_share`), a random token (`random_share`) or nothing else in the chosen places.
+    """Replace the chosen tokens by [MASK] (`mask_share`), by a random token (`random_share`), or not at all.
 
-    Decided for each token, for spans once for all tokens of a span (SpanBERT 3.1), whose random tokens then differ.
+    The choice is made for each token; for spans, it is made once per span (SpanBERT 3.1), but random tokens differ.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [B, N], as the result; the latter from `choose`.
+        input_ids, span_ids (`torch.LongTensor`): [B, N], as the result; `span_ids` is from `choose`.
     """
     N = input_ids.shape[1]
     chance = generator.uniform(N)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Define the objectives of masked-language pre-training in one table, and the model that is trained on any sum of them.
+"""Define the objectives of masked-language pre-training in one table, and a model for any sum of them.
 
-A new objective is a line of `OBJECTIVES` with its functions in another file. The flag of its weight, evaluations,
-curves, cards and what a resumed run must repeat are read from the table.
+To add an objective, add a row to `OBJECTIVES`, with its functions in another file. The flag of its weight, evaluations,
+curves, cards and the checks of resumed runs are derived from the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,26 +32,26 @@ Batch = Mapping[str, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Objective:
-    """A line of the table of objectives: its name in tables and cards, and the model that it is from."""
+    """Row of the table of objectives: title for tables and cards, model that introduced it, and its functions."""
 
     title: str
     paper: str
-    # batch -> number of targets, without running the model.
+    # Count the targets of a batch without running the model.
     count_targets: Callable[[Batch], torch.Tensor]
-    # Sets its modules as attributes of the model.
+    # Add the modules of the head as attributes of the model.
     add_head: Callable[[nn.Module, DebertaExtConfig], None] | None = None
-    # (model, last hidden states [B, N, d], batch) -> logits [n, C], targets [n], -100 = none, and the row of each [n].
+    # Map (model, last hidden states [B, N, d], batch) to logits [n, C], targets [n] (-100 = none) and row numbers [n].
     predict: Callable[[nn.Module, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
-    # A row is a pair of segments with "sentence_labels".
+    # Whether rows must be pairs of segments with "sentence_labels".
     reads_pairs: bool = False
-    # It predicts tokens.
+    # Whether it predicts tokens.
     has_perplexity: bool = False
-    # The default of its flag.
+    # Default weight.
     weight: float = 0.0
 
 
 _SENTENCES = (sentence_pairs.count_targets, sentence_pairs.add_head, sentence_pairs.predict_relationship)
-# In the order of their heads in a model. The first is part of every sum.
+# In the order of the heads in a model. The first objective is part of every sum.
 OBJECTIVES: dict[str, Objective] = {
     "mlm": Objective(
         "masked-language modelling", "BERT", lambda batch: (batch["labels"] != -100).sum(), has_perplexity=True, weight=1.0
@@ -73,10 +73,10 @@ OBJECTIVES: dict[str, Objective] = {
 class MultiObjectiveOutput(ModelOutput):
     """
     Args:
-        loss (`torch.Tensor`): the sum of the objectives' mean losses over their targets in this batch.
-        statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32, of each row the sum of its losses, the
-            targets predicted right (0 in training mode) and the number of targets.
-        z_statistics (`torch.Tensor`, *optional*): [B, 3], the same with the squares of the masked tokens' log Z.
+        loss (`torch.Tensor`): scalar, sum of the objectives' losses, each averaged over its targets in this batch.
+        statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32: sum of losses, correct predictions (0 in
+            training mode) and number of targets of each row.
+        z_statistics (`torch.Tensor`, *optional*): [B, 3], as `statistics` with (log Z)^2 of the masked tokens as the loss.
     """
 
     loss: torch.Tensor | None = None
@@ -87,14 +87,13 @@ class MultiObjectiveOutput(ModelOutput):
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
     """`DebertaExtForMaskedLM` with the heads of other objectives.
 
-    Saved folders are masked language models: every Auto class reads them, and leaves out the heads that it does not know.
-    Boundary states and the pooled state of [CLS] come from the last layer, which fine-tuning reads too, not from the
-    Enhanced Mask Decoder. The pooler (`pooler.dense`) has the name and form of sequence classification's, which thus
-    starts from it.
+    Saved folders are masked language models: every Auto class loads them, and ignores the heads that it does not have. The
+    other heads read the last layer, as fine-tuning does, not the Enhanced Mask Decoder. The pooler (`pooler.dense`) has the
+    name and shape of the pooler for sequence classification, which is thus initialised from it.
 
     Args:
-        config (`DebertaExtConfig`): the model.
-        objectives (`Sequence[str]`): "mlm" and any of "nsp" or "sop", "sbo".
+        config (`DebertaExtConfig`): model configuration.
+        objectives (`Sequence[str]`, default `("mlm",)`): "mlm", optionally "nsp" or "sop", optionally "sbo".
     """
 
     def __init__(self, config: DebertaExtConfig, objectives: Sequence[str] = ("mlm",)):
@@ -108,11 +107,11 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, objectives: Sequence[str] = ("mlm",), **kwargs):
-        """As `DebertaExtForMaskedLM.from_pretrained`; heads that the checkpoint lacks are new."""
+        """Load as `DebertaExtForMaskedLM.from_pretrained`; initialise heads that are not in the checkpoint."""
         return super().from_pretrained(pretrained_model_name_or_path, tuple(objectives), *model_args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, is_main_process: bool = True, **kwargs):
-        """As in transformers, as the masked language model that it is for everybody else."""
+        """Save as a `DebertaExtForMaskedLM`, which every Auto class loads."""
         super().save_pretrained(save_directory, *args, is_main_process=is_main_process, **kwargs)
         if is_main_process:
             self.config.architectures = [DebertaExtForMaskedLM.__name__]
@@ -132,9 +131,9 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
     ) -> MultiObjectiveOutput:
         """
         Args:
-            labels (`torch.LongTensor`): [B, N], the tokens under the mask; -100 elsewhere.
-            sentence_labels (`torch.LongTensor`, *optional*): [B] 0 or 1, for "nsp" and "sop"; -100 = not a target.
-            output_z (`bool`): sum (log Z)^2 of the masked tokens, Z the sum of exp(logits) (PaLM, section 5).
+            labels (`torch.LongTensor`): [B, N], ids of the masked tokens; -100 = not a target.
+            sentence_labels (`torch.LongTensor`, *optional*): [B], 0 or 1, for "nsp" and "sop"; -100 = not a target.
+            output_z (`bool`, default False): return `z_statistics`; Z is the sum of exp(logits) (PaLM, section 5).
         """
         batch: Batch = dict(
             labels=labels, sentence_labels=sentence_labels, attention_mask=attention_mask, document_ids=document_ids
@@ -144,7 +143,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             columns = "labels and sentence_labels" if reads_pairs else "labels"
             raise ValueError(f"the objectives {', '.join(self.objectives)} need {columns} in each batch")
         if document_ids is not None and reads_pairs:
-            raise ValueError(f"{reads_pairs[0]} reads one [CLS] a row: pack sentence pairs, not several documents")
+            raise ValueError(f"{reads_pairs[0]} needs rows with one [CLS], got document_ids: pack sentence pairs")
         needs_last_layer = len(self.objectives) > 1
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         predicted = self.predict(
@@ -171,17 +170,17 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
 
 
 def pair_objectives(objectives: Sequence[str]) -> list[str]:
-    """Return the objectives that need pairs of segments."""
+    """Return the names of objectives that need pairs of segments."""
     return [name for name in objectives if OBJECTIVES[name].reads_pairs]
 
 
 def check_objectives(objectives: Sequence[str]):
-    """Check the names of objectives that are to be summed."""
+    """Check that objectives are known and can be summed."""
     unknown = sorted({*objectives} - {*OBJECTIVES})
     if unknown:
-        raise ValueError(f"unknown objectives {', '.join(unknown)}; there are {', '.join(OBJECTIVES)}")
+        raise ValueError(f"objectives must be among {', '.join(OBJECTIVES)}, got {', '.join(unknown)}")
     if "mlm" not in objectives:
-        raise ValueError(f"masked-language modelling is part of every sum of objectives: add mlm to {list(objectives)}")
+        raise ValueError(f"objectives must contain mlm, got {list(objectives)}: add mlm")
     names = pair_objectives(objectives)
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} label the same pairs differently: choose one of them")
@@ -190,16 +189,16 @@ def check_objectives(objectives: Sequence[str]):
 def row_statistics(
     logits: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor, B: int, *, count_right: bool = True
 ) -> torch.Tensor:
-    """Sum the cross-entropy in float32 for each row of the batch, with what is needed to average it over anything.
+    """Compute the cross-entropy sum, correct predictions and number of targets of each row, in float32.
 
     Args:
-        logits (`torch.Tensor`): [n, C].
-        targets (`torch.LongTensor`): [n]; -100 = not a target.
-        rows (`torch.LongTensor`): [n] the row of each.
+        logits (`torch.Tensor`): [n, C], logits of the predictions.
+        targets (`torch.LongTensor`): [n], classes; -100 = not a target.
+        rows (`torch.LongTensor`): [n], row number of each prediction.
         B (`int`): number of rows.
-        count_right (`bool`): count where the largest logit is the target.
+        count_right (`bool`, default True): count correct predictions; otherwise 0.
     Returns:
-        [B, 3] float32: sum of losses, number right, number of targets.
+        [B, 3] float32: sum of losses, correct predictions, number of targets.
     """
     targets = targets.to(logits.device)
     losses = functional.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="none")

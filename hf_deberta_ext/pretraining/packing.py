@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack documents into examples of at most `max_length` tokens, without losing or doubling a token.
+"""Pack documents into examples of at most `max_length` tokens; each token is used exactly once.
 
-The four input formats that RoBERTa compares (Liu et al. 2019, section 4.2) and best-fit packing of whole documents for
-attention that does not cross documents. A document is tokenised as a whole; the starts of its sentences only say between
-which tokens it may be cut. Rows, and exchanged segments, do not cross the border of a batch of `batch_size` documents.
+Implements the four input formats that RoBERTa compares (Liu et al. 2019, section 4.2), and best-fit packing of whole
+documents for attention within documents. A document is tokenised as a whole; sentence starts only determine between which
+tokens it can be split. Rows and exchanged segments stay within a batch of `batch_size` documents.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ __all__ = ["MODES", "PAIR_MODES", "PackingReport", "check_packing", "pack"]
 
 PAIR_MODES = ("segment_pair", "sentence_pair")
 MODES = ("full_sentences", "document_sentences", *PAIR_MODES, "best_fit")
-# Characters that are tokenised at once: their encodings take 50 times the memory of the text, and groups of 100,000 are
-# packed about 15 % slower.
+# Characters to tokenise at once. Encodings take 50 times the memory of the text; with 100,000 characters, packing is about
+# 15 % slower.
 TOKENIZED_TOGETHER = 1_000_000
-# Characters that sentencex gets at once: for each opening quote it looks on to the end of the paragraph for the closing one.
+# Characters to pass to sentencex at once: it searches the rest of the paragraph for the end of each quotation.
 SPLIT_TOGETHER = 50_000
 COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_tokens", "packed_tokens", "negative_pairs")
 
 
 @dataclasses.dataclass
 class PackingReport:
-    """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, special tokens not counted.
+    """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, without special tokens.
 
-    `negative_pairs` are examples with sentence label 1 (next sentence prediction); `mean_length` counts special tokens;
-    `fill` is mean_length / max_length, the part of a padded batch that is not padding.
+    `negative_pairs` are examples with sentence label 1 (next sentence prediction); `mean_length` includes special tokens;
+    `fill` is mean_length / max_length, the share of a padded batch that is not padding.
     """
 
     documents: int
@@ -55,16 +55,16 @@ class PackingReport:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], examples: int, tokens: int, max_length: int) -> "PackingReport":
-        """Return the report of `COUNTS`, and of examples that have so many tokens together, special ones included."""
+        """Return the report of `COUNTS` and of examples with `tokens` tokens in total, including special tokens."""
         mean = tokens / examples
         kept = {name: counts[name] for name in COUNTS}
         return cls(**kept, examples=examples, max_length=max_length, mean_length=mean, fill=mean / max_length)
 
     def summary(self) -> str:
-        """Return one line for a log."""
+        """Format the report as one line for a log."""
         negative = ""
         if self.negative_pairs:
-            negative = f", {self.negative_pairs} with a B of another document"
+            negative = f", {self.negative_pairs} with B from another document"
         return (
             f"{self.documents} documents ({self.empty_documents} empty and {self.short_documents} short ones dropped), "
             f"{self.tokens} tokens ({self.dropped_tokens} dropped) -> {self.examples} examples of at most "
@@ -90,35 +90,38 @@ def pack(
 
     | mode                 | example                                                               | more columns    |
     |----------------------|-----------------------------------------------------------------------|-----------------|
-    | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] where a document ends |                 |
-    | "document_sentences" | [CLS] s s s [SEP]: the same, of one document                          |                 |
+    | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] ends a document       |                 |
+    | "document_sentences" | [CLS] s s s [SEP]: whole sentences of one document                    |                 |
     | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | token_type_ids, |
-    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a third that is left over joins B   | sentence_labels |
+    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a last single sentence joins B      | sentence_labels |
     | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
 
-    What does not fit between the special tokens is cut at the end of a sentence, a longer sentence anywhere.
+    Text that does not fit is split between sentences, and a longer sentence at any token.
 
-    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2, and the
-    pairs drawn exchange their B's two by two with pairs of other documents (sentence_labels 1); those that find no partner
-    stay as they are, label 0. "consecutive" pairs have label 0; sentence order prediction swaps them in its collator.
+    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2, and drawn
+    pairs of different documents exchange their segments B (sentence_labels 1); pairs without a partner keep label 0.
+    "consecutive" pairs have label 0; for sentence order prediction, `MaskingCollator` swaps them.
 
     Args:
-        corpus: column "text", a document a row; null is an empty document.
+        corpus (`Dataset` or `IterableDataset`): documents in the column "text", one per row; null is an empty document.
         tokenizer: fast tokenizer with [CLS] and [SEP].
-        max_length (`int`): tokens of the longest example, special tokens included; at least 8.
-        language (`str`): ISO 639-1 code for `sentencex`; unknown ones are split by rules for their relatives or for English.
-        min_tokens (`int`): shorter documents are dropped; pairs need 2 at least.
-        seed (`int`): of the random choices; a batch draws from (seed, index of its first document).
-        num_proc (`int`, *optional*): processes; the corpus is cut in as many shards before it is cut in batches, so rows
-            at their borders depend on it. Not for an `IterableDataset`.
-        batch_size (`int`): documents packed together.
-        cache (`bool`): take the result of an earlier call with the same corpus and arguments from the disk.
+        mode (`str`): format of the examples, see the table.
+        max_length (`int`): maximum number of tokens of an example, including special tokens; at least 8.
+        sentence_pairs (`str`, default `"nsp"`): "nsp" or "consecutive", only for pairs.
+        language (`str`, default `"en"`): ISO 639-1 code for `sentencex`, which uses the rules of a related language or of
+            English for unknown codes.
+        min_tokens (`int`, default 1): minimum number of tokens; shorter documents are dropped. At least 2 for pairs.
+        seed (`int`, default 0): seed of the random choices; a batch draws from (seed, index of its first document).
+        num_proc (`int`, *optional*): number of processes. The corpus is first split into as many shards, so the rows at
+            their borders depend on it. Not for an `IterableDataset`.
+        batch_size (`int`, default 1000): number of documents that are packed together.
+        cache (`bool`, default True): reuse the result of an earlier call with the same corpus and arguments.
     Returns:
         (data set with input_ids and the columns of the table, `PackingReport`). An `IterableDataset` is packed while
-        iterating; its report is None.
+        iterating, and its report is None.
     Raises:
-        ValueError: unknown `mode` or `sentence_pairs`; max_length below 8; a tokenizer without [CLS] or [SEP]; no document
-            is left.
+        ValueError: if `mode` or `sentence_pairs` is unknown, max_length is below 8, the tokenizer has no [CLS] or [SEP], or
+            all documents are dropped.
     """
     from datasets import Features, IterableDataset, Sequence, Value
 
@@ -127,7 +130,7 @@ def pack(
     if mode in PAIR_MODES:
         features |= {"token_type_ids": Sequence(Value("int8")), "sentence_labels": Value("int8")}
     else:
-        # Modes that draw nothing are packed, and cached, once for all seeds.
+        # Modes without random choices are packed and cached once for all seeds.
         seed = 0
     if mode == "best_fit":
         features["document_ids"] = Sequence(Value("int32"))
@@ -144,13 +147,13 @@ def pack(
 
 
 def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: str):
-    """Check the arguments of `pack`; without a tokenizer (None) only the others."""
+    """Check the arguments of `pack`; `tokenizer` may be None."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if sentence_pairs not in ("nsp", "consecutive"):
         raise ValueError(f"sentence_pairs must be nsp or consecutive, got {sentence_pairs!r}")
     if max_length < 8:
-        raise ValueError(f"max_length must be at least 8, special tokens included, got {max_length}")
+        raise ValueError(f"max_length must be at least 8, including special tokens, got {max_length}")
     if tokenizer is not None and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise ValueError(
             f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
@@ -159,7 +162,7 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
-    """Sum up the column "counts" (filled in the first row of each batch) and remove it, and rows that only carry it."""
+    """Sum the column "counts" (set in the first row of each batch); remove it, and rows that contain only counts."""
     import pyarrow.compute as pc
 
     counts = np.asarray(pc.list_flatten(packed.data.column("counts")))
@@ -170,7 +173,7 @@ def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "t
         packed = packed.select(np.flatnonzero(lengths))
     if not len(packed):
         raise ValueError(
-            f"empty corpus: {counts['documents']} documents, all empty or shorter than min_tokens = {min_tokens}"
+            f"empty corpus: all {counts['documents']} documents are empty or shorter than min_tokens = {min_tokens}"
         )
     return packed, PackingReport.of(counts, len(packed), int(lengths.sum()), max_length)
 
@@ -185,13 +188,13 @@ def _pack_batch(
     counted: bool,
     version: str,
 ) -> dict[str, list]:
-    """Return the columns of the examples of a batch of documents.
+    """Pack a batch of documents; return the columns of the examples.
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
-        counted (`bool`): add a column "counts", filled in the first row, or in one without tokens if there is no row; else
-            rows are lists, as an `IterableDataset` passes them on.
-        version (`str`): for the key of the cache, which knows functions by their names: no rows of another release.
+        counted (`bool`): add a column "counts", set in the first row (an empty row if there are no examples). Otherwise
+            return rows as lists, which an `IterableDataset` needs.
+        version (`str`): only part of the cache key, so that rows of another release are not reused.
     """
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
     rows = len(columns["input_ids"])
@@ -216,9 +219,9 @@ def pack_documents(
     min_tokens: int,
     draws: str,
 ) -> tuple[dict[str, list], dict[str, int]]:
-    """Return the columns of the examples of documents that are packed together, rows as arrays, and their `COUNTS`.
+    """Pack documents together; return the columns of the examples, with arrays as rows, and their `COUNTS`.
 
-    `draws` is the seed of the random choices; other arguments are as in `pack`.
+    `draws` is the seed of the random choices; `pack` describes the other arguments.
     """
     counts = dict.fromkeys(COUNTS, 0)
     least = max(min_tokens, 2 if mode in PAIR_MODES else 1)
@@ -249,13 +252,12 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Iterate over (token ids, the token index at which each sentence ends) of documents of at least so many tokens, and add
-    all documents to `counts`."""
+    """Yield (token ids, end index of each sentence) of documents with at least `least` tokens; add all to `counts`."""
     texts = [text or "" for text in texts]
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):
         group_texts = [text for text, _ in group]
-        # Not verbose: no warning about texts that are longer than the model's inputs.
+        # verbose=False disables the warning about texts longer than the model's inputs.
         without = dict(return_attention_mask=False, return_token_type_ids=False, verbose=False)
         encoded = tokenizer(group_texts, add_special_tokens=False, **without)
         for text, ids, encoding in zip(group_texts, encoded["input_ids"], encoded.encodings, strict=True):
@@ -274,26 +276,26 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
-    """Find the first token that ends after each start; the number of tokens where there is none."""
+    """Return the index of the first token that ends after each start, or the number of tokens if there is none."""
     ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
-    # Monotone although normalisers may reorder.
+    # Normalisers can reorder offsets: make them monotone.
     return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
 
 
 def sentence_starts(text: str, language: str) -> list[int]:
-    """Find the characters at which the second and later sentences begin.
+    """Return the character index at which the second and each later sentence starts.
 
-    White space between two sentences belongs to the first, but for a last space, which subword tokens hold.
+    White space between two sentences belongs to the first, except a last space, which is part of the next subword token.
     """
     from sentencex import get_sentence_boundaries
 
     starts: list[int] = []
     begin = 0
-    # Of en-US only the language: sentencex has no rules for the rest.
+    # sentencex has no rules for regions: pass en for en-US.
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
-        # After the blanks before a sentence. The first start is known, or lies within a very long sentence.
+        # Skip white space before a sentence. The first start is known, or is inside of a very long sentence.
         new_starts = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
         starts += new_starts
         if begin + SPLIT_TOGETHER >= len(text):
@@ -304,12 +306,12 @@ def sentence_starts(text: str, language: str) -> list[int]:
 
 
 def _sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
-    """Cut a document into spans of at most `room` tokens, each as many whole sentences as fit; a longer sentence anywhere.
+    """Split a document into spans of as many whole sentences as fit in `room` tokens; longer sentences are split.
 
     Args:
-        ends: token index at which each sentence ends, the last one the length of the document.
-        least (`int`): fewest tokens of a span but the last.
-        sentences (`int`, *optional*): most sentences of a span.
+        ends (`list[int]`): token index at the end of each sentence; the last is the length of the document.
+        least (`int`, default 1): minimum number of tokens of a span, except the last.
+        sentences (`int`, *optional*): maximum number of sentences of a span.
     """
     n = ends[-1]
     spans: list[tuple[int, int]] = []
@@ -353,7 +355,7 @@ def full_sentences(
 
 
 def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.ndarray]]:
-    """Return the columns of the rows of best-fit packing; the pieces of a row are its documents 1, 2, ..."""
+    """Pack pieces by best fit and return the columns of the rows; the pieces of a row are its documents 1, 2, ..."""
     lengths = [len(piece) for piece in pieces]
     columns: dict[str, list[np.ndarray]] = {"input_ids": [], "document_ids": []}
     for row in _best_fit_decreasing(lengths, max_length):
@@ -364,7 +366,7 @@ def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.nda
 
 
 def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]:
-    """Return the indices of the pieces of each row: from the longest piece on, each into the fullest row that it fits in."""
+    """Put each piece, longest first, into the fullest row that has room; return the indices of each row's pieces."""
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -376,12 +378,12 @@ def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]
             space, row = spaces.pop(at)
         rows[row].append(i)
         insort(spaces, (space - lengths[i], row))
-    # In the order of the corpus, not by length.
+    # Sort by order in the corpus, not by length.
     return sorted(sorted(row) for row in rows)
 
 
 def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[SegmentPair]:
-    """Return the pairs of all documents; a single sentence is divided in its middle."""
+    """Return the pairs of all documents; a single sentence is split in the middle."""
     pairs = []
     sentences = 2 if mode == "sentence_pair" else None
     for document, (ids, ends) in enumerate(documents):
@@ -396,7 +398,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
 
 
 def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Join a last single sentence to the span before it where it fits; make a last single token long enough for a pair."""
+    """Merge a last single sentence into the previous span if it fits; extend a last single token to two for a pair."""
     n = ends[-1]
     if len(spans) < 2:
         return
@@ -404,7 +406,7 @@ def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> 
     if bisect_right(ends, end) == len(ends) - 1 and n - start <= room:
         spans[-2:] = [(start, n)]
     elif n - end < 2:
-        # The span before is full, as the token does not fit: it gives away its last sentence, or else one token.
+        # The previous span is full: move its last sentence, or one token, to the last span.
         borders = [border for border in ends[-3:] if max(start + 2, n - room) <= border <= n - 2]
         border = max(borders, default=n - 2)
         spans[-2:] = [(start, border), (border, n)]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare a corpus in stages of datatrove tasks: documents, filters, deduplication, tokenizer, packed shards.
+"""Prepare a corpus in stages of datatrove tasks: read, filter, deduplicate, train a tokenizer, pack into shards.
 
     documents     files -> filters -> parts of documents            a task for each group of files
-    exact         parts -> signatures, then their duplicates        a task for each part, then one
-    minhash       the same for near duplicates                      a task for each part, one for each bucket, one
-    tokenizer     a sample of the kept documents                    one task
+    exact         parts -> signatures -> exact duplicates           a task for each part, then one task
+    minhash       parts -> signatures -> near duplicates            tasks for each part, for each bucket, then one task
+    tokenizer     sample of the kept documents -> tokenizer         one task
     rows          parts without duplicates -> shards of rows        a task for each part
-    manifest      counts and digests of all                         one task
+    manifest      counts and digests of all shards                  one task
 
-Groups and parts only depend on the files. So the result depends neither on how many tasks run at once, nor on their
-order, nor on the executor, and only the tasks that failed run again.
+Groups and parts depend only on the files. The result is therefore independent of the executor and of the number and order of
+parallel tasks, and only failed tasks run again.
 """
 
 import os
@@ -66,13 +66,13 @@ QUALITY = {
     "gopher_quality": GopherQualityFilter,
     "fineweb": FineWebQualityFilter,
 }
-# Words as runs of letters and digits, single signs, and single characters of scripts without spaces.
+# Words: runs of letters and digits, single symbols, and single characters of scripts without spaces.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
 
 
 class Words(WordTokenizer):
-    """Words for datatrove's filters and signatures, of any language, where its own need a package for each."""
+    """Word tokenizer for datatrove's filters and signatures in any language; datatrove's need a package per language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return WORD.findall(text)
@@ -87,7 +87,7 @@ WORDS = Words()
 
 
 class LanguageModel(FastTextLID):
-    """Score languages, labels of the form `__label__en` without their prefix, by a file of fastText such as lid.176."""
+    """Language identification with a fastText file, such as lid.176, that has labels of the form `__label__en`."""
 
     def __init__(self, path: str, languages: Sequence[str]):
         super().__init__([*languages])
@@ -95,8 +95,8 @@ class LanguageModel(FastTextLID):
         known = self.model.get_labels()
         for language in languages:
             if f"__label__{language}" not in known:
-                raise ValueError(f"{path} has no language {language!r} of --languages, but {', '.join(sorted(known))}")
-        # Loaded again in the task: it cannot be pickled.
+                raise ValueError(f"--languages: {path} has no language {language!r}, only {', '.join(sorted(known))}")
+        # It cannot be pickled, so each task loads it again.
         self.loaded = None
 
     @property
@@ -112,7 +112,7 @@ def document_text(document: Document) -> str:
     return document.text
 
 
-# datatrove's hash function xxhash does not work with xxhash 4, which only takes bytes.
+# datatrove's default, xxhash, fails with xxhash 4, which accepts only bytes.
 HASH = HashConfig(hash_fc="sha1")
 hash_words = create_hash_func(HASH)
 EXACT = ExactDedupConfig(content_getter=document_text, hash_config=HASH)
@@ -120,9 +120,9 @@ MINHASH = MinhashConfig(hash_config=HASH)
 
 
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
-    """Return the tasks that read the sources: each with its files, or its piece of a Hub data set, and its parts.
+    """Group the sources into tasks; return for each its files, or its shard of a Hub data set, and its parts.
 
-    Files are read together up to --part_bytes of text, that become one shard.
+    A task reads files with up to --part_bytes of text, which become one shard.
     """
     part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []
@@ -156,12 +156,12 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
     found = {files.unstrip_protocol(name): entry["size"] for name, entry in files.find(path, detail=True).items()}
     chosen = [(name, size, 0) for name, size in sorted(found.items()) if file_kind(name)]
     if not chosen:
-        raise FileNotFoundError(f"no data file at {url}, or none with an ending that is known")
+        raise FileNotFoundError(f"no data file with a known suffix at {url}")
     return chosen
 
 
 def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
-    """Return the filter of languages, by its reason to drop a document; empty without languages."""
+    """Return {reason to drop a document: language filter}; empty without --languages."""
     if not args.languages:
         return {}
     block = LanguageFilter([*args.languages], args.language_threshold)
@@ -171,7 +171,7 @@ def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
 
 
 def document_filters(args: PreparationArguments, evaluation_hashes: Collection[int]) -> dict[str, PipelineStep]:
-    """Return filters by their reason to drop a document; the `ngram_hashes` of evaluation sets become a file."""
+    """Return {reason to drop a document: filter}; write the `ngram_hashes` of evaluation sets to a file."""
     filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in args.quality}
     if evaluation_hashes:
         folder = get_datafolder(f"{args.output_dir}/{WORK}/contamination")
@@ -183,18 +183,17 @@ def document_filters(args: PreparationArguments, evaluation_hashes: Collection[i
 
 
 def evaluation_files(sources: Sequence[str]) -> list[File]:
-    """Return all files of evaluation sets."""
     found = []
     for source in sources:
         files = list_files(source)
         if files is None:
-            raise FileNotFoundError(f"no file or folder {source}: give --decontaminate files of the evaluation sets")
+            raise FileNotFoundError(f"no file or folder {source}: --decontaminate needs files of the evaluation sets")
         found += files
     return found
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
-    """Return `text_hashes` of all texts of evaluation sets, in whatever column."""
+    """Return the `text_hashes` of all strings in the evaluation sets, in any column."""
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
@@ -204,18 +203,18 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
         for text in strings_of(rows):
             hashes.update(text_hashes(text, n))
     if files and not hashes:
-        raise ValueError(f"no text of {files[0][0]} has {n} words, so nothing could be found: lower --decontaminate_ngram")
+        raise ValueError(f"no text of {files[0][0]} has {n} words: lower --decontaminate_ngram")
     return hashes
 
 
 def text_hashes(text: str, n: int) -> set[int]:
-    """Return hashes of the n-grams of the words of a text; case and punctuation do not count."""
+    """Return hashes of the word n-grams of a text, ignoring case and punctuation."""
     words = WORDS.word_tokenize(simplify_text(text, NGramsDecontConfig().norm_config))
     return {hash_words(" ".join(ngram)) for ngram in ngrams(words, n)}
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """Iterate over all strings in rows of lists and objects."""
+    """Iterate over all strings in nested lists and objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -228,12 +227,12 @@ def strings_of(value: Any) -> Iterator[str]:
 def stages_of(
     args: PreparationArguments, groups: list[dict[str, Any]], filters: dict[str, PipelineStep], manifest: dict[str, Any]
 ) -> list[tuple[str, int, list[PipelineStep]]]:
-    """Return the stages of a preparation: name, number of tasks, blocks.
+    """Return the stages of a preparation, each with name, number of tasks and datatrove blocks.
 
     Args:
-        groups: of `grouped_sources`.
-        filters (`dict`): what each drops -> datatrove's block.
-        manifest: of `WriteManifest`.
+        groups (`list[dict]`): result of `grouped_sources`.
+        filters (`dict`): reason to drop a document -> datatrove filter.
+        manifest (`dict`): initial fields for `WriteManifest`.
     """
     output, deduplicate = args.output_dir, args.deduplicate
     work, parts = f"{output}/{WORK}", groups[-1]["first"] + groups[-1]["parts"]
@@ -273,10 +272,10 @@ def stages_of(
 
 
 def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: PreparationArguments):
-    """Run the stages one after the other, without the tasks that are finished; for Slurm, submit them."""
+    """Run the unfinished tasks of all stages in order, or submit them to Slurm."""
     executor, logs = args.executor, f"{args.output_dir}/{WORK}/logs"
     options = overrides(args.executor_options, "--executor_options")
-    # Processes start with these modules, and their tokenizers use no threads.
+    # Processes preload this module, and tokenizers use no threads.
     multiprocess.set_forkserver_preload([__name__])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     previous = None
@@ -287,7 +286,7 @@ def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: Preparat
         try:
             previous = EXECUTORS[executor](blocks, **options)
         except TypeError as error:
-            raise ValueError(f"--executor_options do not fit the executor {executor}: {error}") from error
+            raise ValueError(f"--executor_options are invalid for the executor {executor}: {error}") from error
         if executor == "slurm":
             continue
         missing = len(previous.get_incomplete_ranks())
@@ -297,6 +296,6 @@ def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: Preparat
         missing = len(previous.get_incomplete_ranks())
         if missing:
             failed = f"{missing} of {tasks} tasks of the stage {name} failed"
-            raise OSError(f"{failed}: see {logs}/{name}/logs, and run the command again")
+            raise OSError(f"{failed}: see {logs}/{name}/logs, then run the command again")
     if executor == "slurm":
         previous.run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a preparation that datatrove does not have: documents, counted filters, tokenizer, shards of rows, manifest."""
+"""datatrove blocks for corpus preparation: documents, counted filters, tokenizer, shards of rows, manifest."""
 
 import itertools
 import json
@@ -38,20 +38,19 @@ __all__ = [
     "shard_content",
 ]
 
-# Documents that are packed together.
+# Number of documents that are packed together.
 TOGETHER = 1000
 HELD_OUT = 100
 WORK = "work"
 
 
 def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
-    """Write what a task has counted, for the manifest."""
     with get_datafolder(f"{output}/{WORK}/counts").open(f"{name}-{rank:05d}.json", "w") as file:
         json.dump(counts, file)
 
 
 class ReadDocuments(PipelineStep):
-    """Read the documents with a visible character of the group of files with the task's number, and number their part."""
+    """Read the non-blank documents of the task's group of files, and assign each to a part."""
 
     type, name = "reader", "documents"
 
@@ -90,7 +89,7 @@ class ReadDocuments(PipelineStep):
 
 
 class Counted(PipelineStep):
-    """Run a filter, and write down how many documents it drops in each task."""
+    """Run a filter, and write the number of dropped documents of each task."""
 
     type, name = "filter", "counted"
 
@@ -114,7 +113,7 @@ class Counted(PipelineStep):
 
 
 class ReadPart(ParquetReader):
-    """Read the documents of the part with the task's number; none where no document was kept."""
+    """Read the documents of the task's part, which may be empty."""
 
     name = "part"
 
@@ -124,7 +123,7 @@ class ReadPart(ParquetReader):
 
 
 class TrainTokenizer(PipelineStep):
-    """Train a tokenizer on the first documents of every part, `characters` in all."""
+    """Train a tokenizer on the first documents of every part, with `characters` characters in total."""
 
     type, name = "tokenizer", "tokenizer"
 
@@ -149,7 +148,7 @@ class TrainTokenizer(PipelineStep):
 
 
 def save_tokenizer(tokenizer: Any, output: str):
-    """Save a tokenizer in the folder of a preparation, which may be remote."""
+    """Save a tokenizer in the output folder of a preparation, which may be remote."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = get_datafolder(f"{output}/{TOKENIZER}")
@@ -159,11 +158,11 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Pack the documents of a part into a shard of rows; its first ones, evenly over the parts, are held out.
+    """Pack the documents of a part into a shard of rows. The first documents, equally many in each part, are held out.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
-        held_out (`int`, *optional*): documents of all parts together; None: `HELD_OUT`, of each part a tenth at most.
+        held_out (`int`, *optional*): held-out documents of all parts together; None: `HELD_OUT`, at most a tenth of a part.
     """
 
     type, name = "packing", "rows"
@@ -188,7 +187,7 @@ class WriteRows(PipelineStep):
             json.dump(report, file)
 
     def write_shard(self, path: str, texts: Iterator[str], tokenizer: Any) -> dict[str, Any]:
-        """Write the shard if it has a row, and return its entry of the manifest, its tokens and its counts."""
+        """Write a shard unless it is empty; return its entry in the manifest, its tokens and its counts."""
         packing, counts = dict(self.packing), Counter()
         seed = packing.pop("seed")
 
@@ -211,7 +210,7 @@ class WriteRows(PipelineStep):
 
 
 def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[bytes, int, int]:
-    """Return the content of an Arrow stream of batches of rows, the number of rows and of their tokens."""
+    """Write batches of rows as an Arrow stream; return its bytes, the number of rows and the number of tokens."""
     sink, writer = pa.BufferOutputStream(), None
     ids = pa.uint16() if largest_id < 2**16 else pa.int32()
     types = dict(input_ids=ids, token_type_ids=pa.int8(), document_ids=pa.int16(), sentence_labels=pa.int8())
@@ -236,7 +235,7 @@ def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[
 
 
 class WriteManifest(PipelineStep):
-    """Write the manifest: what is known before, and the sums of what the tasks of so many parts counted."""
+    """Write the manifest: the given fields, and the sums of the counts of all tasks."""
 
     type, name = "manifest", "manifest"
 
@@ -263,9 +262,9 @@ class WriteManifest(PipelineStep):
         rows = sum(shard["rows"] for shard in shards["train"])
         if not rows:
             raise ValueError(
-                f"no row is left of {documents} documents (dropped: {dict(dropped)}; held out: "
-                f"{self.manifest['held_out_documents'] or 'a tenth'}): give more text, fewer filters or "
-                "--validation_documents"
+                f"no training rows are left of {documents} documents (dropped: {dict(dropped)}; held out: "
+                f"{self.manifest['held_out_documents'] or 'a tenth'}): pass more text, fewer filters or "
+                "fewer --validation_documents"
             )
         report = PackingReport.of(counts, rows, tokens, self.manifest["packing"]["max_length"])
         tokenizer = load_tokenizer(tokenizer_folder(self.folder))

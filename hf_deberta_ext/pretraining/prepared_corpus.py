@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read prepared corpora: folders of shards of packed rows with a manifest, in the order of a training.
+"""Read prepared corpora: folders with shards of packed rows and a manifest; and order their rows for training.
 
-A shard is an Arrow file, memory-mapped; its digest is compared when it is opened. The order of an epoch permutes the shards,
-deals ranges of their rows to lanes, and permutes within each of these windows. Batch number i is of lane i % lanes. A
-process, and each of its workers, takes batches at regular distances, and so reads its share of the lanes.
+A shard is a memory-mapped Arrow file; its digest is checked when it is opened. In each epoch, shards are permuted,
+consecutive windows of rows are distributed to streams, and rows are permuted within each window. Batch i is from stream
+i % streams. Processes and workers take batches at regular intervals, so each reads its share of the streams.
 """
 
 import json
@@ -26,12 +26,12 @@ __all__ = ["PreparedRows", "ShardOrder", "is_prepared", "load_manifest", "manife
 MANIFEST_FILE = "manifest.json"
 TOKENIZER = "tokenizer"
 SHARDS = ("train", "held_out")
-# Rows whose order is in memory at once.
+# Number of rows whose order is held in memory.
 ORDERED_ROWS = 2**23
 
 
 def open_folder(folder: str | os.PathLike) -> tuple[Any, str]:
-    """Return the file system (fsspec) of a folder, and the folder's path there."""
+    """Return the fsspec file system of a folder, and the folder's path in it."""
     from fsspec.core import url_to_fs
 
     files, path = url_to_fs(os.fspath(folder))
@@ -39,7 +39,7 @@ def open_folder(folder: str | os.PathLike) -> tuple[Any, str]:
 
 
 def copy_file(url: str, target: Path):
-    """Copy a remote file in one go: other processes may copy it, too."""
+    """Copy a remote file atomically, since other processes may copy it at the same time."""
     files, path = open_folder(url)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -49,12 +49,12 @@ def copy_file(url: str, target: Path):
 
 
 def cache(folder: str | None) -> Path:
-    """Return the folder of copies of remote files."""
+    """Return the cache folder for remote files."""
     return Path(folder or HF_HOME, "prepared_corpora")
 
 
 def manifest_content(folder: str | os.PathLike) -> bytes | None:
-    """Read the file of the manifest of a folder; None without one."""
+    """Read the manifest file of a folder; return None if there is none."""
     files, path = open_folder(folder)
     try:
         return files.cat_file(f"{path}/{MANIFEST_FILE}")
@@ -63,29 +63,29 @@ def manifest_content(folder: str | os.PathLike) -> bytes | None:
 
 
 def is_prepared(*folders: str | os.PathLike) -> bool:
-    """Return True if one of them is a folder with shards or a manifest of ours, also damaged or unfinished."""
+    """Return True if any folder contains shards or a manifest of this package, including damaged or unfinished ones."""
     for folder in map(os.fspath, folders):
         if any(Path(folder, SHARDS[0]).glob("*.arrow")):
             return True
         content = manifest_content(folder)
-        # Text may come with a manifest of another program.
+        # A folder of text can contain another program's manifest.
         if content is not None and ("://" in folder or b'"finished"' in content[:1000]):
             return True
     return False
 
 
 def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
-    """Write the manifest, with a digest of itself, in place of an earlier one."""
+    """Write or replace the manifest, with a checksum."""
     files, path = open_folder(folder)
     files.makedirs(path, exist_ok=True)
     text = json.dumps({"checksum": json_digest(manifest), **manifest}, indent=1) + "\n"
-    # In one go: a full disk would leave half of it.
+    # Write and rename: a full disk must not leave half of it.
     files.pipe_file(f"{path}/{MANIFEST_FILE}.part", text.encode())
     files.mv(f"{path}/{MANIFEST_FILE}.part", f"{path}/{MANIFEST_FILE}")
 
 
 def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Load the manifest of a folder, also of an unfinished preparation; {} without one, a ValueError if it is damaged."""
+    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError if damaged."""
     content = manifest_content(folder)
     if content is None:
         return {}
@@ -95,29 +95,29 @@ def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
             return manifest
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged: copy it again, or prepare the corpus again in another folder")
+    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged: copy it again, or prepare the corpus in another folder")
 
 
 def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Read the manifest of a prepared folder, and check that it is finished, and the sizes of its shards."""
+    """Read the manifest of a prepared corpus, and check that it is finished and that shards have the right sizes."""
     manifest = load_manifest(folder)
     if not manifest:
-        raise ValueError(f"{folder} has shards and no {MANIFEST_FILE}: copy it too, or prepare the corpus again")
+        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}: copy it, too, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the preparation of {folder} is unfinished: run the command that began it again")
+        raise ValueError(f"the preparation of {folder} is unfinished: run its command again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])
     for shard, size in zip(shards, sizes, strict=True):
         if size != shard["bytes"]:
             raise ValueError(
-                f"the shard {shard['file']} of {folder} has {size:,} bytes, prepared were {shard['bytes']:,}: copy it again"
+                f"the shard {shard['file']} of {folder} has {size:,} bytes, expected {shard['bytes']:,}: copy it again"
             )
     return manifest
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Return lines that say what a prepared folder holds."""
+    """Format the contents of a prepared corpus as lines of text."""
     packing, report, tokenizer = manifest["packing"], manifest["report"], manifest["tokenizer"]
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest["dropped"].items() if count)
     held_out = sum(shard["rows"] for shard in manifest["held_out"])
@@ -133,13 +133,13 @@ a prepared corpus: {report["examples"]:,} rows, {report["packed_tokens"]:,} toke
 
 
 def tokenizer_folder(folder: str | os.PathLike) -> str:
-    """Return the folder of the tokenizer of a prepared folder, on this machine."""
+    """Return the local folder of a prepared corpus's tokenizer; download a remote one."""
     url = f"{os.fspath(folder).rstrip('/')}/{TOKENIZER}"
     if "://" not in url:
         return os.path.expanduser(url)
-    # The same place each time: a resumed run must repeat it.
+    # Always the same folder, because a resumed run must use the same.
     target = cache(None) / f"{TOKENIZER}-{json_digest(url)}"
-    # A preparation has no names yet, and a server of HTTP may list none.
+    # An unfinished manifest has no file names, and an HTTP server may not list files.
     names = load_manifest(folder).get("tokenizer", {}).get("files")
     if names is None:
         files, path = open_folder(url)
@@ -150,14 +150,16 @@ def tokenizer_folder(folder: str | os.PathLike) -> str:
 
 
 class PreparedRows(Dataset):
-    """The rows of a prepared folder, by their number; a shard is opened when a row of it is asked for.
+    """Data set of the rows of a prepared corpus; a shard is opened when one of its rows is read.
 
     Args:
-        folder (`str` or path): local, or of any file system of fsspec: then shards are copied to `cache_dir` when opened. A
-            damaged shard is a ValueError when its first row is read.
-        held_out (`bool`): the rows that were held out.
-        limit (`int`, *optional*): only the first so many rows.
-        buffer (`int`): rows of a window of `ShardOrder`.
+        folder (`str` or path): local folder, or fsspec URL.
+        held_out (`bool`, default False): use the held-out rows.
+        limit (`int`, *optional*): maximum number of rows.
+        buffer (`int`, default 10,000): number of rows of a window of `ShardOrder`.
+        cache_dir (`str`, *optional*): folder where remote shards are copied; default: `HF_HOME`.
+    Raises:
+        ValueError: if the folder is damaged or unfinished; a damaged shard is an error only when its first row is read.
     """
 
     def __init__(
@@ -178,11 +180,11 @@ class PreparedRows(Dataset):
         self.starts, self.ends = ends[:-1], ends[1:].clip(max=limit)
         self.report = PackingReport(**manifest["report"])
         self.digest = f"{len(self)} rows, {manifest['digest']}"
-        # Number of a shard -> its table.
+        # Index of an opened shard -> its table.
         self.opened: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker has other memory maps.
+        # A worker opens its own memory maps.
         return self.__dict__ | {"opened": {}}
 
     def __len__(self) -> int:
@@ -190,7 +192,7 @@ class PreparedRows(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         if not 0 <= i < len(self):
-            raise IndexError(f"row {i} of {len(self)}")
+            raise IndexError(f"row {i} is out of range for {len(self)} rows")
         shard = int(np.searchsorted(self.ends, i, side="right"))
         if shard not in self.opened:
             self.opened[shard] = self.open_shard(shard)
@@ -198,7 +200,7 @@ class PreparedRows(Dataset):
         return {name: cell(table[name][i - int(self.starts[shard])]) for name in table.column_names}
 
     def open_shard(self, shard: int) -> Any:
-        """Return the table of a shard, memory-mapped; a remote one is copied to the cache before."""
+        """Return the memory-mapped table of a shard; copy a remote shard to the cache first."""
         import pyarrow as pa
 
         url = file = f"{self.root}/{self.shards[shard]['file']}"
@@ -207,48 +209,49 @@ class PreparedRows(Dataset):
             if not file.is_file():
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
-            raise ValueError(f"the shard {file} is not the one that was prepared: remove it, and copy {url} again")
+            raise ValueError(f"the shard {file} differs from its digest in the manifest: remove it, and copy {url} again")
         return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
 
 
 def cell(value: Any) -> Any:
-    """Return a number, or a list of them as an array."""
+    """Convert a cell to a Python number, or to an int64 array if it is a list."""
     if hasattr(value, "values"):
         return value.values.to_numpy().astype(np.int64)
     return value.as_py()
 
 
-def most_lanes(args: Any) -> int:
-    """Return the lanes of a training: as many however many processes share a step; for 1, 2, 4 or 8 workers."""
+def max_streams(args: Any) -> int:
+    """Return the maximum number of streams: 8 for each micro-batch of a step, for 1, 2, 4 or 8 workers."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 
-def halved(lanes: int) -> int:
-    """Return fewer lanes, so that processes and workers still divide their number, if they can."""
-    if lanes % 2:
+def halved(streams: int) -> int:
+    """Halve the number of streams, so that processes and workers can still divide it; 1 if it is odd."""
+    if streams % 2:
         return 1
-    return lanes // 2
+    return streams // 2
 
 
 class ShardOrder(Sampler):
-    """The rows of each epoch in random order; each batch is of one lane.
+    """Sampler of the rows of each epoch in random order; each batch is from one stream.
 
-    The order only depends on these arguments and the epoch. Where processes x workers divide `lanes`, each lane, and
-    nearly each record batch, is read by one worker of one process.
+    The order depends only on the arguments and the epoch. If processes x workers divides `streams`, each stream, and nearly
+    each record batch, is read by one worker of one process. The order of at most `ORDERED_ROWS` rows is held in memory.
 
     Args:
-        examples (`NumberedExamples`): of `PreparedRows`; the order of at most `ORDERED_ROWS` rows is in memory.
-        batch (`int`): rows of a batch.
-        lanes (`int`): halved while there are not `rows.buffer` rows for each.
+        examples (`NumberedExamples`): examples of `PreparedRows`.
+        batch (`int`): number of rows in a batch.
+        streams (`int`): maximum number of streams, halved until each has `rows.buffer` rows.
+        seed (`int`): seed of the order.
     """
 
-    def __init__(self, examples: Any, *, batch: int, lanes: int, seed: int):
+    def __init__(self, examples: Any, *, batch: int, streams: int, seed: int):
         self.examples, self.rows, self.batch, self.seed = examples, examples.dataset, batch, seed
         rows = self.rows
-        window = max(min(rows.buffer, ORDERED_ROWS // lanes), batch)
-        while lanes > 1 and len(rows) < lanes * window:
-            lanes = halved(lanes)
-        self.lanes, self.window = lanes, -(-window // batch) * batch
+        window = max(min(rows.buffer, ORDERED_ROWS // streams), batch)
+        while streams > 1 and len(rows) < streams * window:
+            streams = halved(streams)
+        self.streams, self.window = streams, -(-window // batch) * batch
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -258,22 +261,22 @@ class ShardOrder(Sampler):
         counts = np.diff(self.rows.ends, prepend=0)
         order = draws.permutation(len(counts))
         ends = np.cumsum(counts[order])
-        # Added to a place in the permuted shards, it gives the number of the row.
+        # Add it to a position in the permuted shards to get the row number.
         shifts = self.rows.ends[order] - ends
-        size = self.lanes * self.window
+        size = self.streams * self.window
         for start in range(0, len(self), size):
             rows = min(size, len(self) - start)
             batches = -(-rows // self.batch)
-            lanes = {}
-            # Neighbours among the lanes, whose batches make a step, are of places far apart.
-            for lane in draws.permutation(self.lanes).tolist():
-                count = len(range(lane, batches, self.lanes)) * self.batch
-                # The last batch of all may be short.
-                if lane == (batches - 1) % self.lanes:
+            streams = {}
+            # Adjacent streams, which share a step, get windows far apart.
+            for stream in draws.permutation(self.streams).tolist():
+                count = len(range(stream, batches, self.streams)) * self.batch
+                # The last batch of the epoch can be shorter.
+                if stream == (batches - 1) % self.streams:
                     count -= batches * self.batch - rows
                 places = start + draws.permutation(count)
-                lanes[lane] = places + shifts[np.searchsorted(ends, places, side="right")]
+                streams[stream] = places + shifts[np.searchsorted(ends, places, side="right")]
                 start += count
             for number in range(batches):
-                first = number // self.lanes * self.batch
-                yield from lanes[number % self.lanes][first : first + self.batch].tolist()
+                first = number // self.streams * self.batch
+                yield from streams[number % self.streams][first : first + self.batch].tolist()

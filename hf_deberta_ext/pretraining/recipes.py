@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the settings of a pre-training: by the name of a recipe, or for a new model without one.
+"""Choose the settings of a pre-training run, from a named recipe or from defaults for a new model.
 
-A recipe fixes what is learned: sizes, batch, steps, learning rate, loss. The hardware decides the micro-batch and the
-precision of the arithmetic, and flags of the user win over both:
+A recipe sets what affects training: sizes, batch, steps, learning rate, loss. The micro-batch and the precision depend on
+the hardware. Flags of the user override both:
 
     arguments = recipe_arguments(RECIPES["v3-study"], {"per_device_train_batch_size": 32}, processes=8)
     arguments["gradient_accumulation_steps"]  # 8: 32 x 8 x 8 = 2,048
@@ -31,15 +31,17 @@ __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_argum
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of one pre-training by replaced token detection, or also by masked-language modelling (`trains_mlm`).
+    """Settings of pre-training by replaced token detection, and also by masked-language modelling if `trains_mlm`.
 
-    Fields are flags of the same name, of generator and discriminator alike, None = the flag's default; and these:
+    Most fields are values of the flags of the same name, for both generator and discriminator; None = the flag's default.
+    The other fields are:
 
     Args:
-        description, source (`str`): what it trains, and where the settings are from.
+        description, source (`str`): the trained model, and the publication of the settings.
         preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
+        half_precision (`bool`, default True): the published run used float16; here bfloat16 if the accelerator supports it.
+        trains_mlm (`bool`, default False): the recipe is also for masked-language modelling.
     """
 
     description: str
@@ -48,9 +50,9 @@ class Recipe:
     batch: int
     max_steps: int | None
     learning_rate: float
-    # Below 1 a share of all steps.
+    # Values below 1 are a share of all steps.
     warmup_steps: float
-    # With decoupled steps it only matters where a gradient is clipped, as Adam divides by the size of the gradients.
+    # With decoupled steps, it matters only for clipped gradients, because Adam divides by the size of the gradients.
     rtd_lambda: float
     stepping: Literal["joint", "decoupled"]
     embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
@@ -86,7 +88,7 @@ OFFICIAL = Recipe(
 
 
 def further(size: str) -> Recipe:
-    """Return the official recipe of a model that is trained further."""
+    """Return Microsoft's recipe for further training of a published model."""
     model = f"microsoft/deberta-v3-{size}"
     description = f"{model} further, as the official script"
     steps = dict(max_steps=100_000, learning_rate=5e-5)
@@ -136,12 +138,12 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 
-# Fields of a recipe that are flags of the same name, and the ones that only replaced token detection has.
+# Fields of a recipe that are not flags; fields that are flags; flags only of replaced token detection.
 ABOUT = ("description", "source", "batch", "half_precision", "trains_mlm")
 FLAGS = tuple(field.name for field in fields(Recipe) if field.name not in ABOUT)
 RTD_FLAGS = ("embedding_sharing", "stepping", "rtd_lambda")
 
-# Settings of a new model without a recipe; Trainer's are for fine-tuning: 5e-5, no warm-up, no weight decay, batches of 8.
+# Defaults of a new model without a recipe. Trainer's defaults suit fine-tuning: 5e-5, no warm-up or decay, batches of 8.
 FROM_SCRATCH = dict(learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6)
 BATCH = 64
 
@@ -149,19 +151,19 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the values of flags that were not given, by --recipe or for a new model, and a text that says so.
+    """Return values of the flags that were not given, from --recipe or for a new model, and a text that lists them.
 
-    The further training of a checkpoint without a recipe keeps Trainer's own.
+    Further training of a checkpoint without a recipe uses Trainer's defaults.
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
-        rtd (`bool`): by replaced token detection, else masked-language modelling.
+        rtd (`bool`): True for replaced token detection, False for masked-language modelling.
     """
     name = given_flags.get("recipe")
     if name is not None:
         if not (rtd or RECIPES[name].trains_mlm):
             others = ", ".join(other for other, recipe in RECIPES.items() if recipe.trains_mlm)
-            raise ValueError(f"--recipe {name} is one of replaced token detection, run_rtd.py's; here there is {others}")
+            raise ValueError(f"--recipe {name} is only for replaced token detection (run_rtd.py); expected {others}")
         settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
         if not rtd:
             for flag in RTD_FLAGS:
@@ -172,29 +174,31 @@ def chosen_settings(
     settings = dict(FROM_SCRATCH)
     sizes = HARDWARE_FLAGS[:2]
     if not {*sizes} & {*given_flags}:
-        # As many tokens at a time as 8 examples of 512.
+        # As many tokens per micro-batch as 8 examples of 512.
         size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, given_flags.get("max_length", 512))))
         settings |= zip(sizes, (size, max(1, BATCH // size // processes)), strict=True)
     settings = {flag: value for flag, value in settings.items() if flag not in given_flags}
     if not settings:
         return {}, None
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
-    return settings, f"from scratch: {text} (flags and --recipe set others)"
+    return settings, f"from scratch: {text} (change them by flags or --recipe)"
 
 
 def recipe_arguments(
     recipe: Recipe, given_flags: Mapping[str, Any] | None = None, *, processes: int = 1, device: torch.device | None = None
 ) -> dict[str, Any]:
-    """Return the arguments that the recipe and the hardware set, by name, without those that the user gave.
+    """Return the arguments that recipe and hardware determine, by name, except arguments that the user gave.
 
-    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly, or it is a
-    ValueError. Without a per-device size it is as many tokens as 8 examples of 512 on CPU, and on an accelerator what its
-    memory should hold (an estimate), a power of two. Give both numbers to train with another batch.
+    per_device_train_batch_size x gradient_accumulation_steps x processes equals the recipe's batch. The default per-device
+    size is as many tokens as 8 examples of 512 on CPU, and on an accelerator the largest power of two that is estimated to
+    fit in its memory. Give both numbers to train with another batch.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.
-        processes (`int`): that train together.
-        device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
+        processes (`int`, default 1): number of training processes.
+        device (`torch.device`, *optional*): device of each process; None = the accelerator if there is one, else the CPU.
+    Raises:
+        ValueError: if the recipe's batch is not a multiple of the given sizes.
     """
     given_flags = dict(given_flags or {})
     device = training_device(device)
@@ -204,17 +208,17 @@ def recipe_arguments(
     if given_flags.get("published_optimizer"):
         arguments.pop("lr_scheduler_type", None)
     if "model" in arguments | given_flags:
-        # A checkpoint has its size.
+        # The checkpoint defines the size.
         del arguments["preset"]
     if {"model", "preset"} & {*given_flags}:
         arguments.pop("config_overrides", None)
     if "num_train_epochs" in given_flags:
-        # Trainer would still count steps.
+        # Otherwise max_steps overrides the epochs.
         arguments.pop("max_steps", None)
     if "max_steps" in given_flags:
         arguments.pop("num_train_epochs", None)
     if {"max_steps", "num_train_epochs"} & {*given_flags} and recipe.max_steps is not None:
-        # The recipe's share of the steps, or a short run would end before it is warm.
+        # Use the recipe's share of the steps; otherwise a short run would end during warm-up.
         arguments["warmup_steps"] = recipe.warmup_steps / recipe.max_steps
     if recipe.half_precision:
         arguments |= half_precision(device, given_flags)
@@ -226,7 +230,7 @@ def recipe_arguments(
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of memory of the accelerator; 0 where torch does not say."""
+    """Return the memory of the accelerator in bytes; 0 if torch does not report it."""
     module = getattr(torch, device.type)
     if device.type == "mps":
         return module.recommended_max_memory()
@@ -236,11 +240,11 @@ def device_memory(device: torch.device) -> int:
 
 
 def fitting_examples(recipe: Recipe, memory: int) -> int:
-    """Estimate the examples of a micro-batch that the memory holds, as attention without a fused kernel needs it.
+    """Estimate how many examples of a micro-batch fit in `memory` bytes with attention that is not fused.
 
-    16 bytes a parameter (weights, gradients and Adam's moments in float32). An example keeps for the backward pass about
-    34 numbers of 2 bytes for each state of each layer, four [N, N] tables for each head, and of the generator
-    the logits of 15 % of the tokens, twice in float32.
+    Counts 16 bytes per parameter (weights, gradients and Adam's moments in float32). An example stores for the backward pass
+    about 34 numbers of 2 bytes per hidden unit of each token and layer, four [N, N] matrices per head, and the generator's
+    logits of 15 % of the tokens, twice in float32.
     """
     config = DebertaExtConfig.from_preset(recipe.preset, **overrides(recipe.config_overrides))
     N, d, layers = recipe.max_length, config.hidden_size, config.num_hidden_layers * 3 / 2
@@ -250,11 +254,11 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
 
 
 def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[str, Any], processes: int = 1) -> str:
-    """Return a line for each setting of the recipe, of the hardware and of the flags that replace them, and the batch.
+    """Format the settings of recipe, hardware and overriding flags, one per line, and the batch.
 
     Args:
-        arguments (`dict`): what `recipe_arguments` returned.
-        given_flags (`dict`): flags of the user; those that the recipe does not know are left out.
+        arguments (`dict`): result of `recipe_arguments`.
+        given_flags (`dict`): flags of the user; flags that are not in the recipe are ignored.
     """
     recipe = RECIPES[name]
     published = {flag: getattr(recipe, flag) for flag in FLAGS}

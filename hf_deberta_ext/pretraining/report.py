@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the results of a pre-training: the table of its objectives, and curves as PNG."""
+"""Show the results of pre-training: a table of the objectives, and curves as PNG."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ CURVES_FILE = "curves.png"
 
 
 def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) -> str:
-    """Return the result of `PretrainingTrainer.evaluate`, a row for each objective, as Markdown."""
+    """Format the result of `PretrainingTrainer.evaluate` as a Markdown table with a row for each objective."""
     return objectives_table(metrics, {name: OBJECTIVES[name].title for name in objectives})
 
 
 def plot_objectives(history: Sequence[Mapping[str, Any]], path: str | os.PathLike, objectives: Sequence[str]) -> Path:
-    """Draw a panel with the training and the held-out loss of each objective."""
+    """Plot the training and held-out loss of each objective in a panel."""
     panels = [(OBJECTIVES[name].title, ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
     return plot_curves({"run": history}, Path(path), panels=panels)
 
 
 def plot_replaced_tokens(history: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> Path:
-    """Draw panels with the losses of generator and discriminator, and the discriminator's precision and recall."""
+    """Plot the losses of generator and discriminator, and the discriminator's precision and recall."""
     panels = [(half, ["run"], [f"{half}_loss", f"eval_{half}_loss"]) for half in ("generator", "discriminator")]
     names = [f"{prefix}discriminator_{name}" for name in ("precision", "recall") for prefix in ("", "eval_")]
     panels.append(("replaced tokens found", ["run"], names))

@@ -58,7 +58,7 @@ class DataArguments(CorpusArguments):
     validation_data: list[str] = option(list, "the same; default: split off", aliases=["--validation_file"])
     validation_split: str = option("validation", "of Hub data")
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
-    shuffle_buffer: int = option(10_000, "examples that --streaming, and each lane of prepared data, shuffles together")
+    shuffle_buffer: int = option(10_000, "examples that --streaming, or each stream of prepared data, shuffles together")
     num_proc: int | None = option(None, "processes that tokenise and pack", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "examples to train on, for a trial")
     max_eval_samples: int | None = option(None, "examples to evaluate on")

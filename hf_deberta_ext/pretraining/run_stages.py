@@ -42,7 +42,7 @@ from .corpus import DocumentStream, list_files, load_corpus, text_sizes, texts
 from .dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
 from .masking import MaskingVocabulary
 from .packing import PackingReport, pack
-from .prepared_corpus import PreparedRows, most_lanes, read_manifest
+from .prepared_corpus import PreparedRows, max_streams, read_manifest
 from .recipes import chosen_settings
 from .report import CURVES_FILE
 from .run_arguments import (
@@ -414,15 +414,15 @@ def packed_stream(
     most = data_args.max_train_samples
     if most is not None:
         # The first rows of a stream come from its first files.
-        lanes = corpus.lanes(1)
+        streams = corpus.split(1)
     else:
-        lanes = corpus.lanes(most_lanes(args))
-    # All lanes together hold as many documents and rows in memory as one.
-    count = max(100, 1000 // len(lanes))
-    buffer = max(1, data_args.shuffle_buffer // len(lanes))
+        streams = corpus.split(max_streams(args))
+    # All streams together hold as many documents and rows in memory as one.
+    count = max(100, 1000 // len(streams))
+    buffer = max(1, data_args.shuffle_buffer // len(streams))
     shuffled = []
-    for lane in lanes:
-        rows, _ = pack(lane, tokenizer, batch_size=count, **packing)
+    for stream in streams:
+        rows, _ = pack(stream, tokenizer, batch_size=count, **packing)
         # Numbered before they are shuffled again in each epoch, so that static masks recur.
         rows = rows.map(lambda row, number: {"example": number}, with_indices=True)
         if most is not None:

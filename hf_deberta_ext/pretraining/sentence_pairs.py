@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make pairs of segments for next sentence prediction (BERT) and sentence order prediction (ALBERT), and their head.
+"""Segment pairs, and the head, for next sentence prediction (BERT) and sentence order prediction (ALBERT).
 
-Next sentence prediction (Devlin et al. 2019, section 3.1) exchanges segments of different documents when text is packed,
-sentence order prediction (Lan et al. 2020, section 3.1) swaps the two segments when a batch is made.
+Next sentence prediction (Devlin et al. 2019, section 3.1) exchanges segments between documents when text is packed; sentence
+order prediction (Lan et al. 2020, section 3.1) swaps the two segments when a batch is collated.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ __all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
 
 
 def add_head(model: nn.Module, config: DebertaExtConfig):
-    # Not above: it takes 200 MB of memory in each process that packs.
+    # Imported here, because it takes 200 MB of memory in each packing process.
     from ..model.modeling_deberta_ext import ContextPooler
 
     model.pooler = ContextPooler(config)
-    # 0 = B follows A; 1 = it is of another document (NSP), or they are swapped (SOP).
+    # 0 = B follows A; 1 = B is from another document (NSP), or A and B are swapped (SOP).
     model.sentence_relationship = nn.Linear(config.hidden_size, 2)
 
 
@@ -36,7 +36,7 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the logits [B, 2] of the state of [CLS] in states [B, N, d], the sentence labels [B], and all rows."""
+    """Predict from the [CLS] state; states [B, N, d] -> logits [B, 2], sentence labels [B], row numbers [B]."""
     from ..model.modeling_deberta_ext import cls_states
 
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
@@ -46,7 +46,7 @@ def predict_relationship(
 
 @dataclasses.dataclass
 class SegmentPair:
-    """Tokens of a document that become A and B, and the places at which they may be divided."""
+    """Tokens of segments A and B, and the positions where they can be split."""
 
     document: int
     tokens: np.ndarray
@@ -59,10 +59,10 @@ class SegmentPair:
 
 
 def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exchange: bool) -> list[int]:
-    """Divide each pair in A and B, at random where it may be divided; with `exchange` about half of them exchange their B's.
+    """Split each pair at a random allowed position; with `exchange`, about half of the pairs exchange segments B.
 
     Returns:
-        the sentence label of each pair: 1 if its B is of another document.
+        `list[int]`: sentence label of each pair, 1 if B is from another document.
     """
     labels = [0] * len(pairs)
     drawn = [i for i in range(len(pairs)) if exchange and generator.random() < 0.5]
@@ -78,7 +78,7 @@ def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exc
 def find_partners(
     pairs: list[SegmentPair], drawn: list[int], room: int, generator: random.Random
 ) -> Iterator[tuple[int, int]]:
-    """Find the drawn pairs two by two that can exchange their B's, cut so that both results fit in `room`."""
+    """Find partners (i, j) among the drawn pairs, and split both so that they fit in `room` with segments B exchanged."""
     generator.shuffle(drawn)
     half = len(drawn) // 2
     candidates = drawn[half:]
@@ -96,7 +96,7 @@ def find_partners(
 
 
 def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
-    """Draw places to cut both pairs so that neither is longer than `room` after they exchanged their B's."""
+    """Draw split positions such that neither pair is longer than `room` after exchanging segments B."""
     n, m = len(first.tokens), len(second.tokens)
     for a in generator.sample(first.cuts, len(first.cuts)):
         # a + m - b <= room and b + n - a <= room
@@ -107,19 +107,20 @@ def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator:
 
 
 def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dict[str, Any]:
-    """Return [CLS] A [SEP] B [SEP], or [CLS] B [SEP] A [SEP] if it is to `swap`, with its sentence label.
+    """Return [CLS] A [SEP] B [SEP] with label 0, or [CLS] B [SEP] A [SEP] with label 1 if `swap`.
 
     Args:
-        row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns of N.
-        special (`torch.BoolTensor`): [V], the ids of special tokens.
+        row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns [N].
+        special (`torch.BoolTensor`): [V], True for ids of special tokens.
+        swap (`bool`): swap the segments.
     """
     ids, types = row["input_ids"], row.get("token_type_ids", torch.zeros(0))
     N, first = len(ids), int((types == 0).sum())
     is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
     if not is_pair or not special[ids[[0, first - 1, -1]]].all():
-        raise ValueError("sentence_order needs pairs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1: pack the text so")
+        raise ValueError("sentence_order needs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1: pack as segment_pair")
     if row.get("sentence_labels", 0):
-        raise ValueError("sentence_order needs consecutive segments, got sentence_labels 1: pack the text as consecutive")
+        raise ValueError("sentence_order needs consecutive segments, got sentence_labels 1: pack them as consecutive")
     if swap:
         places = torch.arange(N)
         order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])

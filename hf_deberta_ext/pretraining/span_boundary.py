@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The span boundary objective (SpanBERT, Joshi et al. 2020, section 3.2): a masked span from the tokens around it."""
+"""Span boundary objective (SpanBERT, Joshi et al. 2020, section 3.2): predict a masked span from adjacent tokens."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from ..model.configuration_deberta_ext import DebertaExtConfig
 
 __all__ = ["SpanBoundaryHead", "span_boundaries"]
 
-# The values of SpanBERT's released code: tokens of a span that are predicted, and the width of their positions.
+# Values of SpanBERT's released code: maximum predicted tokens of a span, and size of the position embeddings.
 MAX_SPAN_TOKENS, POSITION_SIZE = 20, 200
 
 
@@ -23,17 +23,18 @@ def span_boundaries(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Find x_{s-1} and x_{e+1} for every token i of a masked span (s, e), and its position i - s + 1 in the span.
 
-    A span is a run of labels that are not -100. Its tokens are targets where both boundaries are tokens of the same
-    document; tokens beyond `max_span_tokens` in their span are not.
+    A span is a run of labels other than -100. Its first `max_span_tokens` tokens are targets, if both boundaries are real
+    tokens of the same document.
 
     Args:
         labels (`torch.LongTensor`): [B, N]; -100 = not masked.
         attention_mask (`torch.Tensor`, *optional*): [B, N], 1 = real token.
-        document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row.
+        document_ids (`torch.LongTensor`, *optional*): [B, N], document number of each token.
+        max_span_tokens (`int`, default 20): maximum number of targets of a span.
 
     Returns:
-        is_target [B, N] bool; and for the n targets, row after row: s - 1, e + 1 (places in their row) and i - s + 1 (from
-        1 on), [n] each.
+        is_target [B, N] bool; and for the n targets, in row order, [n] each: s - 1 and e + 1 (positions in the row), and
+        i - s + 1 (from 1).
     """
     B, N = labels.shape
     masked = labels != -100
@@ -52,11 +53,11 @@ def span_boundaries(
 
 
 class SpanBoundaryHead(nn.Module):
-    """y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}), decoded with the word embeddings (SpanBERT section 3.2).
+    """Head of the span boundary objective, y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}) (SpanBERT section 3.2).
 
     h_0 = [x_{s-1}; x_{e+1}; p_{i-s+1}],  h_1 = LayerNorm(GeLU(W_1 h_0)),  y_i = LayerNorm(GeLU(W_2 h_1)).
 
-    The position table p has `max_span_tokens` rows of `position_size`; y has `embedding_size`, as the word embeddings.
+    The position table p is [max_span_tokens, position_size]. y has `embedding_size` and is decoded with the word embeddings.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SpanBoundaryHead(nn.Module):
         self.LayerNorm_2 = nn.LayerNorm(embedding_size, layer_norm_eps)
 
     def forward(self, x_before: torch.Tensor, x_after: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """x_{s-1} and x_{e+1} [n, hidden], i - s + 1 [n] in 1..max_span_tokens -> y [n, E]."""
+        """Map x_{s-1} and x_{e+1} [n, hidden], i - s + 1 [n] in 1..max_span_tokens to y [n, E]."""
         p = self.position_embeddings(position - 1)
         h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([x_before, x_after, p], -1))))
         return self.LayerNorm_2(functional.gelu(self.dense_2(h)))
@@ -94,10 +95,10 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_spans(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the logits [n, V] of the tokens of all masked spans, from states [B, N, d]; their labels [n] and rows [n]."""
+    """Predict the tokens of masked spans; states [B, N, d] -> logits [n, V], labels [n], row numbers [n]."""
     labels = batch["labels"]
     is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
     rows = is_target.nonzero()[:, 0]
     y = model.span_boundary(states[rows, before], states[rows, after], position)
-    # By calling the module: ZeRO only gathers its bias for that.
+    # Call the module, because ZeRO gathers its bias only then.
     return model.lm_predictions.lm_head(y, transformed=True), labels[is_target], rows

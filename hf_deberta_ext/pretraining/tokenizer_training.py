@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train tokenizers in the two published forms: byte-level BPE (v1, RoBERTa) and unigram (v2, v3, mDeBERTa).
 
-Special ids are as published: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Texts are read once and lazily.
+Special ids are the published ones: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Texts are read lazily and once.
 """
 
 import io
@@ -23,15 +23,15 @@ from ..tokenization import PreTrainedTokenizerFast, tokenizer_from_spm, tokenize
 __all__ = ["tokenizer_report", "train_byte_level_bpe", "train_tokenizer", "train_unigram"]
 
 FIRST_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
-# SentencePiece's names of these.
+# The same special tokens as arguments of SentencePiece.
 SPECIAL = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)
 SPECIAL |= dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]")
-# Lines of at most 999 characters, cut at spaces if there are any: SentencePiece leaves out lines of more than 4,192 bytes.
+# Lines of at most 999 characters, split at spaces if possible: SentencePiece ignores lines longer than 4,192 bytes.
 LINE = re.compile(r"\S.{0,998}(?!\S)|\S{1,999}")
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **options: Any) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of a kind: "byte-level-bpe" (`train_byte_level_bpe`) or "unigram" (`train_unigram`)."""
+    """Train a tokenizer; `kind` is "byte-level-bpe" (`train_byte_level_bpe`) or "unigram" (`train_unigram`)."""
     kinds = {"byte-level-bpe": train_byte_level_bpe, "unigram": train_unigram}
     return kinds[kind](texts, vocab_size, **options)
 
@@ -41,15 +41,15 @@ def train_byte_level_bpe(
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer in the form of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
 
-    All bytes are in, so nothing is ever unknown. The same texts give the same vocabulary. Merges seen only once are not
-    made, so a short text gives fewer than `vocab_size` tokens; no text, or a size below 261, is a ValueError.
+    The vocabulary contains all bytes, so no token is unknown. The same texts give the same vocabulary. Merges must occur at
+    least twice, so a short text gives fewer than `vocab_size` tokens. No text, or a size below 261, is a ValueError.
     """
     if vocab_size < 261:
-        raise ValueError(f"vocab_size must be at least 261 (256 bytes, 5 special tokens), got {vocab_size}")
+        raise ValueError(f"vocab_size must be at least 261 (256 bytes and 5 special tokens), got {vocab_size}")
     texts = _strings(texts)
     first = next((text for text in texts if text.strip()), None)
     if first is None:
-        raise ValueError("there is no text to train on: texts is empty or blank")
+        raise ValueError("texts must contain text to train on, got only empty or blank texts")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -82,26 +82,27 @@ def train_unigram(
     A short text gives fewer than `vocab_size` tokens. The same texts give the same vocabulary.
 
     Args:
-        texts (iterable of `str`): read once, line by line.
-        vocab_size (`int`): with the special tokens and, if used, the 256 pieces of bytes.
-        byte_fallback (`bool`): a character outside of the vocabulary becomes the pieces of its UTF-8 bytes, <0x00> to
-            <0xFF> (ids 4 to 259), not [UNK].
-        lowercase (`bool`): the tokenizer writes every text in lower case, so that "The" and "the" are one piece.
-        character_coverage (`float`): share of the text whose characters must be pieces, from 0.98 to 1; rarer characters
-            are left out.
-        sentences (`int`): lines to learn from, drawn at random (always the same) where there are more. SentencePiece needs
-            some 20 bytes of memory for each of their characters.
-        model_max_length (`int`): longest input, [CLS] and [SEP] included.
-        show_progress (`bool`): draw a progress bar while the texts are read.
+        texts (iterable of `str`): training texts, read once, line by line.
+        vocab_size (`int`): number of tokens, including special tokens and, with `byte_fallback`, 256 bytes.
+        byte_fallback (`bool`, default False): encode a character that is not in the vocabulary as its UTF-8 bytes, <0x00>
+            to <0xFF> (ids 4 to 259), instead of [UNK].
+        lowercase (`bool`, default False): lowercase all texts, so that "The" and "the" are one piece.
+        character_coverage (`float`, default 0.9995): share of the text's characters that must be pieces, from 0.98 to 1;
+            rarer characters are not in the vocabulary.
+        sentences (`int`, default 300,000): maximum number of lines to train on, sampled at random with a fixed seed.
+            SentencePiece needs about 20 bytes of memory per character.
+        model_max_length (`int`, default 512): maximum input length, including [CLS] and [SEP].
+        show_progress (`bool`, default True): show a progress bar while reading the texts.
     Raises:
-        ValueError: no text, or what SentencePiece refuses, such as a `vocab_size` below the number of characters.
+        ValueError: if there is no text, or SentencePiece fails, for example if `vocab_size` is below the number of
+            characters.
     """
     from sentencepiece import SentencePieceTrainer
 
     texts = tqdm(_strings(texts), desc="Reading text", unit=" texts", delay=5, disable=not show_progress)
     lines = _sample(_lines(texts, lowercase), sentences)
     if not lines:
-        raise ValueError("there is no text to train on: texts is empty or blank")
+        raise ValueError("texts must contain text to train on, got only empty or blank texts")
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -133,7 +134,7 @@ def _lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], count: int) -> list[str]:
-    """Return up to `count` lines, each with the same probability: SentencePiece's own sample differs in each process."""
+    """Sample up to `count` lines uniformly with a fixed seed; SentencePiece's sample differs in each process."""
     generator = random.Random(0)
     sample = []
     for number, line in enumerate(lines):
@@ -147,11 +148,11 @@ def _sample(lines: Iterable[str], count: int) -> list[str]:
 
 
 def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | float]:
-    """Return statistics of a tokenizer on texts, special tokens left out.
+    """Compute statistics of a tokenizer on texts, without special tokens.
 
     Returns:
-        `dict`: characters, words (between spaces), tokens, unknown_tokens, unknown_rate (their share of the tokens; a run
-        of unknown characters is one token), characters_per_token, tokens_per_word. The rates are 0 if there is no text.
+        `dict`: characters, words (separated by spaces), tokens, unknown_tokens (a run of unknown characters is one token),
+        unknown_rate (share of unknown tokens), characters_per_token, tokens_per_word. The rates are 0 if there is no text.
     """
     count = Counter(characters=0, words=0, tokens=0, unknown_tokens=0)
     texts = _strings(texts)
@@ -170,7 +171,7 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
 
 
 def _strings(texts: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over the texts; one string is an iterable of strings, too."""
+    """Return an iterator over the texts; reject a single string, which is iterable, too."""
     if isinstance(texts, str):
         raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
     return iter(texts)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a weighted sum of objectives, each averaged over its own targets and logged separately (`PretrainingTrainer`).
+"""Train a weighted sum of objectives, each averaged over its targets and logged separately (`PretrainingTrainer`).
 
-`TargetTrainer` and `TargetArguments` are shared with the trainer of replaced token detection.
+The trainer of replaced token detection also uses `TargetTrainer` and `TargetArguments`.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from ..training.trainer import RunTrainer
 from .dynamic_masking import EpochCallback, lower_rate
 from .objectives import OBJECTIVES, MultiObjectiveMaskedLM, check_objectives, count_targets
 from .packing import PAIR_MODES
-from .prepared_corpus import PreparedRows, ShardOrder, most_lanes
+from .prepared_corpus import PreparedRows, ShardOrder, max_streams
 
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
 
-# Arguments of Trainer that would change the losses silently, or fail at the first evaluation -> the value that they need.
+# Required values of Trainer's arguments: others would silently change the losses, or fail at the first evaluation.
 NEEDED = dict(
     remove_unused_columns=False,
     label_smoothing_factor=0.0,
@@ -37,22 +37,22 @@ NEEDED = dict(
     length_column_name="length",
     label_names=None,
 )
-# Larger ones are reported as this: a loss that diverged has a perplexity of 300 digits.
+# Upper limit of reported perplexities: a diverged loss has a perplexity of 300 digits.
 MAX_PERPLEXITY = 1e6
 WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items() if objective.has_perplexity)}
 
 
 @dataclass
 class TargetArguments(RunArguments):
-    """`RunArguments` of a pre-training, refused where they would change its losses silently."""
+    """`RunArguments` for pre-training; rejects values that would silently change the losses."""
 
-    eval_steps: float | None = option(0.1, "steps between evaluations, or below 1 a share of all steps")
-    ddp_find_unused_parameters: bool | None = option(False, "every parameter of these models is used in every step")
-    remove_unused_columns: bool = option(False, "must stay False: the collator reads columns that the model does not")
+    eval_steps: float | None = option(0.1, "steps between evaluations; below 1: share of all steps")
+    ddp_find_unused_parameters: bool | None = option(False, "not needed: every parameter is used in every step")
+    remove_unused_columns: bool = option(False, "must be False: the collator needs columns that the model does not")
 
     needs: ClassVar = {
         "data_seed": (
-            "without --train_sampling_strategy random (group_by_length uses --seed), or pairs that are drawn",
+            "without --train_sampling_strategy random (group_by_length uses --seed) or drawn pairs",
             lambda args: args.train_sampling_strategy == "random" or args.packing in PAIR_MODES,
         )
     }
@@ -60,7 +60,7 @@ class TargetArguments(RunArguments):
     def __post_init__(self):
         for name, value in NEEDED.items():
             if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: the losses need it")
+                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: the losses depend on it")
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
         super().__post_init__()
@@ -75,9 +75,9 @@ WeightArguments = make_dataclass("WeightArguments", WEIGHTS, bases=(TargetArgume
 
 @dataclass
 class PretrainingArguments(WeightArguments):
-    """`TargetArguments` with a weight for each objective of `OBJECTIVES`, "mlm_weight" and so on; 0 = it is not trained."""
+    """`TargetArguments` with a weight for each objective of `OBJECTIVES`, such as "mlm_weight"; 0 = not trained."""
 
-    z_loss: float = option(0.0, "weight of the mean of (log Z)^2, Z the masked tokens' sum of exp(logits) (PaLM: 1e-4)")
+    z_loss: float = option(0.0, "weight of the mean of (log Z)^2 at masked tokens, Z = sum of exp(logits) (PaLM: 1e-4)")
 
     def __post_init__(self):
         for name, *_ in [("z_loss",), *WEIGHTS]:
@@ -88,7 +88,7 @@ class PretrainingArguments(WeightArguments):
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Return the objectives that are trained, with their weights."""
+        """Trained objectives and their weights."""
         weights = {}
         for name in OBJECTIVES:
             if getattr(self, f"{name}_weight") > 0:
@@ -97,20 +97,25 @@ class PretrainingArguments(WeightArguments):
 
 
 class TargetTrainer(RunTrainer):
-    """Train a weighted sum of losses, each the mean over its own targets.
+    """Trainer of a weighted sum of losses, each averaged over its targets.
 
-    Targets are counted over all micro-batches and processes of a step, so that neither gradient accumulation nor the
-    number of processes changes the loss.
+    Targets are counted over all micro-batches and processes of a step, so that the loss does not depend on gradient
+    accumulation or the number of processes.
 
-    A subclass has `statistics`, names of what is summed, the weighted losses first, and the methods that make the sums. A
-    loss that has no target in the whole evaluation data is a ValueError before the training, not after it.
+    A subclass implements `count_targets`, `batch_sums` and `row_sums`.
+
+    Args:
+        weights (`dict[str, float]`): weight of each loss.
+        statistics (`list[str]`): names of the sums, starting with the losses of `weights`.
+    Raises:
+        ValueError: if a loss has no target in the evaluation data, or if one process has several GPUs.
     """
 
     loss_is_scaled_for_ga = True
 
     def __init__(self, model, args: TargetArguments, *, weights: dict[str, float], statistics: list[str], **kwargs):
         if args.n_gpu > 1:
-            raise ValueError(f"{args.n_gpu} GPUs in one process: start one process for each, with torchrun")
+            raise ValueError(f"{args.n_gpu} GPUs in one process, expected one: start a process for each GPU with torchrun")
         args.find_best_metric({"eval_loss"})
         self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
@@ -120,7 +125,7 @@ class TargetTrainer(RunTrainer):
         for name, weight in weights.items():
             classes = self.model.config.vocab_size if name in WITH_PERPLEXITY else 2
             self.uniform_loss += weight * math.log(classes)
-        # Apple's GPUs have no float64.
+        # Apple GPUs do not support float64.
         precision = torch.float32 if args.device.type == "mps" else torch.float64
         self._sums = torch.zeros(len(statistics), 3, dtype=precision, device=args.device)
         evaluated = {"eval": self.eval_dataset}
@@ -131,27 +136,27 @@ class TargetTrainer(RunTrainer):
                 self._check_targets(dataset)
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return [losses] float32: the targets of each loss in a batch, without running the model."""
+        """Count the targets of each loss in a batch, [losses] float32, without running the model."""
         raise NotImplementedError
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
-        """Return the model's outputs and [statistics, 3]: sum of losses, number right and targets of each; with gradient."""
+        """Return the outputs, and (loss sum, correct, targets) of each statistic, [statistics, 3], with gradient."""
         raise NotImplementedError
 
     def row_sums(self, model, inputs) -> torch.Tensor:
-        """Return the same for each row of an evaluation batch, [B, statistics, 3]."""
+        """Return (loss sum, correct, targets) for each row of an evaluation batch, [B, statistics, 3]."""
         raise NotImplementedError
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        """Return metrics to log, from the sums since the last log by name."""
+        """Compute the metrics to log from the sums since the last log, by name."""
         return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
-        """Return the same for all rows [R, statistics, 3] of an evaluation."""
+        """Compute the metrics of an evaluation from all rows, [R, statistics, 3]."""
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
 
     def check_wrappers(self):
-        """Check that the kind of distributed training that was asked for works with this model."""
+        """Check that the model supports the requested kind of distributed training."""
         check_sharding(self)
 
     def _check_targets(self, dataset):
@@ -168,10 +173,10 @@ class TargetTrainer(RunTrainer):
         if not isinstance(getattr(dataset, "dataset", None), PreparedRows):
             return super()._get_train_sampler(train_dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return ShardOrder(dataset, batch=self.args.train_batch_size, lanes=most_lanes(self.args), seed=seed)
+        return ShardOrder(dataset, batch=self.args.train_batch_size, streams=max_streams(self.args), seed=seed)
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
-        """Return the micro-batches of a step, at its masking rate, and the targets of each objective over all processes."""
+        """Return the micro-batches of a step, and the targets of each objective over all processes."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
@@ -188,7 +193,7 @@ class TargetTrainer(RunTrainer):
         return batches, counts
 
     def masking_rate(self) -> float:
-        """Return the rate of this step, on the line from `rate` at the first step to `final_rate` at the last."""
+        """Return the masking rate of this step, linear from `rate` at the first step to `final_rate` at the last."""
         options = self.data_collator.options
         progress = self.state.global_step / max(1, self.state.max_steps - 1)
         return options.rate + progress * (options.final_rate - options.rate)
@@ -197,20 +202,20 @@ class TargetTrainer(RunTrainer):
         repeated = inputs.pop("repeated", None)
         outputs, sums = self.batch_sums(model, inputs)
         if repeated is not None:
-            # Still in the graph of the loss: distributed training waits for every parameter.
+            # Keep the graph: distributed training waits for the gradient of every parameter.
             sums = sums * 0
         loss = self.weighted_loss(sums, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Return the loss of a micro-batch with sums [statistics, 3]; `counts` [losses] are the targets of the step."""
+        """Compute the loss of a micro-batch from its sums [statistics, 3] and the step's targets `counts` [losses]."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
         loss = (weights * sums[: len(weights), 0] / counts.clamp(min=1)).sum()
         if self.model.training:
             self._sums += sums.detach()
-            # Distributed training averages the gradients of the processes, which share one count.
+            # `counts` are over all processes, but distributed training averages the gradients.
             loss = loss * self.args.world_size
         return loss
 
@@ -225,13 +230,13 @@ class TargetTrainer(RunTrainer):
 
     def evaluate(self, eval_dataset=None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"):
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        # Trainer evaluates several sets by one call each.
+        # Trainer calls this once for each of several evaluation sets.
         if metric_key_prefix == "eval":
             self.check_best_metric(metrics)
         return metrics
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return statistics of each row in place of logits: small, and gathered from several processes without doubles."""
+        """Return statistics of each row instead of logits; Trainer gathers them from all processes without duplicates."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             rows = self.row_sums(model, inputs)
@@ -242,10 +247,10 @@ class TargetTrainer(RunTrainer):
 
 
 class PretrainingTrainer(TargetTrainer):
-    """Train `MultiObjectiveMaskedLM` on L = sum over objectives o of weight_o * (losses of o / targets of o).
+    """Trainer of `MultiObjectiveMaskedLM` with L = sum over objectives o of weight_o * (losses of o / targets of o).
 
-    Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation gives the loss, accuracy and, for masked tokens, perplexity
-    of each objective. With `z_loss`, "z_loss" is logged, too, and only part of the training loss.
+    Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation returns the loss, accuracy and (for objectives that predict
+    tokens) perplexity of each objective. With `z_loss`, also logs "z_loss", which is added only to the training loss.
     """
 
     args: PretrainingArguments
@@ -254,7 +259,7 @@ class PretrainingTrainer(TargetTrainer):
     def __init__(self, model: MultiObjectiveMaskedLM, args: PretrainingArguments, **kwargs):
         if set(model.objectives) != set(args.objectives):
             raise ValueError(
-                f"the model has heads for {', '.join(model.objectives)}, the weights are for {', '.join(args.objectives)}; "
+                f"the model must have heads for {', '.join(args.objectives)}, got {', '.join(model.objectives)}; "
                 "load it with objectives=args.objectives"
             )
         weights = args.objectives
@@ -279,7 +284,7 @@ class PretrainingTrainer(TargetTrainer):
 
 
 def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> dict[str, float]:
-    """Return loss, accuracy and perplexity from rows [R, objectives, 3] of (sum of losses, right, targets)."""
+    """Compute loss, accuracy and perplexity from rows [R, objectives, 3] of (loss sum, correct, targets)."""
     metrics: dict[str, Any] = {"loss": 0.0}
     for name, (total, correct, count) in zip(weights, statistics.double().sum(0).tolist(), strict=True):
         if not count:
@@ -293,4 +298,4 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
 
 
 def _no_targets(names: list[str], rows: int) -> str:
-    return f"none of the {rows} rows of the evaluation data has a target of {', '.join(names)}: give it more or longer texts"
+    return f"none of the {rows} rows of evaluation data has a target of {', '.join(names)}: use more or longer texts"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishing on the Hub: model cards, and a push of the files of a model."""
+"""Model cards, and publishing of models on the Hub."""
 
 from .card import write_model_card
 from .push import PushReport, push

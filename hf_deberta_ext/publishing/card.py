@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card of a folder, rendered from one template with the facts at hand."""
+"""Render the model card of a folder from one template and the known facts."""
 
 import json
 import os
@@ -30,14 +30,14 @@ for _head in HEADS.values():
     if _head.pipeline_tag is not None:
         NOUNS[_head.pipeline_tag] = _head.description.removeprefix("A DeBERTa ")
 FAMILIES = {"deberta-ext": "DeBERTa", "deberta-v2": "DeBERTa v2 or v3", "deberta": "DeBERTa"}
-# Languages of data sets on the Hub, as their cards say.
+# Languages of data sets on the Hub, taken from their cards.
 ENGLISH = """allenai/swag aps/super_glue ehovy/race eriktks/conll2003 jaredfern/codah leondz/wnut_17 nyu-mll/glue
     rajpurkar/squad rajpurkar/squad_v2""".split()
 DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
-    """Write the card of a run's model and of the halves of a joint model, and keep the facts in run_report.json."""
+    """Write the cards of a run's model (and of the halves of a joint model), and store the facts in run_report.json."""
     folder = Path(folder)
     kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
     report = read_json(folder / REPORT_FILE) | {"card": kept}
@@ -55,18 +55,19 @@ def write_model_card(
     tags: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Path:
-    """Write README.md, the model card, into the folder of a model; an existing card keeps its text and gets the metadata.
+    """Write the model card (README.md) into the folder of a model; in an existing card, update only the metadata.
 
     Args:
-        language (`str` or `list[str]`, *optional*): ISO 639 codes; a region may follow (pt-BR). The Hub lists models by the
-            language without region.
-        license (`str`, *optional*): the Hub's name of the licence: apache-2.0, mit, other.
-        base_model, datasets (`str` or `list[str]`, *optional*): Hub ids of what the model was trained from and on.
-        tags (`list[str]`): further tags.
-        overwrite (`bool`): write a new card; a card that is there is kept beside it as README.md.old-1 (-2, ...).
+        language (`str` or `list[str]`, *optional*): ISO 639 codes, optionally with a region (pt-BR), which the Hub's filter
+            by language ignores.
+        license (`str`, *optional*): identifier of the licence on the Hub: apache-2.0, mit, other.
+        base_model (`str`, *optional*): Hub id of the model that was trained further.
+        datasets (`str` or `list[str]`, *optional*): Hub ids of the training data.
+        tags (`list[str]`, default ()): additional tags.
+        overwrite (`bool`, default False): write a new card, and rename an existing one to README.md.old-1 (-2, ...).
 
     Raises:
-        ValueError: the folder holds no model, or one of its files is damaged.
+        ValueError: if the folder contains no model, or if one of its files is damaged.
     """
     values = {"language": language, "license": license, "base_model": base_model, "datasets": as_list(datasets)}
     metadata = {name: value for name, value in values.items() if value}
@@ -85,7 +86,7 @@ def write_model_card(
 
 
 def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
-    """Write the card of a folder, and of a joint model the cards of its halves."""
+    """Write the card of a folder, and the cards of both halves of a joint model."""
     for half in PARTS:
         if model.is_joint and (model.folder / half / "config.json").is_file():
             replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
@@ -93,7 +94,7 @@ def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
 
 
 def put_section(card: Path, section: str) -> None:
-    """Replace the card's section that has the same heading of level 2 as `section`, in Markdown; without one, append it."""
+    """Replace the section of the card that has the heading of `section` (Markdown, level 2), or append it."""
     heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if not pattern.search(text):
@@ -106,7 +107,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
     """Render the card of a folder.
 
     Args:
-        metadata (`dict`): language, license, base_model, datasets and tags, in place of those of the run.
+        metadata (`dict`): language, license, base_model, datasets and tags; they override the values of the run.
     """
     from jinja2 import Template
 
@@ -166,7 +167,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
 
 
 def table_cell(value: Any) -> str:
-    """Format a value of a table: text, a number, a list, or a dictionary of these."""
+    """Format a table cell: text, a number, a list, or a dictionary of these."""
     if isinstance(value, Mapping):
         value = [f"{name} {table_cell(entry)}" for name, entry in value.items()]
     if isinstance(value, float):
@@ -176,7 +177,7 @@ def table_cell(value: Any) -> str:
 
 
 def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalResult]:
-    """Return the results of a model for the Hub: of a pre-training on held-out text, or on the data sets of a task."""
+    """Return the results for the card's model index: on held-out text after pre-training, or on a task's data sets."""
     run = model.run
     if model.kind == "joint" or not (model.is_pretraining or (run.measured_on and model.kind in AUTO_MODELS)):
         return []
@@ -202,11 +203,11 @@ def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalR
 def eval_results(
     measured: Mapping[str, float], *, sets: Mapping[str, Sequence[str | None]] | None = None, **names: str | None
 ) -> list[EvalResult]:
-    """Return the scores among the metrics as entries of a card's model index.
+    """Return the metrics that are scores as entries of a card's model index.
 
     Args:
-        measured (`dict`): by name, with the name of the evaluation set in front: "accuracy", "mm_accuracy".
-        sets (`dict`): (configuration, split) on the Hub of each evaluation set, "" for the main one.
+        measured (`dict`): metrics by name; the name of a further evaluation set is a prefix: "accuracy", "mm_accuracy".
+        sets (`dict`, *optional*): evaluation set ("" for the main one) -> its (configuration, split) on the Hub.
         names: task_type, task_name, dataset_type and dataset_name of the entries.
     """
     entries, sets = [], sets or {"": (None, None)}
@@ -215,7 +216,7 @@ def eval_results(
         if not results.is_score(name) or results.shown_metric(name, value).startswith(">"):
             continue
         own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
-        # Metrics of the Hub, also of one kind of entity, of one group of examples or averaged in some way: PER_f1, macro_f1.
+        # The Hub's name of the metric, without a kind of entity, a group of examples or an average: PER_f1, macro_f1.
         metric = re.sub(r".*_(?=(accuracy|f1|precision|recall)$)", "", name.removeprefix(f"{own_set}_"))
         config, split = sets.get(own_set, (None, "validation"))
         own_name = name if name != metric else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts for a model card: what a run tells, and what the files of a model's folder hold. No weights are loaded."""
+"""Collect facts for a model card from a run and from the files of a model's folder, without loading weights."""
 
 import os
 import re
@@ -24,9 +24,9 @@ from ..heads import HEADS, PARTS
 __all__ = ["AUTO_MODELS", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder"]
 
 REPORT_FILE = "run_report.json"
-# The Hub's name of a task -> the Auto class that loads its model; "encoder" is a model without a head.
+# Task name on the Hub -> Auto class that loads the model; "encoder" is a model without a head.
 AUTO_MODELS = {"encoder": "AutoModel"}
-# End of the class's name -> the Hub's name of the task, "fine-tune" for a discriminator.
+# End of the class name -> task name on the Hub; "fine-tune" is a discriminator.
 KINDS = {}
 for _head in HEADS.values():
     if _head.auto_class in ("AutoModel", "AutoModelForPreTraining"):
@@ -39,64 +39,64 @@ PEFT_KINDS = {task: kind for kind, task in PEFT_TASKS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts that only a run knows; run_report.json keeps them. Sources are named without their folder."""
+    """Facts that only the run knows, stored in run_report.json. Sources are named without their folders."""
 
-    # "sst2"; None for pre-training, or for a task without a name.
+    # Task name, such as "sst2"; None for pre-training and for tasks without a name.
     task: str | None = None
-    # The Hub's name of the kind of task; None takes it from the model's class.
+    # Task name on the Hub; None: derived from the model's class.
     pipeline: str | None = None
-    # Of a pre-training: name in the results -> title.
+    # Objectives of pre-training: name in the results -> title.
     objectives: Mapping[str, str] = field(default_factory=dict)
-    # The data of the results, (configuration, split) on the Hub of each evaluation set ("" for the main one), and Hub ids.
+    # Evaluation data; (configuration, split) on the Hub by evaluation set ("" is the main one); Hub ids of the data sets.
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     datasets: Sequence[str] = ()
-    # The checkpoint that was trained further, its id and its revision on the Hub; or the training began from random weights.
+    # Initial checkpoint, its id and revision on the Hub; or training started from random weights.
     base_model: str | None = None
     base_model_id: str | None = None
     base_revision: str | None = None
     from_scratch: bool = False
-    # Rows of two tables; a value is text, a number, a list or a dictionary of these.
+    # Rows of the tables "Training" and "Hardware"; a value is text, a number, a list or a dictionary of these.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    # Numbers of parameters, of the model with its adapters; columns of a text classifier: one, or two for pairs.
+    # Number of parameters, including adapters; text columns of a classifier (two for pairs).
     parameters: int | None = None
     trained_parameters: int | None = None
     text_columns: Sequence[str] = ()
-    # Tokens of the longest input of the training, and in all documents of a pre-training.
+    # Maximum input length in training, in tokens; number of tokens in all documents of pre-training.
     longest: int | None = None
     tokens: int | None = None
-    # Only the first so many examples were taken.
+    # Set if only the first so many examples were used.
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()
-    # The checkpoint was selected on the evaluation data; they were also trained on.
+    # Whether the checkpoint was selected on the evaluation data, and whether the model was also trained on these data.
     best_chosen: bool = False
     trained_on_results: bool = False
-    # ISO codes, and the Hub's name of the licence.
+    # ISO codes of the languages; identifier of the licence on the Hub.
     language: Sequence[str] = ()
     license: str | None = None
-    # Markdown in place of the usual description, and the file of a picture of the results.
+    # Markdown that replaces the generated description; image file that shows the results.
     opening: str | None = None
     figure: str | None = None
     # Where the model fails: paragraphs in Markdown.
     failures: Sequence[str] = ()
-    # A sentence about a training that diverged, and sentences before the usual limits.
+    # A warning if training diverged; sentences to add before the generated limits.
     diverged: str | None = None
     limits: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's folder, as far as its files can be read without loading the model."""
+    """Contents of a model's folder, read without loading the model."""
 
-    # Of the card, and of the model: the same, or the folder of the first of several seeds.
+    # Folder of the card; folder of the model, which is the first seed's folder if there are several seeds.
     folder: Path
     model_folder: Path
-    # "discriminator" or "generator" for a half of a joint model, which lies in the folder above; or "".
+    # "discriminator" or "generator" for a half of the joint model in the parent folder; otherwise "".
     half: str
-    # config.json and adapter_config.json, shapes of tensors by name, all_results.json (of the first seed), results over
-    # several seeds; {} without the file. Only .safetensors have shapes.
+    # config.json; adapter_config.json; tensors by name, from .safetensors only; all_results.json (of the first seed);
+    # results over several seeds. A missing file gives {}.
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -106,27 +106,27 @@ class ModelFolder:
 
     @property
     def title(self) -> str:
-        """The folder's name, of a half "JOINT: HALF"."""
+        """Name of the folder; for a half of a joint model "JOINT: HALF"."""
         folder = self.folder.resolve()
         return f"{folder.parent.name}: {self.half}" if self.half else folder.name
 
     @property
     def repo(self) -> str:
-        """The folder from which the model is loaded, without the folders above: of a half the joint model's."""
+        """Folder to load the model from, without parent folders; for a half, the joint model's folder."""
         if self.half:
             return self.folder.resolve().parent.name
         return self.model_folder.resolve().relative_to(self.folder.resolve().parent).as_posix()
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class; "" where it is unknown."""
+        """Name of the model's class; "" if unknown."""
         if self.adapter:
             return str((self.adapter.get("auto_mapping") or {}).get("base_model_class", ""))
         return str((self.config.get("architectures") or [""])[0])
 
     @property
     def kind(self) -> str:
-        """The Hub's name of the task, "encoder", "fine-tune" (a discriminator) or "joint"."""
+        """Task name on the Hub, or "encoder", "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
@@ -135,7 +135,7 @@ class ModelFolder:
 
     @property
     def is_joint(self) -> bool:
-        """Generator and discriminator in one model."""
+        """Whether the model contains both generator and discriminator."""
         return self.config.get("model_type") == "deberta-ext" and self.architecture.endswith("ForPreTraining")
 
     @property
@@ -144,7 +144,7 @@ class ModelFolder:
 
     @property
     def custom_code(self) -> bool:
-        """Loading the model needs code in its folder, or in the folder of an adapter's base."""
+        """Whether the model, or an adapter's base model, needs code from its folder."""
         base = Path(str(self.adapter.get("base_model_name_or_path")), "config.json")
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library", "transformers"))
         return "auto_map" in self.config or library.split(".")[0] != "transformers" or "auto_map" in read_json(base)
@@ -155,7 +155,7 @@ class ModelFolder:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name, without "eval_"; means over several seeds."""
+        """Metrics by name, without the prefix "eval_"; means over the seeds if there are several."""
         if not self.summary:
             return measured_metrics(self.results)
         names = filter(lambda name: name.startswith("eval_"), self.summary)
@@ -163,7 +163,7 @@ class ModelFolder:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the classes; [] where they are only numbered."""
+        """Names of the classes; [] if they are only numbered."""
         labels = self.config.get("id2label") or {}
         names = [str(labels[number]) for number in sorted(labels, key=int)]
         if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
@@ -172,7 +172,7 @@ class ModelFolder:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; 0 where the weights are not in safetensors."""
+        """Number of parameters; 0 if the weights are not in safetensors."""
         return sum(tensor.size for name, tensor in self.tensors.items() if not name.endswith("position_ids"))
 
 
@@ -180,10 +180,10 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
     """Read the files of a model, of a half of a joint model, or of a run over several seeds.
 
     Args:
-        run (*optional*): facts of the run; None reads those that run_report.json keeps.
+        run (`RunFacts`, *optional*): facts of the run; None reads them from run_report.json.
 
     Raises:
-        ValueError: the folder holds no model, or a file in it is damaged.
+        ValueError: if the folder contains no model, or if one of its files is damaged.
     """
     folder = Path(folder)
     place, half = folder.resolve(), ""
@@ -196,7 +196,7 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
         results = read_json(model_folder / "all_results.json")
     config, adapter = read_json(model_folder / "config.json"), read_json(model_folder / "adapter_config.json")
     if not config and not adapter:
-        raise ValueError(f"{model_folder} has neither config.json nor adapter_config.json: expected the folder of a model")
+        raise ValueError(f"{model_folder} has neither config.json nor adapter_config.json: pass the folder of a model")
     if run is None:
         kept, names = read_json(place / REPORT_FILE).get("card", {}), {entry.name for entry in fields(RunFacts)}
         run = RunFacts(**{name: kept[name] for name in names & kept.keys()})

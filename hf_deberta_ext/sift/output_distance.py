@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distance between the outputs of two passes of a model over one batch, for every head."""
+"""Measure the distance between the outputs of two forward passes over one batch, for every head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,17 +12,17 @@ LOSSES = ("symmetric_kl", "symmetric_cross_entropy", "kl", "mse")
 
 
 def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: Any, loss: str = "symmetric_kl"):
-    """Compute the distance of the outputs of a perturbed pass from those of the clean one.
+    """Compute the distance between the outputs of a clean pass and of a perturbed pass.
 
     Args:
-        outputs, perturbed (`ModelOutput`): with `start_logits` and `end_logits` [B, N]; `logits` [B, N, C] of tokens, of
-            which those count whose `labels` are not -100 (without labels: those of the attention mask); or `logits` [B, C],
-            of choices without those whose `labels` [B, C] are -100.
-        inputs (`dict`): the batch, for the mask and the labels.
-        config (`PretrainedConfig`): its `problem_type` and `num_labels` determine the kind of logits [B, C].
-        loss (`str`): one of `LOSSES`, see `SiftOptions`.
+        outputs, perturbed (`ModelOutput`): `start_logits` and `end_logits` [B, N]; or token `logits` [B, N, C], where only
+            tokens with a label other than -100 count (without labels: tokens of the attention mask); or `logits` [B, C],
+            where choices with label -100 (`labels` [B, C]) are ignored.
+        inputs (`dict`): the batch, for its mask and labels.
+        config (`PretrainedConfig`): model configuration; `problem_type` and `num_labels` tell what logits [B, C] are.
+        loss (`str`, default `"symmetric_kl"`): one of `LOSSES`, see `SiftOptions`.
     Returns:
-        (D [items] float32, counts [items] bool: True for those that count, change: mean absolute change of the logits).
+        (D [items] float32, counts [items] bool: True for items that count, change: mean absolute change of the logits).
     """
     mask = real_tokens(inputs)
     if "start_logits" in outputs:
@@ -42,12 +42,12 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
     if not is_choice(inputs):
         problem = problem_type(config, labels)
     elif labels is not None and labels.shape == p.shape:
-        # Rows of fewer choices than others carry labels [B, C], -100 for an absent choice.
+        # Rows with fewer choices than others have labels [B, C], with -100 for a missing choice.
         present = labels != -100
     if problem == "regression":
         loss = "mse"
     if problem == "multi_label_classification" and loss != "mse":
-        # Each label is yes or no, two classes: their logits are 0 and x.
+        # Each label is a binary choice: two classes with logits 0 and x.
         zeros = torch.zeros_like(p)
         values = categorical_distance(torch.stack([zeros, p], -1), torch.stack([zeros, q], -1), loss).mean(-1)
     else:
@@ -62,7 +62,7 @@ def is_choice(inputs: Mapping[str, Any]) -> bool:
 
 
 def problem_type(config: Any, labels: torch.Tensor | None) -> str:
-    """Determine the kind of logits [B, C], as transformers' heads do."""
+    """Determine the problem type of logits [B, C] by the rules of transformers' heads."""
     if getattr(config, "problem_type", None) is not None:
         return config.problem_type
     if config.num_labels == 1:
@@ -73,7 +73,7 @@ def problem_type(config: Any, labels: torch.Tensor | None) -> str:
 
 
 def real_tokens(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return [rows, N] bool, True = a real token; None if all are."""
+    """Return the mask of real tokens, [rows, N] bool; None if there is no padding."""
     if inputs.get("document_ids") is not None:
         return inputs["document_ids"] != 0
     if inputs.get("attention_mask") is None:
@@ -82,7 +82,7 @@ def real_tokens(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     if is_choice(inputs):
         return mask.flatten(0, 1)
     if mask.dim() > 2:
-        # A mask of pairs: a token is real if some token may attend to it.
+        # A mask of token pairs: a token is real if any token may attend to it.
         mask = mask.flatten(1, -2).any(1)
     return mask
 
@@ -93,7 +93,7 @@ def upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 def categorical_distance(p_logits, q_logits, loss: str, mask=None) -> torch.Tensor:
-    """Compute [..., C], [..., C] -> [...], between the distributions p and q, softmax over C or its `mask`."""
+    """Compute the distance [...] between the softmax distributions of logits [..., C]; only classes in `mask` count."""
     p_logits, q_logits = upcast(p_logits), upcast(q_logits)
     count = p_logits.shape[-1]
     if mask is not None:
@@ -112,7 +112,7 @@ def categorical_distance(p_logits, q_logits, loss: str, mask=None) -> torch.Tens
 
 
 def mean_change(p_logits, q_logits, counted=None) -> torch.Tensor:
-    """Compute the mean of |q - p| where `counted` (None: everywhere), without gradient."""
+    """Compute the mean of |q - p| without gradient, only where `counted` is True (None: everywhere)."""
     change = (upcast(q_logits.detach()) - upcast(p_logits.detach())).abs()
     if counted is None:
         return change.mean()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SiFT, scale-invariant fine-tuning (DeBERTa, He et al. 2021, section 5.2): adversarial training on normalised embeddings.
 
-The sum of a model's embeddings x is normalised, n = (x - mean) / std, and a perturbation δ is added to it before the model's
-own embedding LayerNorm. Because n has unit variance whatever the model, one size of δ serves all of them. δ is made by a few
-steps of gradient ascent on how much it changes the outputs, and training adds the change that is left:
+The sum of a model's embeddings x is normalised, n = (x - mean) / std, and a perturbation δ is added to n before the model's
+embedding LayerNorm. Because n has unit variance in every model, the same size of δ suits all models. A few steps of gradient
+ascent maximise the distance D between the outputs with δ and without it, and training adds this distance to the loss:
 
     loss + weight · D(f(n), f(n + δ)),    δ ← Π(δ + lr · g / |g|),    g = ∂D / ∂δ
 
@@ -31,29 +31,29 @@ FORMS = ("virtual", "adversarial")
 
 @dataclass(frozen=True)
 class SiftOptions:
-    """Options of the ascent and of the adversarial loss. Sizes are in standard deviations of the normalised embeddings.
+    """Options of the gradient ascent and the adversarial loss. Sizes are in standard deviations of the embeddings.
 
     Args:
-        learning_rate (`float`): size of a step of the ascent, in `norm`.
-        init_size (`float`): standard deviation of the normal noise that δ begins as, cut at twice that.
-        steps (`int`): K, steps of the ascent; 0 leaves the noise as it is.
-        radius (`float`): the largest size of δ, in `norm`.
-        norm (`str`): of gradient and δ: "linf" (the largest element of a token), "rms" (root mean square of a token's
-            elements), "sequence_rms" (of all elements of the sequence's real tokens).
-        projection (`str`): after each step "ball" scales δ down to `radius`, "clamp" cuts each element to ±`radius`, "none"
-            leaves it.
-        loss (`str`): between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)), "symmetric_cross_entropy" (of
-            each from the other, which passes no gradient as a target), "kl" (of q from p, which passes none), "mse" of the
-            logits. Regression always takes the squared error. (The released code takes the softmax of a regression over the
-            batch, and uses "kl" or "mse" only for the ascent: its loss is then the symmetric cross-entropy.)
-        form (`str`): "virtual" compares outputs and needs no labels; "adversarial" takes the model's own loss on the labels.
-        same_dropout (`bool`): all passes of a step have the dropout noise of the clean one.
-        detach_embeddings (`bool`): the perturbed pass passes no gradient to the embeddings.
-        gradient_eps (`float`): added to |g|, so that a step is shorter if the gradient is of this size or less; 0: every
-            step has its full size.
+        learning_rate (`float`): size of an ascent step, measured in `norm`.
+        init_size (`float`): standard deviation of the initial normal noise of δ, truncated at twice this value.
+        steps (`int`): number of ascent steps K; with 0, δ is only the initial noise.
+        radius (`float`): maximum size of δ, measured in `norm`.
+        norm (`str`): norm of the gradient and of δ: "linf" (largest element of a token), "rms" (root mean square of a
+            token's elements) or "sequence_rms" (root mean square over all real tokens of the sequence).
+        projection (`str`): what limits δ after each step: "ball" scales it down to `radius`, "clamp" clips each element to
+            ±`radius`, "none" does not limit it.
+        loss (`str`): distance between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)),
+            "symmetric_cross_entropy" (both directions, targets detached), "kl" (KL(p‖q), p detached) or "mse" of the logits.
+            Regression always uses the squared error. (The released code applies softmax over the batch for regression, and
+            uses "kl" or "mse" only in the ascent; its loss is then the symmetric cross-entropy.)
+        form (`str`): "virtual" compares outputs and needs no labels; "adversarial" uses the model's loss on the labels.
+        same_dropout (`bool`): use the dropout noise of the clean pass in all passes of a step.
+        detach_embeddings (`bool`): pass no gradient from the perturbed pass to the embeddings.
+        gradient_eps (`float`): added to |g|, which shortens the step if the gradient is not much larger; with 0, every step
+            has its full size.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: if a value is out of range.
     """
 
     learning_rate: float = 0.02
@@ -78,15 +78,15 @@ class SiftOptions:
                 raise ValueError(f"{name} must be 0 or a positive number, got {value}")
         if self.form == "virtual" and self.init_size == 0 and self.steps:
             raise ValueError(
-                "init_size is 0: outputs do not differ there, so that the gradient has no direction; give a small size, or "
+                "init_size must be positive with form='virtual', got 0: at δ = 0 the gradient is zero; give a small size or "
                 "form='adversarial'"
             )
 
 
 PRESETS: dict[str, SiftOptions] = {
     "default": SiftOptions(),
-    # The released code: a step of 1e-4 after noise of 1e-2, so that δ is mostly noise. The step is shorter if the gradient
-    # is small: at most 1.5e-8 at the beginning of a fine-tuning.
+    # The released code: one step of 1e-4 from noise of 1e-2, so δ is mostly noise. Small gradients shorten the step: at the
+    # start of fine-tuning it is at most 1.5e-8.
     "official": SiftOptions(
         learning_rate=1e-4,
         norm="linf",
@@ -103,8 +103,11 @@ PRESETS: dict[str, SiftOptions] = {
 class SiftOutput:
     """Result of a perturbation.
 
-    `loss` is the adversarial loss, with gradient; `size` the root mean square of δ over real tokens; `change` the mean
-    absolute change of the logits that count; and `delta` δ, in the shape of the embeddings.
+    Args:
+        loss (`torch.Tensor`): adversarial loss, scalar with gradient.
+        size (`torch.Tensor`): root mean square of δ over real tokens.
+        change (`torch.Tensor`): mean absolute change of the logits that count.
+        delta (`torch.Tensor`): δ, in the shape of the embeddings.
     """
 
     loss: torch.Tensor
@@ -117,9 +120,10 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
     """Return (name, module) of the LayerNorm over the sum of a model's embeddings.
 
     Args:
-        name (`str`, *optional*): its name, or the end of it; None finds the one inside a module named "embeddings".
+        name (`str`, *optional*): name of the LayerNorm, or the end of its name; None finds the LayerNorm in a module named
+            "embeddings".
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: if no LayerNorm matches, or more than one.
     """
     norms = {path: module for path, module in model.named_modules() if "norm" in type(module).__name__.lower()}
     if name is None:
@@ -130,8 +134,8 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
         matches = [path for path in norms if f".{path}".endswith(f".{name}")]
     if len(matches) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm {kind}; name the one that δ is added in front of, "
-            f"layer_norm=... (--sift_layer_norm). It has: {', '.join((matches or [*norms])[:8])}"
+            f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm {kind}, expected one; pass layer_norm=... "
+            f"(--sift_layer_norm) for the one after the embeddings. It has: {', '.join((matches or [*norms])[:8])}"
         )
     return matches[0], norms[matches[0]]
 
@@ -147,17 +151,16 @@ class Sift:
                 loss = outputs.loss + weight * sift(outputs, batch).loss
                 loss.backward()
 
-    Parameters receive gradients only from the returned loss, none from the ascent. The loop draws the random numbers that it
-    would draw without SiFT (with `same_dropout`). Wrap the model (DDP, torch.compile) after `with sift` began, and pass the
-    inner model here.
+    Parameters receive gradients only from the returned loss, not from the ascent. With `same_dropout`, the loop draws the
+    same random numbers as without SiFT. Pass the unwrapped model, and wrap it (DDP, torch.compile) inside `with sift`.
 
     Args:
         model (`nn.Module`): a transformers model with a head.
-        options (`SiftOptions`, *optional*): or one of `PRESETS`.
-        layer_norm (`str`, *optional*): the name of the LayerNorm over the embeddings, if it is not found by itself.
+        options (`SiftOptions`, *optional*): options, such as a value of `PRESETS`; default `SiftOptions()`.
+        layer_norm (`str`, *optional*): name of the LayerNorm over the embeddings; default: see `embedding_norm`.
 
     Raises:
-        ValueError: no LayerNorm over embeddings, or several.
+        ValueError: if there is no LayerNorm over the embeddings, or more than one.
     """
 
     def __init__(self, model: nn.Module, options: SiftOptions | None = None, *, layer_norm: str | None = None):
@@ -166,7 +169,7 @@ class Sift:
         self.layer_norm, self._module = embedding_norm(model, layer_norm)
         self._handle = None
         self._before: dict[str, torch.Tensor] = {}
-        # Shape, device and dtype of δ, from the clean pass; and δ during a perturbed pass.
+        # Shape, device and dtype of δ, recorded in the clean pass.
         self._seen: tuple[torch.Size, torch.device, torch.dtype] | None = None
         self._delta: torch.Tensor | None = None
 
@@ -181,7 +184,7 @@ class Sift:
         self._handle = None
 
     def _add_delta(self, module: nn.Module, args: tuple[torch.Tensor, ...]):
-        """Note the input of the LayerNorm in the clean pass, and add δ to it, normalised, in a perturbed one."""
+        """Record the LayerNorm's input shape in a clean pass; normalise the input and add δ in a perturbed pass."""
         if not torch.is_grad_enabled():
             return None
         embedded, *rest = args
@@ -196,7 +199,7 @@ class Sift:
 
     @contextlib.contextmanager
     def clean_pass(self) -> Iterator[None]:
-        """Context of the model's own pass; notes the random state, which the perturbed passes repeat."""
+        """Context manager for the clean forward pass; saves the random state that perturbed passes restore."""
         self._seen = None
         self._before = _random_state(next(self._module.parameters()).device)
         yield
@@ -212,23 +215,23 @@ class Sift:
         num_items: torch.Tensor | int | None = None,
         scale: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> SiftOutput:
-        """Make δ for a batch, and compute the adversarial loss.
+        """Compute δ and the adversarial loss for a batch.
 
         Args:
-            outputs (`ModelOutput`): of the clean pass, with their graph.
+            outputs (`ModelOutput`): outputs of the clean pass, with their graph.
             inputs (`dict`): the batch.
-            forward (`Callable`, *optional*): repeats the clean pass and returns its outputs; default: `model(**inputs)`.
-            labelled (`Callable`, *optional*): the same for the adversarial form, and returns (loss on the labels, outputs);
-                default: the model's own loss.
-            generator (`torch.Generator`, *optional*): draws the first δ, on its own device; default: torch's own.
-            num_items (`int`, *optional*): divides the sum of the divergences; default: how many items of the batch count.
+            forward (`Callable`, *optional*): runs the forward pass and returns its outputs; default: `model(**inputs)`.
+            labelled (`Callable`, *optional*): runs the forward pass for form "adversarial" and returns (loss on the labels,
+                outputs); default: the model's loss.
+            generator (`torch.Generator`, *optional*): draws the initial δ, on its device; default: torch's generator.
+            num_items (`int`, *optional*): divisor of the sum of the distances; default: number of items that count.
             scale (`Callable`, *optional*): a gradient scaler's `scale`, against underflow in float16.
         Raises:
-            RuntimeError: not inside of `with sift`, or without a clean pass before it.
-            ValueError: the input of the model's LayerNorm has no row for each sequence.
+            RuntimeError: if called outside of `with sift`, or without a clean pass before.
+            ValueError: if the LayerNorm's input has not one vector for each token.
         """
         if self._handle is None or self._seen is None:
-            raise RuntimeError("run the model inside of `with sift:` and `with sift.clean_pass():`, with gradients, first")
+            raise RuntimeError("run the model first, with gradients, inside `with sift:` and `with sift.clean_pass():`")
         options = self.options
         forward = forward or (lambda: self.model(**inputs))
         constant = {name: value.detach() for name, value in outputs.items() if isinstance(value, torch.Tensor)}
@@ -256,7 +259,7 @@ class Sift:
         return SiftOutput(loss, size, change, delta)
 
     def _measure(self, target, inputs, forward, labelled) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Run a perturbed pass: (sum of divergences or loss on labels, number of divergences or None, change of logits)."""
+        """Run a perturbed pass; return (sum of distances or loss on labels, number of distances or None, logit change)."""
         if self.options.form == "virtual":
             values, counts, change = divergence(target, forward(), inputs, self.model.config, self.options.loss)
             return values.masked_fill(~counts, 0).sum(), counts.sum(), change
@@ -271,7 +274,7 @@ class Sift:
 
     @contextlib.contextmanager
     def perturbed(self, delta: torch.Tensor) -> Iterator[None]:
-        """Context in which the model sees its embeddings with δ, and the dropout noise of the clean pass."""
+        """Context manager that adds δ to the embeddings, with the dropout noise of the clean pass."""
         if self.options.same_dropout:
             _set_random_state(self._before)
         self._delta = delta
@@ -281,9 +284,9 @@ class Sift:
             self._delta = None
 
     def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw δ in the shape of the embeddings. Return it with real tokens [.., .., 1] and the sequence of each token.
+        """Draw the initial δ; return it with the mask of real tokens [.., .., 1] and the row number of each token.
 
-        A model that removes padding sees one stream of real tokens, [1, T, E], row by row.
+        A model that removes padding embeds only the T real tokens, row after row, as [1, T, E].
         """
         shape, device, dtype = self._seen
         real = torch.ones(shape[:2], dtype=torch.bool, device=device)
@@ -295,8 +298,8 @@ class Sift:
             rows = mask.nonzero()[:, 0].to(device)[None]
         elif mask is not None:
             raise ValueError(
-                f"{self.layer_norm} sees embeddings of shape {list(shape)}, which fit no mask of shape {list(mask.shape)}; "
-                "name the LayerNorm that sees one for each token, layer_norm=... (--sift_layer_norm)"
+                f"the input of {self.layer_norm} must have one vector for each token of the mask {list(mask.shape)}, got "
+                f"shape {list(shape)}; choose another LayerNorm by layer_norm=... (--sift_layer_norm)"
             )
         drawn_on = device if generator is None else generator.device
         noise = torch.randn(shape, generator=generator, device=drawn_on, dtype=dtype).to(device)
@@ -304,10 +307,10 @@ class Sift:
         return delta.masked_fill(~real[..., None], 0), real[..., None], rows
 
     def ascend(self, delta: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Compute Π(δ + lr · g / (|g| + gradient_eps)). If the gradient is zero or not finite, δ stays."""
+        """Compute Π(δ + lr · g / (|g| + gradient_eps)). A zero or non-finite gradient leaves δ unchanged."""
         options = self.options
         gradient = gradient.masked_fill(~gradient.isfinite(), 0)
-        # Divided by its largest element, so that squares do not underflow.
+        # Divide by the largest element, so that squares do not underflow.
         largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
         gradient = gradient / largest
         size = sizes(gradient, options.norm, real, rows) + options.gradient_eps / largest
@@ -321,7 +324,7 @@ class Sift:
 
 
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Measure each token or its sequence, [.., .., E] -> [.., .., 1]; x is 0 where `real` is False."""
+    """Compute the norm of each token or of its sequence, [.., .., E] -> [.., .., 1]; x is 0 where `real` is False."""
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)
     squares = x.square().mean(-1)

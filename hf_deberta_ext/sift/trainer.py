@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SiFT in transformers' Trainer: `SiftTrainer` and its arguments."""
+"""Train with SiFT in transformers' Trainer: `SiftTrainer` and its arguments."""
 
 import contextlib
 import dataclasses
@@ -20,23 +20,23 @@ __all__ = ["SiftArguments", "SiftTrainer"]
 
 @dataclass
 class SiftArguments(TrainingArguments):
-    """`TrainingArguments` with the options of SiFT, in the units and with the values of `SiftOptions`."""
+    """`TrainingArguments` with the options of SiFT; units and values are documented in `SiftOptions`."""
 
-    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0: plain fine-tuning. Published: 5 with 'official'")
-    sift_preset: str = option("default", "values of the other sift flags where they are not given", choices=[*PRESETS])
+    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0 disables SiFT. Published: 5 with 'official'")
+    sift_preset: str = option("default", "preset for the sift flags that are not given", choices=[*PRESETS])
     sift_learning_rate: float | None = option(None, "size of an ascent step, in standard deviations of the embeddings")
-    sift_init_size: float | None = option(None, "standard deviation of the noise with which the perturbation begins")
-    sift_steps: int | None = option(None, "ascent steps K")
-    sift_radius: float | None = option(None, "largest size of the perturbation")
-    sift_norm: str | None = option(None, "of gradient and perturbation", choices=[*NORMS])
-    sift_projection: str | None = option(None, "what keeps the perturbation within --sift_radius", choices=[*PROJECTIONS])
-    sift_loss: str | None = option(None, "between the clean and the perturbed outputs", choices=[*LOSSES])
-    sift_form: str | None = option(None, "virtual: outputs are compared; adversarial: the loss on labels", choices=[*FORMS])
-    sift_same_dropout: bool | None = option(None, "all passes of a step have one dropout noise")
-    sift_detach_embeddings: bool | None = option(None, "the perturbed pass does not train the embeddings")
-    sift_gradient_eps: float | None = option(None, "added to the size of the gradient, so that small ones make short steps")
-    sift_start_step: int = option(0, "optimizer steps without SiFT at the beginning")
-    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings, where it is not found by itself")
+    sift_init_size: float | None = option(None, "standard deviation of the initial noise")
+    sift_steps: int | None = option(None, "number of ascent steps K")
+    sift_radius: float | None = option(None, "maximum size of the perturbation")
+    sift_norm: str | None = option(None, "norm of gradient and perturbation", choices=[*NORMS])
+    sift_projection: str | None = option(None, "how the perturbation is limited to --sift_radius", choices=[*PROJECTIONS])
+    sift_loss: str | None = option(None, "distance between clean and perturbed outputs", choices=[*LOSSES])
+    sift_form: str | None = option(None, "virtual: compare outputs; adversarial: use the loss on labels", choices=[*FORMS])
+    sift_same_dropout: bool | None = option(None, "use the same dropout noise in all passes of a step")
+    sift_detach_embeddings: bool | None = option(None, "pass no gradient from the perturbed pass to the embeddings")
+    sift_gradient_eps: float | None = option(None, "added to the gradient norm, so that small gradients make short steps")
+    sift_start_step: int = option(0, "optimizer steps before SiFT starts")
+    sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings; default: found automatically")
 
     needs: ClassVar = {
         **{
@@ -57,12 +57,12 @@ class SiftArguments(TrainingArguments):
         super().__post_init__()
         if not 0 <= self.sift_weight < math.inf:
             raise ValueError(f"sift_weight must be 0 or a positive number, got {self.sift_weight}")
-        # A wrong value is named here, before anything is loaded.
+        # Raise for a wrong value here, before anything is loaded.
         _ = self.sift_options
 
     @property
     def sift_options(self) -> SiftOptions:
-        """The preset, with the values of the flags."""
+        """Options of the preset, overridden by the flags that are given."""
         given = {}
         for field in dataclasses.fields(SiftOptions):
             value = getattr(self, f"sift_{field.name}")
@@ -72,19 +72,19 @@ class SiftArguments(TrainingArguments):
 
 
 class SiftTrainer(Trainer):
-    """Trainer with SiFT: its loss + `sift_weight` times the adversarial loss; with weight 0 it is Trainer to the last bit.
+    """Trainer that adds `sift_weight` times the adversarial loss of SiFT; with weight 0 it equals `Trainer` exactly.
 
-    Supports every head whose outputs `divergence` knows: sequence classification (one label, several, regression), token
-    classification, question answering, multiple choice. Besides "loss" (which has both parts), it logs "sift_loss",
-    "sift_size" (root mean square of δ) and "sift_change" (mean absolute change of the logits), means since the last log.
-    δ is drawn from (seed, number of the micro-batch), so that a resumed run draws what the first would have.
+    Supports sequence classification (single label, multi-label, regression), token classification, question answering and
+    multiple choice. Logs "loss" (both parts), "sift_loss", "sift_size" (root mean square of δ) and "sift_change" (mean
+    absolute change of the logits), averaged since the last log. δ is drawn from (seed, number of the micro-batch), so that a
+    resumed run draws the same values.
 
-    A virtual loss counts the items of the step as the model's own loss does, if Trainer passes their number
-    (`num_items_in_batch`); otherwise it is a mean over the micro-batch.
+    A virtual loss is averaged over the items of the step, as the model's loss is, if Trainer passes their number
+    (`num_items_in_batch`); otherwise over the micro-batch.
 
     Raises:
-        ValueError: no LayerNorm over embeddings, several GPUs in one process, or FSDP if
-            `training.distributed.check_sharding` refuses it.
+        ValueError: if there is not one LayerNorm over the embeddings, if one process has several GPUs, or if
+            `training.distributed.check_sharding` rejects FSDP.
     """
 
     args: SiftArguments
@@ -96,9 +96,9 @@ class SiftTrainer(Trainer):
         if not getattr(self.args, "sift_weight", 0):
             return
         if self.args.n_gpu > 1:
-            raise ValueError(f"{self.args.n_gpu} GPUs in one process: for SiFT start one process for each, with torchrun")
+            raise ValueError(f"{self.args.n_gpu} GPUs in one process: SiFT needs one process for each GPU; use torchrun")
         self.sift = Sift(self.model, self.args.sift_options, layer_norm=self.args.sift_layer_norm)
-        # Sums of loss, size and change, and of how many micro-batches and steps.
+        # Sums since the last log: loss, size, change, number of micro-batches, number of steps.
         self._sift_sums = torch.zeros(5, device=self.args.device)
         self._sift_step, self._sift_batch = -1, -1
 
@@ -110,18 +110,18 @@ class SiftTrainer(Trainer):
         is_plain = self.sift is None or not (model.training and torch.is_grad_enabled())
         if is_plain or self.state.global_step < self.args.sift_start_step:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        # Trainer removes the labels from the model's inputs if it computes the loss itself.
+        # Trainer removes the labels from the inputs if it computes the loss itself.
         model_inputs = dict(inputs)
         with self.sift.clean_pass():
             loss, outputs = super().compute_loss(model, model_inputs, True, num_items_in_batch)
-        # Distributed wrappers expect one pass for each backward; the gradients of this one reach the same parameters.
+        # Distributed wrappers expect one forward for each backward. The inner model has the same parameters.
         inner = self.accelerator.unwrap_model(model)
         items = None
         if self.model_accepts_loss_kwargs or self.compute_loss_func:
             items = num_items_in_batch
         labels, logits = inputs.get("labels"), outputs.get("logits")
         if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
-            # Trainer counts the labels that are not -100, of which an example has several.
+            # Trainer counts all labels that are not -100, and an example has several.
             items = items * len(labels) / (labels != -100).sum().clamp(min=1)
         scale = None
         if getattr(self.accelerator, "scaler", None) is not None:
@@ -137,11 +137,11 @@ class SiftTrainer(Trainer):
         )
         extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
         if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:
-            # The items are those of all processes, whose gradients are averaged.
+            # Items are counted over all processes, and gradients are averaged over them.
             extra = extra * self.args.world_size
         part = extra.detach() / accumulated
         if items is not None:
-            # Trainer divides by the micro-batches of the step only if the loss does not count the items of the whole step.
+            # Trainer does not divide by the micro-batches a loss that is already divided by the items of the step.
             part = extra.detach()
         elif self.compute_loss_func is not None:
             extra = extra / accumulated
@@ -151,13 +151,13 @@ class SiftTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def sift_generator(self) -> torch.Generator:
-        """Return a generator for the micro-batch, by its number in the data, whatever the number of processes."""
+        """Return a generator seeded by the number of the micro-batch, counted over all processes."""
         if self._sift_step != self.state.global_step:
             self._sift_step, self._sift_batch = self.state.global_step, -1
         self._sift_batch += 1
         number = self.state.global_step * self.args.gradient_accumulation_steps + self._sift_batch
         number = number * self.args.world_size + self.args.process_index
-        # torch takes the last 32 bits of a seed.
+        # torch uses only the lowest 32 bits of a seed.
         return torch.Generator(self.args.device).manual_seed((1_000_003 * self.args.seed + number) % 2**32)
 
     def log(self, logs: dict[str, float], *args, **kwargs):

@@ -94,9 +94,9 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         "data_collator": getattr(collator, "__name__", type(collator).__name__),
         "data_collator_options": repr(getattr(collator, "options", None)),
     }
-    if hasattr(rows, "lanes"):
+    if hasattr(rows, "streams"):
         # The order of a NumberedStream.
-        contents["stream_lanes"] = len(rows.lanes)
+        contents["streams"] = len(rows.streams)
     if is_decided_by_evaluation(args):
         contents["evaluation_data_digest"] = examples_digest(trainer.eval_dataset)
     # Checkpoints of the run itself are no beginning. _commit_hash is private: the one place that knows the commit.
@@ -118,7 +118,7 @@ def examples_digest(dataset: Any) -> str | None:
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
     if hasattr(dataset, "epoch_columns"):
-        # NumberedExamples; a NumberedStream has lanes
+        # NumberedExamples; a NumberedStream has streams
         dataset = getattr(dataset, "dataset", dataset)
     # PreparedRows
     if hasattr(dataset, "digest"):

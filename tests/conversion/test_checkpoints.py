@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our models written as stock deberta-v2 folders."""
+"""Test models of this package saved as transformers' deberta-v2."""
 
 import json
 
@@ -70,12 +70,14 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
 @pytest.mark.parametrize("num_labels", [1, 2, 3])
 @pytest.mark.parametrize("head", [DebertaExtForSequenceClassification, DebertaExtForTokenClassification])
 def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_config, tmp_path):
-    """transformers leaves two labels with names of its own out of config.json, and text-embeddings-inference refuses the
-    folder of a classifier without them."""
+    """Save the labels of every classifier in config.json.
+
+    transformers does not save two labels with default names, and text-embeddings-inference rejects such a classifier.
+    """
     model = head(tiny_config(num_labels=num_labels))
     model.save_pretrained(tmp_path / "ours")
     save_as_deberta_v2(model, tmp_path / "stock")
-    with pytest.raises(FileExistsError, match=r"already holds a checkpoint.*overwrite=True"):
+    with pytest.raises(FileExistsError, match=r"already contains a checkpoint.*overwrite=True"):
         save_as_deberta_v2(model, tmp_path / "stock")
     save_as_deberta_v2(model, tmp_path / "stock", overwrite=True)
     convert(str(tmp_path / "ours"), str(tmp_path / "converted"), to="deberta-v2", tokenizer="none")
@@ -91,8 +93,8 @@ def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_co
 @pytest.mark.parametrize(
     ("head", "overrides", "message"),
     [
-        (DebertaExtModel, dict(pos_att_type="c2p|p2p"), "no p2p attention term"),
-        (DebertaExtForMaskedLM, {}, r"no place for the Enhanced Mask Decoder .* pass lossy=True"),
+        (DebertaExtModel, dict(pos_att_type="c2p|p2p"), "does not support p2p attention"),
+        (DebertaExtForMaskedLM, {}, r"does not support the Enhanced Mask Decoder .* pass lossy=True"),
         (DebertaExtForMaskedLM, dict(embedding_size=16), "embedding_size = hidden_size, got 16 and 32"),
     ],
 )
@@ -103,7 +105,7 @@ def test_features_without_a_place_are_named(head, overrides, message, tiny_confi
 
 
 def test_a_rate_of_zero_is_written_as_a_float(tiny_config):
-    """transformers 5.4 refused `hidden_dropout_prob` = 0: it expects 0.0."""
+    """Write 0.0, because transformers 5.4 rejects `hidden_dropout_prob` = 0."""
     config = to_deberta_v2_config(tiny_config(hidden_dropout_prob=0, attention_probs_dropout_prob=0, cls_dropout=0))
     rates = (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.cls_dropout)
     assert rates == (0, 0, 0) and all(isinstance(rate, float) for rate in rates)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext convert`: what goes in comes out, checked, or nothing is left behind."""
+"""Test `deberta-ext convert`: the output equals the source and is checked; a failed conversion leaves no files."""
 
 import json
 import re
@@ -38,10 +38,10 @@ TASK_HEADS = [head for head in HEADS if head not in ("base", "masked-lm", "pretr
 
 @pytest.fixture
 def run(capsys):
-    """run(source, output, *options): what was printed, after a success."""
+    """Return a function (source, output, *options) that converts successfully and returns the printed text."""
 
     def call(*arguments):
-        # What was printed while the test prepared its folders.
+        # Discard what was printed while the test prepared its folders.
         capsys.readouterr()
         status = main(["convert", *map(str, arguments)])
         printed = capsys.readouterr()
@@ -53,7 +53,7 @@ def run(capsys):
 
 @pytest.fixture
 def fails(capsys):
-    """fails(source, output, *options): the error, which is one line, after a failure."""
+    """Return a function (source, output, *options) that fails to convert and returns the error, one line."""
 
     def call(*arguments):
         capsys.readouterr()
@@ -67,7 +67,7 @@ def fails(capsys):
 
 @pytest.fixture
 def official(tmp_path):
-    """official(kind, heads, dtype, **config): the folder of an official checkpoint."""
+    """Return a function (kind, heads, dtype, **config) that writes an official checkpoint and returns its folder."""
 
     def build(kind="v3", heads=("lm", "rtd"), dtype=torch.float32, file="pytorch_model.bin", name="official", **config):
         (tmp_path / name).mkdir()
@@ -98,7 +98,7 @@ def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path
     source = official(kind, ("lm",), file=file)
     printed = run(source, tmp_path / "ours")
     assert (
-        "head: masked-lm; the files hold masked-lm" in printed
+        "head: masked-lm; the files contain masked-lm" in printed
         and "0 newly initialised, 0 unused" in printed
         and "tensors are equal" in printed
     )
@@ -112,7 +112,7 @@ def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path
 def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run, tmp_path):
     stock = shake(DebertaV2ForTokenClassification(stock_config("v2", num_labels=3)))
     stock.save_pretrained(tmp_path / "stock")
-    # transformers 5.4 writes them for a model that it has loaded.
+    # transformers 5.4 writes these fields for a loaded model.
     file = tmp_path / "stock" / "model.safetensors"
     tensors = load_file(file)
     for new, old in {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}.items():
@@ -124,7 +124,7 @@ def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run
 
 
 def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
-    """Without its settings, sentence-transformers put a sigmoid on scores that had none."""
+    """Copy the settings: without them, sentence-transformers applied a sigmoid to scores that had none."""
     cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
     shake(DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1))).save_pretrained(tmp_path / "stock")
     tiny_tokenizer().save_pretrained(tmp_path / "stock")
@@ -154,7 +154,7 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
     assert torch.equal(model.get_input_embeddings().weight, generator["deberta.embeddings.word_embeddings.weight"])
     for file in source.glob("*.bin"):
         torch.save({name: value.half() for name, value in torch.load(file).items()}, file)
-    # float16 does not hold the difference of the two tables exactly.
+    # float16 rounds the difference of the two tables.
     run(source, tmp_path / "half")
     assert DebertaExtForPreTraining.from_pretrained(tmp_path / "half").dtype == torch.float32
 
@@ -167,13 +167,13 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
             {},
             [],
             "replaced-token-detection",
-            "; the files hold masked-lm, replaced-token-detection, see --head",
+            "; the files contain masked-lm, replaced-token-detection (choose with --head)",
         ),
         (("lm", "rtd"), {}, ["--head", "masked-lm"], "masked-lm", "the checkpoint is a discriminator"),
         ((), {}, [], "base", "0 newly initialised"),
         ((), dict(architectures=["DebertaV2ForSequenceClassification"]), [], "base", "0 newly initialised"),
-        (("lm",), {}, ["--head", "pretraining"], "pretraining", "drawn at random: discriminator.mask_predictions"),
-        *((("lm",), {}, ["--head", head], head, "the head is new, drawn at random: ") for head in TASK_HEADS),
+        (("lm",), {}, ["--head", "pretraining"], "pretraining", "newly initialised: discriminator.mask_predictions"),
+        *((("lm",), {}, ["--head", head], head, "the head is newly initialised: ") for head in TASK_HEADS),
     ],
 )
 def test_the_head_is_that_of_the_files_or_of_the_user(heads, fields, options, head, message, official, run, tmp_path):
@@ -188,7 +188,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
     model.save_pretrained(tmp_path / "joint")
     assert "head: pretraining" in run(tmp_path / "joint", tmp_path / "same")
     for head in ("masked-lm", "base"):
-        assert "was taken out of the joint model" in run(tmp_path / "joint", tmp_path / head, "--head", head)
+        assert "was exported from the joint model" in run(tmp_path / "joint", tmp_path / head, "--head", head)
         assert architecture(tmp_path / head) == [HEADS[head].model_class]
     run(tmp_path / "joint", tmp_path / "d", "--head", "replaced-token-detection")
     discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "d")
@@ -205,7 +205,7 @@ def test_ours_becomes_stock_and_transformers_computes_the_same(kind, name, tiny_
     assert "checked: the outputs of transformers' DebertaV2Model" in printed
     stock_class = HEADS[name].model_class.replace("DebertaExt", "DebertaV2")
     if "ReplacedToken" in stock_class:
-        assert "note: mask_predictions: the replaced token detection head is in the file" in printed
+        assert "note: mask_predictions: the replaced token detection head is saved" in printed
     else:
         assert architecture(tmp_path / "stock") == [stock_class]
     assert isinstance(AutoModel.from_pretrained(tmp_path / "stock").config, DebertaV2Config)
@@ -243,7 +243,7 @@ def test_the_dtype_is_that_of_the_files_or_of_the_user(stored, requested, dtype,
     (tmp_path / "official").mkdir()
     source = write(tmp_path / "official", "v2", weights | half)
     options = [] if requested is None else ["--dtype", requested]
-    assert f"dtype: {dtype}; the files have float16" in run(source, tmp_path / "ours", *options)
+    assert f"dtype: {dtype}; the files contain float16" in run(source, tmp_path / "ours", *options)
     tensors = load_file(tmp_path / "ours" / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["dtype"] == dtype
@@ -260,13 +260,13 @@ def test_the_tokenizer_goes_with_the_model(official, run, tmp_path):
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / to)
         assert tokenizer("hello", "world")["input_ids"] == [1, 5, 2, 6, 2]
         assert tokenizer("hello", "world")["token_type_ids"] == [0, 0, 0, 1, 1]
-        # TokenizersBackend is unknown to transformers 4.
+        # transformers 4 does not have TokenizersBackend.
         assert '"tokenizer_class": "PreTrainedTokenizerFast"' in (tmp_path / to / "tokenizer_config.json").read_text()
 
 
 def test_a_tokenizer_from_elsewhere_or_none_and_split_weights(official, run, tmp_path):
     source = official()
-    assert f"tokenizer: there is none in {source}; --tokenizer takes it" in run(source, tmp_path / "a")
+    assert f"tokenizer: none in {source}; pass --tokenizer" in run(source, tmp_path / "a")
     tiny_tokenizer(["a"]).save_pretrained(source)
     tiny_tokenizer(["b", "c", "d"]).save_pretrained(tmp_path / "tokenizer")
     assert "tokenizer: 8 tokens" in run(source, tmp_path / "b", "--tokenizer", tmp_path / "tokenizer")
@@ -307,13 +307,13 @@ def other_type(source):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (None, ["--to", "deberta-v2", "--head", "masked-lm"], "no place for the Enhanced Mask Decoder .*--lossy"),
-        (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only for --to deberta-ext"),
+        (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
+        (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only supported with --to"),
         (other_tokenizer, [], "the tokenizer has 85 tokens"),
-        (large_value, ["--dtype", "float16"], "the outputs of what was written differ from the source's by nan"),
-        (incomplete_pair, [], "1 parameters are not in the files .* generator.deberta.encoder.layer.0.output.dense.bias"),
+        (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the source by nan"),
+        (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
         (truncate, [], r"official cannot be converted:\n.*PytorchStreamReader failed"),
-        (other_labels, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\], but config.json"),
+        (other_labels, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\] in the files"),
         (other_type, [], "model_type 'bert'"),
         (lambda source: (source / "config.json").unlink(), [], "official has no config.json"),
     ],
@@ -330,7 +330,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options,
 def test_a_joint_model_has_to_be_taken_apart_first(options, joint, fails, tmp_path):
     joint().save_pretrained(tmp_path / "joint")
     message = fails(tmp_path / "joint", tmp_path / "out", *options)
-    assert "holds a generator and a discriminator: choose --head replaced-token-detection" in message
+    assert "contains generator and discriminator: choose --head replaced-token-detection" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -343,8 +343,8 @@ def test_an_empty_folder_is_filled_and_any_other_left_alone_unless_asked(officia
     shutil.rmtree(tmp_path / "new")
     (output / "mine.txt").write_text("mine")
     message = fails(source, output)
-    assert f"{output} exists already" in message and "--overwrite" in message
-    assert "moved aside: " in run(source, output, "--overwrite")
+    assert f"{output} already exists" in message and "--overwrite" in message
+    assert "renamed: " in run(source, output, "--overwrite")
     assert (tmp_path / "ours.old-1" / "mine.txt").read_text() == "mine" and not (output / "mine.txt").exists()
     assert "ours.old-2" in run(source, output, "--overwrite")
     run(source, source, "--overwrite")
@@ -371,16 +371,16 @@ def change_activation(folder):
 @pytest.mark.parametrize(
     ("damage", "to", "message"),
     [
-        (change_tensor, "deberta-ext", f"1 tensors are not what was written, such as {BIAS}"),
-        (change_tensor, "deberta-v2", f"1 tensors are not what was written, such as {BIAS}"),
-        (change_activation, "deberta-ext", "the outputs of what was written differ from the source's by"),
+        (change_tensor, "deberta-ext", f"1 tensors of the written folder differ from the model, such as {BIAS}"),
+        (change_tensor, "deberta-v2", f"1 tensors of the written folder differ from the model, such as {BIAS}"),
+        (change_activation, "deberta-ext", "the outputs of the written folder differ from the source by"),
     ],
 )
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["", "Ctrl-C"])
 def test_a_wrong_folder_is_removed_and_what_was_there_stays(
     damage, to, message, error, official, capsys, tmp_path, monkeypatch
 ):
-    """Something changes the folder between writing and checking."""
+    """Change the folder between writing and checking."""
     real, source, output = convert.write_folder, official(), tmp_path / "ours"
     output.mkdir()
     (output / "mine.txt").write_text("mine")
@@ -399,7 +399,7 @@ def test_a_wrong_folder_is_removed_and_what_was_there_stays(
 
 
 def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
-    """An official pair with its tokenizer, and our model in shards."""
+    """Convert an official pair with its tokenizer, and a sharded model of this package."""
     source, _, _ = official_pair(tmp_path / "pair")
     tiny_tokenizer().save_pretrained(source)
     DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")

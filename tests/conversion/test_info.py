@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext info`: what a folder or repository is, and why it cannot be loaded."""
+"""Test `deberta-ext info`: the contents of a folder or repository, and why it cannot be loaded."""
 
 import json
 
@@ -72,10 +72,10 @@ def test_an_adapter_and_a_tokenizer_are_named(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     assert describe(str(tmp_path))["tokenizer"] == "tokenizer.json, 7 tokens, model_max_length 64"
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "user/base"}))
-    # A run with --lora saves the configuration of the model beside the adapter, with the labels.
+    # A run with --lora saves the model's configuration, with the labels, next to the adapter.
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "bad", "1": "good"}}))
     facts = describe(str(tmp_path))
-    assert facts["kind"] == "an adapter of peft (LORA), not a model"
+    assert facts["kind"] == "a peft adapter (LORA), not a model"
     assert facts["base_model"] == "user/base" and facts["labels"] == ["bad", "good"]
 
 
@@ -104,7 +104,7 @@ def truncate(folder):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (change_shape, "word_embeddings.weight has shape [64, 32], but config.json makes it [70, 32]"),
+        (change_shape, "word_embeddings.weight has shape [64, 32] in the files, expected [70, 32] by config.json"),
         (lambda folder: write(folder, "v3", weights(), num_attention_heads=5), "num_attention_heads"),
         (lambda folder: write(folder, "v3", weights(f"{OUTPUT}.bias")), f"{OUTPUT}.bias is not in the files"),
         (lambda folder: (folder / "pytorch_model.bin").rename(folder / "tf_model.h5"), "has no weights"),
@@ -130,7 +130,7 @@ def test_a_model_of_another_type_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "has no config.json: it holds no model"), ("{", "is not JSON")],
+    [(None, "has no config.json: expected a model"), ("{", "is not JSON")],
 )
 def test_what_is_no_checkpoint_is_one_line(text, message, tmp_path, capsys):
     if text is not None:
@@ -142,7 +142,7 @@ def test_what_is_no_checkpoint_is_one_line(text, message, tmp_path, capsys):
 
 @pytest.mark.parametrize("source", ["./none", "nobody/nothing", "nobody/no thing"])
 def test_a_source_that_is_not_there_is_one_line(source, capsys):
-    """The tests run with HF_HUB_OFFLINE."""
+    """Print one line for a missing source (tests run with HF_HUB_OFFLINE)."""
     assert main(["info", source]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: every tab answers with the model's numbers, at two widths."""
+"""Test the page in a browser: every tab shows the model's numbers, at two widths."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of a joint model, and of a classifier."""
+    """Write the folders of a joint model and of a classifier."""
     places = {}
     for model_class, fields in (
         (DebertaExtForPreTraining, dict(special_token_ids=[0, 1, 2, 3, 4])),
@@ -46,7 +46,7 @@ def folders(tmp_path_factory):
 
 @contextlib.contextmanager
 def served(command, folder, environment):
-    """The address that a process prints; connections that leave the machine would go to a proxy, which gets none."""
+    """Serve a model and return its address; all external connections go to a proxy, which must not receive any."""
     variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -59,7 +59,7 @@ def served(command, folder, environment):
         try:
             for line in process.stdout:
                 printed.append(line)
-                if found := re.match(r"The page is at (http://127\.0\.0\.1:\d+)/", line):
+                if found := re.match(r"Serving at (http://127\.0\.0\.1:\d+)/", line):
                     yield found[1], "".join(printed)
                     break
             else:
@@ -74,7 +74,7 @@ def served(command, folder, environment):
 
 
 class Page:
-    """The steps of a person: choose a tab, type, click, read."""
+    """Steps of a user: choose a tab, type, click, read."""
 
     def __init__(self, session, address, tabs):
         self.session = session
@@ -92,7 +92,7 @@ class Page:
         return [element for element in self.session.find_elements("css selector", selector) if element.is_displayed()]
 
     def ask(self, tab, *texts):
-        """The HTML of the answer."""
+        """Return the HTML of the answer."""
         next(button for button in self.visible("button[role=tab]") if button.text == tab).click()
         fields = self.wait(lambda: self.visible("textarea"))
         for field, text in zip(fields, texts, strict=True):
@@ -105,7 +105,7 @@ class Page:
         return self.visible(".dx")[0]
 
     def hover(self, element):
-        """The text shown for the element under the pointer."""
+        """Return the text that is shown when hovering over an element."""
         from selenium.webdriver import ActionChains
 
         self.session.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
@@ -131,7 +131,7 @@ def test_every_tab_of_a_joint_model_answers_in_a_browser(width, folders, tmp_pat
     with chromium(tmp_path / "profile", width) as session, served(command(folder), tmp_path, ENVIRONMENT) as (address, _):
         page = Page(session, address, ["Masks", "Replaced", "Attention"])
         assert (
-            "No tab for classification: the checkpoint has no text classifier"
+            "No tab for classification: the checkpoint has no text classification head"
             in session.find_element("tag name", "body").text
         )
 
@@ -139,7 +139,7 @@ def test_every_tab_of_a_joint_model_answers_in_a_browser(width, folders, tmp_pat
         (columns,) = fill_mask(model, "w7 [MASK] w9")
         expected = [[name, *(part for word, p in best for part in (word, f"{p:.1%}"))] for name, best in columns.items()]
         assert words == [part for column in expected for part in column]
-        assert "The text has no [MASK]" in page.ask("Masks", TEXT).text
+        assert "The text must contain [MASK]" in page.ask("Masks", TEXT).text
 
         answer = page.ask("Replaced", TEXT)
         marks = answer.find_elements("tag name", "mark")

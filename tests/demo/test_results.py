@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results on the page: the numbers are those of the model, the HTML is safe, and every head that is there is found."""
+"""Test the results on the page: numbers equal the model's, HTML is escaped, and every head is found."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ PLAIN = "w7 w8 w9 w10"
 
 @pytest.fixture
 def demo():
-    """demo(head, **fields): the model of the page with one head."""
+    """Return a function (head, **fields) that builds a demo model with one head."""
 
     def build(head, **fields):
         name = dict(masked="MaskedLM", discriminator="ReplacedTokenDetection", classifier="SequenceClassification")[head]
@@ -58,7 +58,7 @@ def test_masked_words_are_those_of_the_model_with_its_decoder_and_of_the_same_wi
 
 
 def test_an_adapter_is_the_classifier_of_its_base_model(tmp_path):
-    """It ended with "no file named model.safetensors"."""
+    """Load the base model of an adapter, which failed with "no file named model.safetensors"."""
     pytest.importorskip("peft")
     tiny_model(hf_deberta_ext.DebertaExtForMaskedLM).save_pretrained(tmp_path / "base")
     labels = {0: "no", 1: "maybe", 2: "yes"}
@@ -117,10 +117,10 @@ def test_a_text_is_no_html(demo):
 
 def test_a_text_that_cannot_be_shown_is_refused_with_a_hint(demo):
     for head, result, arguments, message in (
-        ("masked", fill_mask_html, (PLAIN,), r"The text has no \[MASK\]: write it in the place of a word\."),
-        ("classifier", classification_html, ("", None), r"There is no text: write one\."),
-        ("classifier", attention_html, ("w7 " * 60, 0, 0), r"The text has 62 tokens, and at most 40 are shown here"),
-        ("discriminator", replaced_html, ("w7 " * 300,), r"The text has 302 tokens, and at most 256 are shown here"),
+        ("masked", fill_mask_html, (PLAIN,), r"The text must contain \[MASK\]: write it in place of a word\."),
+        ("classifier", classification_html, ("", None), r"The text is empty: enter one\."),
+        ("classifier", attention_html, ("w7 " * 60, 0, 0), r"The text must have at most 40 tokens, got 62"),
+        ("discriminator", replaced_html, ("w7 " * 300,), r"The text must have at most 256 tokens, got 302"),
     ):
         with pytest.raises(ValueError, match=message):
             result(demo(head), *arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic and static masks: drawn from seed, epoch and example alone, whatever the workers, the order and the batch."""
+"""Test dynamic and static masks, which depend only on seed, epoch and example, not on workers, order or batch."""
 
 import os
 
@@ -35,7 +35,7 @@ def vocabulary():
 
 @pytest.fixture
 def collator(vocabulary):
-    """collator(**arguments): of whole words, nothing kept, so that every masked place shows."""
+    """Return a function (**arguments) that makes a collator of whole words, which replaces every masked token."""
 
     def build(**arguments):
         options = MaskingOptions(unit="word", mask_share=1.0, random_share=0.0)
@@ -45,7 +45,7 @@ def collator(vocabulary):
 
 
 def rows(n=12, seed=0):
-    """Examples of 20 to 40 tokens, no two alike."""
+    """Return different examples of 20 to 40 tokens."""
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(20, 41, (n,), generator=g).tolist()
     return [{"input_ids": [CLS, *torch.randint(FIRST, V, (N - 2,), generator=g).tolist(), SEP]} for N in lengths]
@@ -60,7 +60,7 @@ def numbered(row, example=0, epoch=0):
 
 
 def masks(collate, examples, epoch):
-    """Of each example, its masked ids and its labels as lists, without padding."""
+    """Return the masked ids and the labels of each example as lists, without padding."""
     batch = collate([numbered(row, i, epoch) for i, row in enumerate(examples)])
     return unpadded(batch)
 
@@ -72,7 +72,7 @@ def unpadded(batch):
 
 
 class Stream:
-    """A stream that can be read again, and tells in each row the epoch that it was told, shared as datasets does."""
+    """Stream that can be read again, with the epoch of `set_epoch` in each row; the epoch is shared, as in datasets."""
 
     def __init__(self, examples):
         self.examples, self.told = examples, torch.zeros(1).long().share_memory_()
@@ -93,7 +93,7 @@ def test_numbers_of_a_row_depend_on_its_seed_its_column_and_the_call_alone():
         alone = RowGenerator([seed])
         assert torch.equal(alone.uniform(50)[0, :30], first[row]) and torch.equal(alone.uniform(7)[0], second[row])
     assert len({*torch.cat([first, second], 1).flatten().tolist()}) == 40 * 37
-    # The published generator, seed 1234567: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+    # Values of the published generator, seed 1234567: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert RowGenerator([1234567]).uniform(3)[0].tolist() == [(number >> 11) * 2.0**-53 for number in expected]
 
@@ -108,7 +108,7 @@ def test_numbers_are_uniform_and_those_of_neighbours_unrelated():
 
 
 def test_examples_and_streams_are_numbered_and_say_the_epoch():
-    """A number that a row of a stream has stays: else static masks of a stream shuffled anew would not recur."""
+    """Keep the number of a row in a stream: otherwise, static masks would not recur after shuffling."""
     examples, source = [{"x": 5}, {"x": 6, "example": 9}], Stream([{"x": 5}, {"x": 6, "example": 9}])
     dataset, stream = NumberedExamples(examples), NumberedStream(source)
     assert len(dataset) == 2 and dataset[0] == {"x": 5, "example": 0, "epoch": 0}
@@ -123,7 +123,7 @@ def test_examples_and_streams_are_numbered_and_say_the_epoch():
 
 
 def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
-    """Runs with other seeds are compared on the same masks."""
+    """Use the same masks, so that runs with different seeds can be compared."""
     examples = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 4
     fixed, free = (NumberedExamples(examples, fixed=fixed) for fixed in (True, False))
     labels = [collator(seed=seed)([fixed[i] for i in range(4)])["labels"] for seed in (0, 7)]
@@ -148,8 +148,8 @@ def test_static_masks_recur_every_duplicates_epochs_and_differ_within(collator, 
 
 
 @pytest.mark.parametrize("unit", PLACES)
-def test_masks_of_a_seed_an_epoch_and_an_example_are_those_of_this_number_of_draws(vocabulary, unit):
-    """Where they change on purpose, raise `MaskingCollator.draws`: a run that was begun before is then refused."""
+def test_masks_of_a_seed_epoch_and_example_change_only_with_the_version_of_the_draws(vocabulary, unit):
+    """Compare with stored masks. After an intended change, increase `MaskingCollator.draws`: it blocks resuming."""
     collate = MaskingCollator(vocabulary, MaskingOptions(unit=unit), seed=1)
     batch = collate([numbered({"input_ids": [CLS, *range(FIRST, FIRST + 40), SEP]}, example=3, epoch=2)])
     places = (batch["labels"][0] != -100).nonzero()[:, 0].tolist()
@@ -166,12 +166,12 @@ def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "stream"])
 def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
-    """Workers that live on learn the epoch, too."""
+    """Check also persistent workers, which must see the new epoch."""
     datasets = pytest.importorskip("datasets")
     examples, dataset = rows(11), NumberedExamples(rows(11))
     sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(5)) if kind == "shuffled" else None
     if kind == "stream":
-        # Three shards: datasets would give each worker some of them.
+        # Three shards, which datasets would split among the workers.
         dataset = NumberedStream(datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=3))
     options = dict(num_workers=workers, persistent_workers=workers > 0)
     loader = DataLoader(dataset, batch_size=2, sampler=sampler, collate_fn=collator(), **options)
@@ -182,7 +182,7 @@ def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
 
 
 def test_a_fast_worker_does_not_take_a_slow_one_into_its_epoch():
-    """The epoch of a datasets.IterableDataset lies in memory that all copies in workers share."""
+    """Keep epochs separate, although workers share the memory of the epoch of a datasets.IterableDataset."""
     source = Stream([{"x": x} for x in range(3)])
     slow, fast = (iter(NumberedStream(source, endless=True)) for _ in range(2))
     first = next(slow)
@@ -192,10 +192,10 @@ def test_a_fast_worker_does_not_take_a_slow_one_into_its_epoch():
 
 
 class LoggedStream(Stream):
-    """A stream whose rows have its name, which tells a file who reads it: the process of accelerate and of the system."""
+    """Stream with its name in each row, which logs its readers to a file: accelerate's process and the system's process."""
 
     def __init__(self, name, count, log):
-        super().__init__([{"lane": name, "row": row} for row in range(count)])
+        super().__init__([{"stream": name, "row": row} for row in range(count)])
         self.name, self.log, self.process = name, log, 0
 
     def __iter__(self):
@@ -206,38 +206,38 @@ class LoggedStream(Stream):
 
 
 @pytest.mark.parametrize("processes, workers", [(1, 0), (1, 3), (2, 2), (4, 1), (2, 4)])
-def test_each_reader_of_lanes_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
-    """In two passes over lanes of unequal length; three workers, who share no lanes, read all of them."""
+def test_each_reader_of_streams_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
+    """Read streams of unequal length twice. Three workers do not divide the eight streams, so each reads all of them."""
     accelerate = pytest.importorskip("accelerate.data_loader")
     log, batches, count = tmp_path / "log", 48, 3
-    lanes = [LoggedStream(lane, 20 + lane, log) for lane in range(8)]
+    streams = [LoggedStream(stream, 20 + stream, log) for stream in range(8)]
     seen = {}
     for process in range(processes):
-        for lane in lanes:
-            lane.process = process
-        stream = NumberedStream(*lanes, endless=True, block=count, process=process, processes=processes)
+        for stream in streams:
+            stream.process = process
+        stream = NumberedStream(*streams, endless=True, block=count, process=process, processes=processes)
         shard = accelerate.IterableDatasetShard(stream, count, False, processes, process)
         loader = DataLoader(shard, batch_size=count, num_workers=workers, collate_fn=list)
         numbers = range(process, batches * 2, processes)
         seen |= dict(zip(numbers, loader, strict=False))
     for number in range(batches * 2):
-        lane, place = number % 8, number // 8 * count
+        stream, place = number % 8, number // 8 * count
         for row in seen[number]:
-            epoch, at = divmod(place, 20 + lane)
-            assert row == dict(lane=lane, row=at, example=at * 8 + lane, epoch=epoch, told=epoch)
+            epoch, at = divmod(place, 20 + stream)
+            assert row == dict(stream=stream, row=at, example=at * 8 + stream, epoch=epoch, told=epoch)
             place += 1
     readers = {}
-    for reader, lane in map(str.split, log.read_text().splitlines()):
-        readers.setdefault(lane, set()).add(reader)
+    for reader, stream in map(str.split, log.read_text().splitlines()):
+        readers.setdefault(stream, set()).add(reader)
     assert {*map(len, readers.values())} == {3 if workers == 3 else 1}
 
 
-def test_a_lane_without_a_row_and_no_masks_at_all_are_refused(collator):
-    with pytest.raises(ValueError, match="duplicates must be at least 1"):
+def test_a_stream_without_a_row_and_no_masks_at_all_are_refused(collator):
+    with pytest.raises(ValueError, match="duplicates must be None or at least 1"):
         collator(duplicates=0)
-    lanes = [Stream([{"x": 0}]), Stream([])]
-    with pytest.raises(ValueError, match="has no example at all in lane 1 of 2"):
-        [*zip(NumberedStream(*lanes, endless=True), range(5), strict=False)]
+    streams = [Stream([{"x": 0}]), Stream([])]
+    with pytest.raises(ValueError, match="stream 1 of 2 has no example"):
+        [*zip(NumberedStream(*streams, endless=True), range(5), strict=False)]
 
 
 def test_a_batch_is_padded_with_what_each_entry_needs(collator):
@@ -260,7 +260,7 @@ def test_a_batch_is_padded_with_what_each_entry_needs(collator):
 
 @pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the_final_one(vocabulary, unit):
-    """As if it had been masked at that rate: no unit is new, none is cut, and what is not masked any more is as it was."""
+    """Check that units are only removed as a whole, and that their tokens are restored."""
     options = MaskingOptions(unit=unit, rate=0.4, final_rate=0.1, mask_share=0.6, random_share=0.2)
     collate, examples = MaskingCollator(vocabulary, options), rows(150)
     batch = collate([numbered(row, i) for i, row in enumerate(examples)])
@@ -286,7 +286,7 @@ def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the
 
 @pytest.fixture
 def order_collator(vocabulary):
-    """A collator that swaps, and shows every token as it was."""
+    """Return a collator that swaps segments and keeps every token."""
     options = MaskingOptions(mask_share=0.0, random_share=0.0)
     return MaskingCollator(vocabulary, options, sentence_order=True)
 
@@ -323,7 +323,7 @@ NO_PAIRS = {
 
 @pytest.mark.parametrize("name", NO_PAIRS)
 def test_sentence_order_without_pairs_is_an_error(order_collator, name):
-    with pytest.raises(ValueError, match=r"needs pairs \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1"):
+    with pytest.raises(ValueError, match=r"needs \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1"):
         order_collator([numbered(NO_PAIRS[name])])
     assert order_collator([numbered({**pair([10], [11]), "sentence_labels": 0})])["sentence_labels"].shape == (1,)
     with pytest.raises(ValueError, match="needs consecutive segments, got sentence_labels 1"):

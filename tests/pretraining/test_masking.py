@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masking: units of three kinds of vocabularies, budgets, lengths, shares, and coverage by position, by chi-square."""
+"""Test masking: units of three kinds of vocabularies, budgets, lengths, shares, and coverage of positions by chi-square."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ BYTE_LEVEL += ["--"]
 SENTENCE_PIECE = ["▁The", "re", "▁", "国", "、", "▁(", "a", ")", "<0x41>", "▁%", "'", "t", "),", "--", "▁--"]
 WORD_PIECE = ["un", "##believ", "##able", ",", "$", "hello", "##s", "##,", "'", "t"]
 UNITS = ["token", "word", "ngram", "span"]
-# By chance a test of a right program gives less than this once in 10,000 times; the seeds are fixed.
+# A correct program fails a test with this p-value once in 10,000 times; the seeds are fixed.
 P_VALUE = 1e-4
 
 
@@ -30,7 +30,7 @@ def vocabulary_of(tokens):
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    """By name of the marker, a tokenizer with SPECIAL, the tokens above, and [MASK] at the end."""
+    """Return {marker name: tokenizer with SPECIAL, the tokens above, and [MASK] at the end}."""
     byte_level = Tokenizer(models.BPE(vocabulary_of(BYTE_LEVEL), []))
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     metaspace = Tokenizer(models.Unigram([(token, -1.0) for token in vocabulary_of(SENTENCE_PIECE)], 3))
@@ -41,7 +41,7 @@ def tokenizers():
 
 @pytest.fixture(scope="module")
 def large_vocabulary():
-    """1,000 ids: 0 to 9 special, half of the rest start a word."""
+    """Return a vocabulary of 1,000 ids: 0 to 9 are special, and half of the others start a word."""
     ids = torch.arange(1000)
     special = ids < 10
     return MaskingVocabulary((ids % 2 == 0) & ~special, special, special, ids[10:], mask_id=4, pad_id=0)
@@ -52,12 +52,12 @@ def generator(seed=0):
 
 
 def row_generator(g):
-    """Of one row, from a generator."""
+    """Return the generator of one row, seeded from `generator`."""
     return RowGenerator(torch.randint(2**62, (1,), generator=g).tolist())
 
 
 def mask(ids, vocabulary, options, g):
-    """The masked ids and the labels of one example."""
+    """Mask one example; return its masked ids and labels."""
     return [result[0] for result in masking.mask(ids[None], vocabulary, options, row_generator(g))[:2]]
 
 
@@ -74,13 +74,13 @@ def replace(ids, span_ids, vocabulary, options, g):
 
 
 def word_units(N, g, *, sizes=(1, 1, 1, 2, 3, 5)):
-    """[N] unit numbers of words of random sizes."""
+    """Return [N] unit numbers of words of random sizes."""
     lengths = torch.tensor(sizes)[torch.randint(len(sizes), (N,), generator=g)]
     return torch.repeat_interleave(lengths)[:N]
 
 
 def with_specials(unit_ids, places):
-    """The same units with special tokens (-1) inserted before the given places."""
+    """Insert special tokens (-1) before the given positions."""
     output = unit_ids.tolist()
     for place in sorted(places, reverse=True):
         output.insert(place, -1)
@@ -88,7 +88,7 @@ def with_specials(unit_ids, places):
 
 
 def coverage(unit, *, N=64, trials=1500, sizes=(1, 1, 1, 2, 3, 5), **options):
-    """[N] in how many of the trials each position was masked; each trial has other words."""
+    """Count in how many trials each position is masked, [N]; each trial has other words."""
     options, g = MaskingOptions(unit=unit, **options), generator()
     counts = torch.zeros(N, dtype=torch.long)
     for _ in range(trials):
@@ -114,7 +114,7 @@ def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenize
     assert unit_list(tokenizers["▁"], text, whole_words=False) == expected
     text = "[CLS] un ##believ ##able , hello ##s ##, ##s $ ' t [SEP] ##able [PAD]"
     assert unit_list(tokenizers["##"], text) == [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1]
-    # The vocabulary tells the kind.
+    # The kind is recognised by the vocabulary.
     for words in (["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]):
         tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
         assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
@@ -133,9 +133,11 @@ def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenize
     ids=["byte-level", "SentencePiece", "WordPiece"],
 )  # fmt: skip
 def test_units_of_the_official_policy_are_those_of_the_official_code(marker, text, expected, tokenizers):
-    """The numbers are what NGramMaskGenerator.mask_tokens of microsoft/DeBERTa 4d7fe0b makes of these tokens with its own
-    tokenizers (which have no WordPiece: there, with a piece that begins with ## as part of a word). On 300,000 tokens of
-    Wikipedia, manuals and code none differed for any of the three.
+    """Compare with the units of NGramMaskGenerator.mask_tokens (microsoft/DeBERTa 4d7fe0b) and its tokenizers.
+
+    Microsoft has no WordPiece tokenizer; there, a piece that starts with ## is part of a word. On 300,000 tokens of
+    Wikipedia, manuals and code, no unit differed for any of the three.
+
     """
     assert unit_list(tokenizers[marker], text, policy="official") == expected
 
@@ -154,7 +156,7 @@ def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
     assert (vocabulary.mask_id, vocabulary.pad_id) == (4, 0)
     ids = torch.tensor([9, 9, word, 9, extra, 9])
     assert units(ids, vocabulary, True).tolist() == [0, 0, 1, 1, -1, 2]
-    # The official code masks special tokens beyond its five, and may draw all that have a token.
+    # Microsoft's code masks special tokens other than its five, and draws from all ids that have a token.
     assert units(ids, vocabulary.of("official"), True).tolist() == [0, 0, 1, 1, 2, 2]
     assert vocabulary.of("official").ordinary.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
 
@@ -170,7 +172,7 @@ def test_labels_are_the_original_ids_where_masked_even_if_kept(large_vocabulary)
 
 
 def test_a_span_that_meets_a_special_token_or_the_end_is_numbered_in_pieces():
-    """Two of four units: a span of two anywhere on the circle, or two spans with a unit between them."""
+    """Mask two of four units: a span of two anywhere on the circle, or two spans with a unit between them."""
     options, seen = MaskingOptions(unit="span", rate=0.5), set()
     for seed in range(200):
         seen.add(tuple(choose(torch.tensor([-1, 0, 1, -1, 2, 3, -1]), options, generator(seed)).tolist()))
@@ -187,7 +189,7 @@ def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
             words = torch.arange(N) if unit == "token" else word_units(N, g)
             sizes = torch.bincount(words)
             places = torch.randint(N + 1, (3,), generator=g).tolist()
-            # Inserted in front of a word, never within one.
+            # Insert only before a word, not within one.
             places = [p for p in places if p in (0, N) or words[p] != words[p - 1]]
             unit_ids = with_specials(words, places)
             span_ids = choose(unit_ids, MaskingOptions(unit=unit, rate=rate), g)
@@ -197,7 +199,7 @@ def test_the_budget_is_exact_to_one_unit_for_all_lengths(unit):
             assert masked.sum() == sizes[chosen].sum() > 0, "a unit was masked in part"
             assert torch.equal(span_ids[masked].unique_consecutive(), torch.arange(1, int(span_ids.max()) + 1))
             error = abs(int(masked.sum()) - max(1, rate * N))
-            # The last unit is taken or not, as is nearer; spans, which never touch, may lack a unit to take.
+            # The last unit is included if that is nearer; spans, which never touch, can run out of units.
             nearest = unit != "span" and len(chosen) > 1
             assert error <= sizes.max() / (1 + nearest) + 1e-3, (N, rate)
 
@@ -207,7 +209,7 @@ def test_the_mean_rate_is_the_one_asked_for_also_beside_a_huge_word():
     for unit in UNITS:
         masked = [int((choose(word_units(200, g), MaskingOptions(unit=unit), g) > 0).sum()) for _ in range(300)]
         assert sum(masked) / len(masked) == pytest.approx(30, abs=0.25), unit
-    # 100 words of one token and one of 100: 80 tokens are many more words than a text of equal words would need.
+    # 100 words of one token and one word of 100: 80 tokens need many more words than in a text of equal words.
     unit_ids = torch.cat([torch.arange(100), torch.full((100,), 100)])
     for unit in ("word", "ngram"):
         masked = [choose(unit_ids, MaskingOptions(unit=unit, rate=0.4), g) > 0 for _ in range(100)]
@@ -239,7 +241,7 @@ def test_spans_never_touch():
     ],
 )  # fmt: skip
 def test_lengths_of_n_grams_go_by_1_over_n_and_those_of_spans_are_geometric_and_clipped(options, weights):
-    """In a text of 100,000 words, where all but two n-grams or spans are of the length drawn."""
+    """Measure in a text of 100,000 words, where all but two n-grams or spans have the drawn length."""
     lengths = torch.bincount(choose(torch.arange(100_000), MaskingOptions(**options), generator()))[1:]
     observed = torch.bincount(lengths)[1:]
     assert len(observed) == len(weights)
@@ -248,7 +250,7 @@ def test_lengths_of_n_grams_go_by_1_over_n_and_those_of_spans_are_geometric_and_
 
 
 def kinds(ids, output, mask_id):
-    """[N] 0: [MASK], 1: another token, 2: kept."""
+    """Return [N], 0: [MASK], 1: another token, 2: kept."""
     return torch.where(output == mask_id, 0, torch.where(output != ids, 1, 2))
 
 
@@ -257,7 +259,7 @@ def kinds(ids, output, mask_id):
 )
 def test_the_shares_are_those_asked_for(large_vocabulary, mask_share, random_share):
     n, g = 120_000, generator()
-    # Id 10 is ordinary, but not among those drawn here: a random token always differs.
+    # Id 10 is never drawn here, so a random token always differs.
     ids, span_ids = torch.full((n,), 10), torch.arange(1, n + 1)
     without = MaskingVocabulary(**{**vars(large_vocabulary), "ordinary": large_vocabulary.ordinary[1:]})
     options = MaskingOptions(mask_share=mask_share, random_share=random_share)
@@ -304,7 +306,7 @@ def test_every_position_and_every_unit_of_a_short_text_is_masked_equally_often(u
 
 
 def official_mask(words, N, rate, max_gram, max_preds, rng):
-    """NGramMaskGenerator.mask_tokens of microsoft/DeBERTa, whose `words` are lists of token positions."""
+    """Mask as NGramMaskGenerator.mask_tokens of microsoft/DeBERTa; `words` are lists of token positions."""
     ngrams = list(range(1, max_gram + 1))
     weights = [1 / n for n in ngrams]
     num_to_predict = min(max_preds, max(1, round(N * rate)))
@@ -326,7 +328,7 @@ def official_mask(words, N, rate, max_gram, max_preds, rng):
     return masked
 
 
-# At a rate of 0.6 the contexts are as long as the n-grams, which then often reach into the next context.
+# At a rate of 0.6, contexts are as long as n-grams, which then often extend into the next context.
 @pytest.mark.parametrize(
     ("unit", "max_ngram", "rate"), [("token", 3, 0.15), ("ngram", 1, 0.15), ("ngram", 3, 0.15), ("ngram", 3, 0.6)]
 )
@@ -368,14 +370,14 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
     ("options", "message"),
     [
         (dict(unit="sentence"), "unit must be one of token, word, ngram, span, got 'sentence'"),
-        (dict(rate=15), "got 15; is it a percentage"),
-        (dict(unit="span", rate=0.6), "at most 0.5 for them, got 0.6"),
-        (dict(final_rate=0.2), "final_rate must be above 0 and at most the rate 0.15, and the policy uniform, got 0.2"),
+        (dict(rate=15), "got 15; pass a share"),
+        (dict(unit="span", rate=0.6), "at most 0.5 for spans, .* got 0.6"),
+        (dict(final_rate=0.2), r"final_rate must be above 0 and at most rate \(0.15\), with policy uniform, got 0.2"),
         (dict(final_rate=0.1, policy="official"), "got 0.1 and official"),
         (dict(max_span=0), "max_span must be at least 1, got 0"),
         (dict(span_p=1.0), "span_p must be above 0 and below 1, got 1.0"),
         (dict(mask_share=0.9, random_share=0.2), "sum to at most 1.* got 0.9 and 0.2"),
-        (dict(policy="official", unit="span"), "official masker knows the units token and ngram, got 'span'"),
+        (dict(policy="official", unit="span"), "policy official needs the unit token or ngram, got 'span'"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -386,8 +388,8 @@ def test_a_wrong_option_is_an_error(options, message):
 
 def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
     tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
-    with pytest.raises(ValueError, match=r"where words start in \['cat', 'the'\]"):
+    with pytest.raises(ValueError, match=r"must mark word starts .* got \['cat', 'the'\]"):
         MaskingVocabulary.from_tokenizer(tokenizer)
     tokenizer.mask_token = None
-    with pytest.raises(ValueError, match="needs a tokenizer with a mask_token"):
+    with pytest.raises(ValueError, match="the tokenizer must have a mask_token"):
         MaskingVocabulary.from_tokenizer(tokenizer)

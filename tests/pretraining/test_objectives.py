@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several objectives in one model: each loss by hand, gradients where they belong, saving, and what is refused."""
+"""Test several objectives in one model: losses by hand, gradients, saving and errors."""
 
 import math
 
@@ -16,7 +16,7 @@ ALL = ("mlm", "sop", "sbo")
 
 
 def spans(ids, mask=None, seed=0):
-    """Labels with one or two spans of two tokens in each row, never at an end."""
+    """Return labels with one or two spans of two tokens in each row, never at an end."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.full_like(ids, -100)
     for row in range(len(ids)):
@@ -67,7 +67,7 @@ def test_loss_is_the_sum_of_means_over_the_targets_that_count_targets_gives(tiny
     model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
     ids, mask = batch(4, 20, [20, 17, 12, 9])
     labels = spans(ids, mask)
-    # A span that ends a row's tokens has no right boundary.
+    # A span at the end of a row has no right boundary.
     labels[3, 8] = 5
     inputs = dict(input_ids=ids, attention_mask=mask, labels=labels, sentence_labels=torch.tensor([0, 1, -100, 1]))
     output, counts = model(**inputs), count_targets(inputs, ALL)
@@ -92,7 +92,7 @@ def test_right_answers_are_counted_in_evaluation(tiny_config, shake, batch):
     labels = spans(ids)
     with torch.no_grad():
         guesses = model.predict(ids, mask, labels=labels, masked_only=True).logits.argmax(-1)
-        # Half of the labels become what the model says.
+        # Set half of the labels to the model's predictions.
         where = (labels != -100).nonzero()[::2]
         labels[where[:, 0], where[:, 1]] = guesses[::2]
         statistics = model(ids, mask, labels=labels, sentence_labels=torch.zeros(4).long()).statistics
@@ -102,7 +102,7 @@ def test_right_answers_are_counted_in_evaluation(tiny_config, shake, batch):
 
 @pytest.mark.parametrize("objectives", [("mlm",), ("mlm", "nsp"), ("mlm", "sbo"), ALL], ids="+".join)
 def test_every_parameter_has_a_gradient_even_without_targets(objectives, tiny_config, batch):
-    """Distributed training waits for the gradient of each parameter."""
+    """Check gradients, because distributed training waits for the gradient of each parameter."""
     model = MultiObjectiveMaskedLM(tiny_config(), objectives).train()
     ids, mask = batch(2, 12)
     for labels in (spans(ids), torch.full_like(ids, -100)):
@@ -141,7 +141,7 @@ def test_saved_model_keeps_its_heads_and_is_a_masked_lm_for_everybody_else(tiny_
 @pytest.mark.parametrize(
     "objectives, message",
     [
-        (("mlm", "clm"), "unknown objectives clm; there are mlm, nsp, sop, sbo"),
+        (("mlm", "clm"), "objectives must be among mlm, nsp, sop, sbo, got clm"),
         (("sop",), "add mlm"),
         (("mlm", "nsp", "sop"), "choose one of them"),
     ],
@@ -152,5 +152,5 @@ def test_impossible_objectives_and_batches_without_their_labels_are_refused(obje
     with pytest.raises(ValueError, match="need labels and sentence_labels in each batch"):
         MultiObjectiveMaskedLM(tiny_config(), ALL)(batch(2, 12)[0])
     inputs = dict(input_ids=batch(2, 12)[0], labels=torch.ones(2, 12).long(), sentence_labels=torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"sop reads one \[CLS\] a row"):
+    with pytest.raises(ValueError, match=r"sop needs rows with one \[CLS\]"):
         MultiObjectiveMaskedLM(tiny_config(), ALL)(**inputs, document_ids=torch.ones(2, 12).long())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: the five formats by hand, every token exactly once and in order, true sentence labels, exact reports."""
+"""Test packing: five formats by hand, every token exactly once and in order, correct sentence labels, exact reports."""
 
 import dataclasses
 import logging
@@ -19,7 +19,7 @@ from hf_deberta_ext.tokenization import finish  # noqa: E402
 
 
 def word_tokenizer(documents):
-    """A token for each word."""
+    """Return a tokenizer with a token for each word."""
     words = list(dict.fromkeys(word for text in documents for word in (text or "").split()))
     vocab = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
@@ -32,14 +32,14 @@ def from_documents(documents):
 
 
 def pack_words(documents, mode, max_length, **options):
-    """(examples as text, data set, report)."""
+    """Pack documents; return (examples as text, data set, report)."""
     tokenizer = word_tokenizer(documents)
     packed, report = pack(from_documents(documents), tokenizer, mode=mode, max_length=max_length, **options)
     return [" ".join(tokenizer.convert_ids_to_tokens(ids)) for ids in packed["input_ids"]], packed, report
 
 
 def numbered(sentence_lengths):
-    """Documents in which each word of the corpus is another: [[2, 1]] gives ["W0 w1. W2."]."""
+    """Return documents of distinct words from sentence lengths: [[2, 1]] gives ["W0 w1. W2."]."""
     documents, n = [], 0
     for lengths in sentence_lengths:
         sentences = []
@@ -52,7 +52,7 @@ def numbered(sentence_lengths):
 
 
 def random_lengths(generator, documents=12, sentences=9, words=12):
-    """Sentence lengths of documents, also of one sentence, one word, and of long sentences."""
+    """Draw sentence lengths of documents, including single sentences, single words and long sentences."""
     corpus = []
     for _ in range(documents):
         longest = generator.choice([1, 3, words, 4 * words])
@@ -61,7 +61,7 @@ def random_lengths(generator, documents=12, sentences=9, words=12):
 
 
 def segments(example):
-    """The words between the special tokens."""
+    """Return the words between the special tokens."""
     parts = example.replace("[CLS]", "[SEP]").split("[SEP]")
     return [part.split() for part in parts if part.strip()]
 
@@ -76,7 +76,7 @@ def test_full_sentences_cross_documents_with_a_separator():
         "[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]",
         "[CLS] B3 b4 b5 b6. [SEP]",
     ]
-    # One token less: B1 b2. begins a row, without separator.
+    # With one token less, B1 b2. starts a row, without separator.
     assert pack_words(documents, "full_sentences", 9)[0] == [
         "[CLS] A1 a2 a3. A4 a5. [SEP]",
         "[CLS] B1 b2. B3 b4 b5 b6. [SEP]",
@@ -86,7 +86,7 @@ def test_full_sentences_cross_documents_with_a_separator():
 def test_segment_pairs_fill_the_row_and_part_between_any_sentences():
     documents = ["A1 a2. B1. C1 c2. D1 d2 d3."]
     seen = {tuple(pack_words(documents, "segment_pair", 8, sentence_pairs="consecutive", seed=s)[0]) for s in range(20)}
-    # D alone is parted in its middle.
+    # D is the only sentence: split in the middle.
     last = "[CLS] D1 [SEP] d2 d3. [SEP]"
     assert seen == {("[CLS] A1 a2. [SEP] B1. C1 c2. [SEP]", last), ("[CLS] A1 a2. B1. [SEP] C1 c2. [SEP]", last)}
 
@@ -97,7 +97,7 @@ def test_sentence_pairs_are_single_sentences_and_a_third_left_over_joins():
     assert examples == ["[CLS] A1 a2. [SEP] B1 b2. [SEP]", "[CLS] C1 c2. [SEP] D1. E1. [SEP]"]
     assert packed["token_type_ids"][:] == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]
     assert packed["sentence_labels"][:] == [0, 0]
-    # Parted in its middle where it does not fit.
+    # Split in the middle if it does not fit.
     examples, *_ = pack_words(["A1 a2 a3. B1 b2. C1 c2 c3 c4 c5."], "sentence_pair", 8, sentence_pairs="consecutive")
     assert examples == ["[CLS] A1 a2 a3. [SEP] B1 b2. [SEP]", "[CLS] C1 c2 [SEP] c3 c4 c5. [SEP]"]
 
@@ -141,10 +141,10 @@ def test_best_fit_puts_each_document_into_the_fullest_row_that_has_room():
 def test_sentence_starts_count_characters_and_leave_blanks_before_them():
     text = "Ünï 😀 ça.  Žb.\n\n\n最後。次の"
     starts = packing.sentence_starts(text, "ja")
-    # The last of two spaces goes with the word, line ends go with the sentence before.
+    # The last of two spaces belongs to the word, line ends belong to the previous sentence.
     assert [text[a:b] for a, b in pairwise([0, *starts, len(text)])] == ["Ünï 😀 ça. ", " Žb.\n\n\n", "最後。", "次の"]
     assert packing.sentence_starts("\n\n A. \n", "en") == []
-    # Of de-AT sentencex knows nothing, and cut after the number.
+    # sentencex does not know de-AT, and split after the number.
     text = "Am 3. Mai kam er. Es regnete."
     assert packing.sentence_starts(text, "de-AT") == packing.sentence_starts(text, "de") == [17]
 
@@ -156,7 +156,7 @@ def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
     for size in (40, 61, 100):
         monkeypatch.setattr(packing, "SPLIT_TOGETHER", size)
         assert packing.sentence_starts(text, "en") == expected
-    # Shorter than a sentence: no start is made up.
+    # Shorter than a sentence: there is no start inside.
     monkeypatch.setattr(packing, "SPLIT_TOGETHER", 3)
     assert set(packing.sentence_starts(text, "en")) <= set(expected)
 
@@ -226,12 +226,12 @@ def test_non_ascii_and_multi_line_documents_come_back_to_the_byte(mode):
 @pytest.mark.parametrize("mode", PAIR_MODES)
 @pytest.mark.parametrize("max_length", [24, 128])
 def test_about_half_of_the_pairs_are_negatives_of_the_lengths_of_positives(mode, max_length):
-    """Else the label could be read from the length."""
+    """Compare lengths: otherwise, the label could be inferred from the length."""
     generator = random.Random(0)
     lengths = [[generator.randint(3, 20) for _ in range(generator.randint(1, 20))] for _ in range(600)]
     _, packed, report = pack_words(numbered(lengths), mode, max_length)
     n = len(packed)
-    # Five standard deviations of n fair draws, and one pair in fifty that finds no partner.
+    # Five standard deviations of n fair draws, and one pair in fifty without a partner.
     assert 0.5 * n - 2.5 * n**0.5 - 0.02 * n < report.negative_pairs < 0.5 * n + 2.5 * n**0.5
     for measure in (len, lambda types: types.count(0)) if (mode, max_length) == ("segment_pair", 128) else ():
         sizes = {label: [] for label in (0, 1)}
@@ -245,7 +245,7 @@ def test_about_half_of_the_pairs_are_negatives_of_the_lengths_of_positives(mode,
 def test_a_document_with_half_of_the_pairs_exchanges_with_all_others():
     documents = numbered([[2] * 200, *[[2, 2]] * 100])
     negatives = [pack_words(documents, "sentence_pair", 8, seed=seed)[2].negative_pairs for seed in range(5)]
-    # 50 of each half are drawn, with a deviation of 5: what one half has less finds no partner.
+    # About 50 (deviation 5) of each half are drawn; the excess of one half has no partner.
     assert sum(negatives) / 5 > 85
 
 
@@ -318,7 +318,7 @@ def test_long_documents_are_tokenised_in_parts_of_the_batch_without_a_warning(ca
         (dict(mode="sentences"), f"mode must be one of {', '.join(MODES)}, got 'sentences'"),
         (dict(mode="segment_pair", sentence_pairs="sop"), "sentence_pairs must be nsp or consecutive, got 'sop'"),
         (dict(max_length=7), "max_length must be at least 8, special tokens included, got 7"),
-        (dict(min_tokens=5), "empty corpus: 3 documents, all empty or shorter than min_tokens = 5"),
+        (dict(min_tokens=5), "empty corpus: all 3 documents are empty or shorter than min_tokens = 5"),
     ],
 )
 def test_wrong_arguments_are_reported(arguments, message):
@@ -331,7 +331,7 @@ def test_wrong_arguments_are_reported(arguments, message):
 
 
 def test_the_cache_holds_for_one_release_and_for_all_seeds_where_nothing_is_drawn(tmp_path, monkeypatch):
-    """The cache of datasets knows a function by its name: changed code would not be seen."""
+    """Check the cache key: datasets identifies a function by name, and would not notice changed code."""
     corpus = from_documents(["a b c d"]).map(lambda row: row, cache_file_name=str(tmp_path / "a.arrow"))
 
     def file_of(version, **options):

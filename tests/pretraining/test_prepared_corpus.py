@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared corpora: what examples/prepare_corpus.py writes, the order of a training, exact resume, and what is refused."""
+"""Test prepared corpora: output of examples/prepare_corpus.py, order of training, exact resume, and errors."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def preparing(text, folder, **flags):
 
 @pytest.fixture(scope="module")
 def prepared(prepare_corpus, text, tmp_path_factory):
-    """120 made documents; an exact and a near duplicate of one, one with a text of an evaluation set, and a blank one."""
+    """Prepare 120 documents, an exact and a near duplicate of one, one with text of an evaluation set, and a blank one."""
     documents = text.read_text(encoding="utf-8").split("\n\n")
     near = f"{max(documents, key=len)} And so on."
     rows = [{"text": line} for line in (documents[0], near, f"He said: {SPEECH.upper()}, and so on.", " ")]
@@ -107,7 +107,7 @@ def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
     expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), **packing)
     assert rows[0].keys() == expected[0].keys() and report["train"]["counts"]["tokens"] == counts.tokens
     if mode == "segment_pair":
-        # Other draws: the same spans of the documents, cut elsewhere.
+        # Other draws: the same spans of the documents, split at other positions.
         assert sum(len(rows[i]["input_ids"]) for i in range(len(rows))) == sum(map(len, expected["input_ids"]))
         return
     assert len(rows) == len(expected)
@@ -119,25 +119,25 @@ def prepared_report(prepared):
     return json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))["report"]
 
 
-def order_of(ends, *, batch, lanes, buffer, epoch=0):
+def order_of(ends, *, batch, streams, buffer, epoch=0):
     rows = type("Rows", (), {"ends": np.array(ends), "buffer": buffer, "__len__": lambda self: int(ends[-1])})()
-    return [*ShardOrder(SimpleNamespace(dataset=rows, epoch=epoch), batch=batch, lanes=lanes, seed=3)]
+    return [*ShardOrder(SimpleNamespace(dataset=rows, epoch=epoch), batch=batch, streams=streams, seed=3)]
 
 
 @pytest.mark.parametrize(
-    "ends, batch, lanes, buffer",
+    "ends, batch, streams, buffer",
     [([1], 4, 8, 10), ([7, 20, 50], 4, 8, 10_000), ([100, 110, 997], 3, 16, 10), ([500, 1000, 1501], 8, 4, 64)],
     ids=["one row", "one window", "many rounds", "short last batch"],
 )
-def test_an_epoch_has_every_row_once_in_an_order_of_its_own(ends, batch, lanes, buffer):
-    orders = [order_of(ends, batch=batch, lanes=lanes, buffer=buffer, epoch=epoch) for epoch in (0, 0, 1)]
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own(ends, batch, streams, buffer):
+    orders = [order_of(ends, batch=batch, streams=streams, buffer=buffer, epoch=epoch) for epoch in (0, 0, 1)]
     assert sorted(orders[0]) == [*range(ends[-1])]
     assert orders[0] == orders[1] and (orders[0] != orders[2] or ends[-1] == 1)
 
 
 def test_rows_of_a_step_are_of_many_shards():
-    """Lanes were ranges in a row: the 8 batches of a step were of 3 shards."""
-    order = np.array(order_of(np.arange(1, 121) * 3000, batch=32, lanes=64, buffer=1000))
+    """Mix shards in a step: its 8 batches were from only 3 shards, when streams were consecutive ranges."""
+    order = np.array(order_of(np.arange(1, 121) * 3000, batch=32, streams=64, buffer=1000))
     steps = (order // 3000)[: len(order) // 256 * 256].reshape(-1, 256)
     assert np.mean([len({*step.tolist()}) for step in steps]) > 7
     assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.2
@@ -147,7 +147,7 @@ def test_rows_of_a_step_are_of_many_shards():
 @pytest.mark.parametrize("processes, workers", [(1, 1), (2, 2), (4, 2)])
 def test_processes_and_workers_read_shards_of_their_own(processes, workers, tmp_path):
     rows = written_rows(tmp_path, shards=20, rows=32)
-    batches = np.array([*ShardOrder(NumberedExamples(rows), batch=4, lanes=8, seed=0)]).reshape(-1, 4)
+    batches = np.array([*ShardOrder(NumberedExamples(rows), batch=4, streams=8, seed=0)]).reshape(-1, 4)
     for process in range(processes):
         of_process = batches[process::processes]
         for worker in range(workers):
@@ -158,7 +158,7 @@ def test_processes_and_workers_read_shards_of_their_own(processes, workers, tmp_
 
 
 def written_rows(folder, *, shards, rows):
-    """A prepared folder whose row i holds the number i twice."""
+    """Write a prepared folder in which row i contains the number i twice."""
     listed = []
     (folder / "train").mkdir()
     for shard in range(shards):
@@ -171,7 +171,7 @@ def written_rows(folder, *, shards, rows):
 
 
 def training(prepared, folder, **flags):
-    """Without the flags of a tokenizer and of held-out documents, which the prepared folder has."""
+    """Return training flags without tokenizer and held-out documents, which are in the prepared folder."""
     common = dict(shuffle_buffer=16, train_tokenizer=None, vocab_size=None, validation_documents=None)
     return arguments(prepared, folder, **(common | flags))
 
@@ -212,11 +212,11 @@ def with_another_token(content):
     "file, change, message",
     [
         (SHARD, None, SHARD),
-        (SHARD, lambda content: content[:-8], "bytes, prepared were"),
-        (SHARD, with_another_token, f"{SHARD} is not the one that was prepared"),
-        (None, other_shards, "is not the one that was prepared"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished: run the command that began it"),
-        (MANIFEST, None, "has shards and no manifest.json"),
+        (SHARD, lambda content: content[:-8], "bytes, expected"),
+        (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
+        (None, other_shards, "differs from its digest in the manifest"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished: run its command again"),
+        (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
     ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest"],
@@ -255,7 +255,7 @@ def test_a_folder_of_text_may_have_a_manifest_of_its_own(tmp_path):
 
 @pytest.fixture
 def url(prepared, tmp_path, monkeypatch):
-    """A server of HTTP of the prepared folder."""
+    """Serve the prepared folder over HTTP."""
     monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
     handler = partial(SimpleHTTPRequestHandler, directory=str(prepared))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -310,16 +310,16 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
         (dict(tokenizer="mine", train_tokenizer="unigram"), "rows need one tokenizer"),
         (dict(workers=0), "--workers must be at least 1"),
         (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
-        (dict(decontaminate="{folder}/dev.txt"), "has 13 words, so nothing could be found"),
+        (dict(decontaminate="{folder}/dev.txt"), "has 13 words: lower"),
         (dict(tokenizer="{folder}"), "tokenizer"),
-        (dict(executor_options="color=red"), "--executor_options do not fit the executor local"),
-        (dict(validation_documents=1000), "no row is left of 124 documents"),
+        (dict(executor_options="color=red"), "--executor_options are invalid for the executor local"),
+        (dict(validation_documents=1000), "no training rows are left of 124 documents"),
     ],
 )
 def test_a_preparation_that_cannot_be_is_refused_and_wrong_flags_leave_the_folder_free(
     flags, message, prepared, prepare_corpus, text, tmp_path
 ):
-    """A name that is no file was passed over; of what begin() had written, a corrected command was refused."""
+    """Reject missing files, which were ignored; and accept a corrected command, which begin() had blocked."""
     (tmp_path / "dev.txt").write_text("too few words\n", encoding="utf-8")
     flags = {name: str(value).format(folder=tmp_path) for name, value in flags.items()}
     assert_refused(prepare_corpus, message, preparing(text, tmp_path / "p", **flags))
@@ -328,7 +328,7 @@ def test_a_preparation_that_cannot_be_is_refused_and_wrong_flags_leave_the_folde
 
 @pytest.mark.parametrize(("held_out", "documents", "expected"), [(None, 30, 3), (None, 2, 1), (None, 1, 0), (9, 30, 9)])
 def test_a_tenth_is_held_out_where_no_number_is_given(held_out, documents, expected, prepared, text, tmp_path):
-    """A corpus of less than 100 documents was held out whole, which was said at the end of the preparation."""
+    """Hold out a tenth: corpora of less than 100 documents were held out completely."""
     shutil.copytree(prepared / "tokenizer", tmp_path / "tokenizer")
     packing = dict(mode="best_fit", max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
     block = preparation_blocks.WriteRows(str(tmp_path), packing, held_out)
@@ -357,8 +357,8 @@ def test_filters_of_quality_drop_poor_documents_alone():
     assert len(filters) == 3
 
 
-def test_languages_are_told_by_a_file_of_ones_own(prepare_corpus, tmp_path):
-    """A classifier of a few English and German words, by fastText, whose training is too unreliable to repeat it here."""
+def test_languages_are_identified_by_a_custom_file(prepare_corpus, tmp_path):
+    """Use a stored fastText classifier of a few English and German words, because training it is unreliable."""
     pytest.importorskip("fasttext", reason="the filter of languages runs on fastText")
     language_model = ROOT / "tests/support/languages.bin"
     german = "Niemand kennt die Mauer hinter der Mühle\n"
@@ -369,7 +369,7 @@ def test_languages_are_told_by_a_file_of_ones_own(prepare_corpus, tmp_path):
     manifest = prepare_corpus.main(argv)
     assert manifest["dropped"]["other languages"] == 3 and manifest["report"]["documents"] == 3
     for wrong, said in [
-        (dict(languages="fr", language_model=language_model), "has no language 'fr' of --languages, but __label__de"),
+        (dict(languages="fr", language_model=language_model), "has no language 'fr', only __label__de"),
         (dict(languages="en", language_model=tmp_path / "none.bin"), "none.bin"),
         (dict(language_model=language_model), "--language_model has nothing to tell: give --languages"),
     ]:
@@ -379,7 +379,7 @@ def test_languages_are_told_by_a_file_of_ones_own(prepare_corpus, tmp_path):
 
 
 def test_jobs_of_slurm_make_the_same_corpus(prepared, prepare_corpus, text, tmp_path, monkeypatch, request):
-    """An sbatch writes down what it is given; then the tasks of each job run here, in the order of the jobs."""
+    """Record jobs with a fake sbatch, then run the tasks of each job here, in order."""
     calls = tmp_path / "calls"
     for name, line in {
         "sbatch": f'echo "$@" $(grep job-name= $(eval echo \\${{$#}})) >> {calls}; echo Submitted $(wc -l < {calls})',

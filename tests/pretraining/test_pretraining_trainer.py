@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PretrainingTrainer: each objective averaged over its own targets, whatever accumulation, processes and batches do."""
+"""Test PretrainingTrainer: objectives are averaged over their targets, for any accumulation, processes and batches."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 
 
 def by_hand(model, examples):
-    """{objective: (sum of losses, number right, targets)}, example by example."""
+    """Return {objective: (loss sum, correct, targets)}, computed example by example."""
     totals = {name: [0.0, 0, 0] for name in WEIGHTS}
     model.eval()
     for example in examples:
@@ -50,7 +50,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
         )  # fmt: skip
         trainer.train()
         log = trainer.state.log_history[0]
-        # Trainer of transformers before 5.20 rounds what it logs to four digits.
+        # Trainer rounds logged values to four digits before transformers 5.20.
         assert log["loss"] == pytest.approx(expected, rel=1e-4)
         for name, (total, _, count) in totals.items():
             assert log[f"{name}_loss"] == pytest.approx(total / count, rel=1e-5)
@@ -101,7 +101,7 @@ def test_dropout_depends_on_the_number_of_the_micro_batch_alone(tiny_config, tmp
         trainer.train()
         seen.append([entry["mlm_loss"] for entry in trainer.state.log_history if "mlm_loss" in entry])
     assert len({*seen[0]}) == 4
-    # A step of two micro-batches sees the same two masks of dropout.
+    # A step of two micro-batches has the same two dropout masks.
     assert seen[1] == pytest.approx([(seen[0][0] + seen[0][1]) / 2, (seen[0][2] + seen[0][3]) / 2], rel=1e-5)
 
 
@@ -142,7 +142,7 @@ def test_the_masking_rate_falls_on_a_line_and_z_loss_is_part_of_the_training_alo
 
 
 def test_targets_are_counted_on_the_device_of_the_batches(model, tmp_path, monkeypatch):
-    """accelerate has moved them before they are counted, which failed on every GPU; "meta" stands for one."""
+    """Count on the batch's device: on GPUs, accelerate moves batches first, and counting failed (here "meta")."""
     monkeypatch.setattr("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", True)
     batch = {name: torch.stack([row[name] for row in rows()]) for name in rows()[0]}
     trainer = build(model, tmp_path, rows())
@@ -183,7 +183,7 @@ def test_impossible_arguments_are_refused(arguments, message, tmp_path):
 
 
 def test_a_lower_perplexity_is_better(tmp_path):
-    """transformers takes every metric whose name does not end in "loss" for one that should be high."""
+    """Minimise perplexity: transformers maximises every metric with a name that does not end in "loss"."""
     for metric, greater in (("mlm_perplexity", False), ("mlm_accuracy", True)):
         assert PretrainingArguments(str(tmp_path), metric_for_best_model=metric).greater_is_better is greater
 
@@ -191,23 +191,23 @@ def test_a_lower_perplexity_is_better(tmp_path):
 def test_a_missing_folder_and_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="output_dir is missing"):
         PretrainingArguments()
-    with pytest.raises(ValueError, match="the model has heads for mlm, the weights are for mlm, sop, sbo"):
+    with pytest.raises(ValueError, match="the model must have heads for mlm, sop, sbo, got mlm"):
         build(MultiObjectiveMaskedLM(tiny_config()), tmp_path)
 
 
 def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_config, tmp_path):
     example = rows(1)[0] | dict(labels=torch.full((20,), -100))
     model = MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS])
-    with pytest.raises(ValueError, match="none of the 3 rows of the evaluation data has a target of mlm, sbo: give it more"):
+    with pytest.raises(ValueError, match="none of the 3 rows of evaluation data has a target of mlm, sbo: use more"):
         build(model, tmp_path, evaluate=[example] * 3)
-    with pytest.raises(ValueError, match="none of the 1 rows of the evaluation data has a target of mlm, sbo"):
+    with pytest.raises(ValueError, match="none of the 1 rows of evaluation data has a target of mlm, sbo"):
         build(model, tmp_path, evaluate={"good": rows(), "bad": [example]})
-    with pytest.raises(ValueError, match="none of the 2 rows of the evaluation data has a target of sop"):
+    with pytest.raises(ValueError, match="none of the 2 rows of evaluation data has a target of sop"):
         evaluation_metrics(torch.tensor([[[1.0, 1, 1], [0, 0, 0]]] * 2), dict(mlm=1.0, sop=1.0))
 
 
 def test_cross_entropy_is_computed_in_float32():
-    """At a vocabulary of thousands, bfloat16 losses would be off in the second digit."""
+    """Use float32: with a vocabulary of thousands, bfloat16 losses differ in the second digit."""
     logits, targets = torch.randn(50, 4000, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.arange(50)
     losses = row_statistics(logits, targets, torch.zeros(50).long(), 1)
     expected = functional.cross_entropy(logits.float(), targets, reduction="sum").item()

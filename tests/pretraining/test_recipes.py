@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: the published numbers, batches that come out exactly, and flags that win."""
+"""Test recipes: published numbers, exact batches, and overriding flags."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ SIZE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """accelerator(gigabytes, bf16): recipes take it for the machine's."""
+    """Return a function (gigabytes, bf16) that simulates an accelerator."""
 
     def use(gigabytes, bf16=True):
         monkeypatch.setattr(recipes, "device_memory", lambda device: gigabytes << 30)
@@ -74,7 +74,7 @@ def test_memory_or_one_of_the_two_numbers_decides_the_other(accelerator):
     assert sizes[0] == 1 and sizes == sorted(sizes) and len({*sizes}) > 3 and sizes[-1] == 2048
     assert recipe_arguments(recipe, {SIZE: 32}, processes=8, device=CPU)[ACCUMULATION] == 8
     assert recipe_arguments(recipe, {ACCUMULATION: 16}, processes=8, device=CPU)[SIZE] == 16
-    # Not a power of two, but exact.
+    # Not a power of two, but the exact batch.
     assert recipe_arguments(RECIPES["official-base"], {SIZE: 256}, device=CPU)[ACCUMULATION] == 1
     both = recipe_arguments(recipe, {SIZE: 3, ACCUMULATION: 5}, processes=3, device=CPU)
     assert not {SIZE, ACCUMULATION} & {*both}
@@ -108,7 +108,7 @@ def test_a_recipe_for_both_objectives_sets_what_the_script_knows(rtd):
 
 def test_a_recipe_of_replaced_tokens_is_refused_for_masked_language_modelling():
     with pytest.raises(
-        ValueError, match=r"v3-study is one of replaced token detection, run_rtd.py's; here there is small-cpu"
+        ValueError, match=r"v3-study is only for replaced token detection \(run_rtd.py\); expected small-cpu"
     ):
         chosen_settings({"recipe": "v3-study"}, rtd=False)
 
@@ -128,7 +128,7 @@ def test_a_model_from_scratch_is_not_trained_with_settings_of_fine_tuning(proces
 
 
 def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
-    """A name that no parser knows would be set, printed, and have no effect."""
+    """Check all names: an unknown one would be printed, but have no effect."""
     groups = (PretrainingArguments, ModelArguments, DataArguments, MaskingArguments)
     known = {field.name for group in groups for field in dataclasses.fields(group)}
     assert {*FLAGS} - {*RTD_FLAGS} | {*FROM_SCRATCH} <= known

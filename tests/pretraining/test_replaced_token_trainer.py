@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplacedTokenTrainer: joint and decoupled steps against loops written out, what is logged, and exact resume."""
+"""Test ReplacedTokenTrainer: joint and decoupled steps compared with explicit loops, logs, and exact resume."""
 
 import copy
 import math
@@ -39,8 +39,8 @@ def batch_of(examples):
 
 
 def by_hand(model, examples):
-    """Sums over single examples: generator's loss, right, targets; discriminator's loss, targets; caught, flagged,
-    replaced."""
+    """Sum over single examples: generator's loss, correct, targets; discriminator's loss, targets; true positives,
+    predicted and actual replacements."""
     totals = torch.zeros(8, dtype=torch.float64)
     model.eval()
     for example in examples:
@@ -131,7 +131,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(special, stepping, joi
 
 
 def rows_of_one_word(count, N=16, seed=0):
-    """Each row says one word again and again: whoever looks at the neighbours sees what was replaced."""
+    """Return rows that repeat one word, so that replaced tokens can be detected from their neighbours."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
@@ -156,7 +156,7 @@ def test_both_halves_learn_in_100_steps(tiny_config, tmp_path):
     trainer.train()
     after = trainer.evaluate()
     assert after["eval_generator_loss"] < 0.9 * before["eval_generator_loss"]
-    # Better than to call every token original, and than to guess by their share.
+    # Better than predicting original for every token, and than a constant guess of the share.
     assert after["eval_discriminator_accuracy"] > 1 - after["eval_replaced_share"] + 0.05
     assert after["eval_discriminator_loss"] < 0.6 * after["eval_discriminator_guess_loss"]
 
@@ -187,7 +187,7 @@ def test_joint_steps_are_those_of_one_optimizer_on_the_sum(sharing, joint, tmp_p
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("sharing", ["gdes", "nes"])
 def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulation, joint, tmp_path):
-    """The generator steps, clipped on its own; the discriminator learns from what was made before, with the new E_G."""
+    """Step the generator, clipped separately; then train the discriminator on earlier samples, with the new E_G."""
     examples, model = rows(), joint(sharing)
     expected = copy.deepcopy(model).train()
     trainer = build(
@@ -218,7 +218,7 @@ def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulati
 
 
 def test_generator_does_not_depend_on_the_discriminator_under_gdes(joint, tmp_path):
-    """Joint or in turn, whatever lambda: the generator is trained by its own loss alone."""
+    """Check that only its own loss trains the generator, in joint and decoupled steps, for any lambda."""
     ends = []
     for stepping, weight in (("joint", 1.0), ("joint", 50.0), ("decoupled", 50.0)):
         model = joint(rtd_lambda=weight)
@@ -263,7 +263,7 @@ def test_halves_have_learning_rates_and_schedules_of_their_own_and_logs_have_the
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 @pytest.mark.parametrize("stepping", ["joint", "decoupled"])
 def test_a_loss_scaler_changes_nothing_but_the_scale(stepping, max_grad_norm, joint, tmp_path):
-    """fp16 needs a GPU; its scaler, and when it unscales, are the same on CPU."""
+    """Use the scaler on CPU: fp16 needs a GPU, but scaling and unscaling are the same."""
     from accelerate.optimizer import patch_optimizer_step
     from transformers import TrainerCallback
 
@@ -301,7 +301,7 @@ def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_pat
         repeated = first_rows(batch_of(examples), -1)
         assert repeated["repeated"]
         trainer.create_optimizer_and_scheduler(1)
-        # transformers 5.4 sets it as it trains.
+        # transformers 5.4 sets it during training.
         trainer.current_gradient_accumulation_steps = 1
         loss = trainer.training_step(trainer.model, repeated, torch.ones(2))
         assert loss == 0 and not trainer._sums.any()
@@ -330,7 +330,7 @@ NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="th
           for sharing in ("es", "all")),
         ("gdes", "decoupled", "is_fsdp_enabled", "decoupled steps cannot run under FSDP 1.*set fsdp_version 2"),
         ("gdes", "decoupled", "is_deepspeed_enabled", "decoupled steps cannot run under DeepSpeed"),
-        # accelerate would train unsharded without a word.
+        # accelerate would silently train unsharded.
         pytest.param("gdes", "joint", None, "fsdp = .* has no effect here: accelerate shards on accelerators alone",
                      marks=NO_ACCELERATOR),
     ],
@@ -338,7 +338,7 @@ NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="th
 def test_what_cannot_be_sharded_is_refused(sharing, stepping, wrapper, message, joint, tmp_path):
     trainer = build(joint(sharing), tmp_path, stepping=stepping)
     if wrapper is None:
-        # One process alone is refused by transformers.
+        # transformers rejects a single process.
         trainer.args.fsdp = ["full_shard"]
     else:
         setattr(trainer, wrapper, True)

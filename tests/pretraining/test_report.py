@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves and model cards of pre-training runs."""
+"""Test curves and model cards of pre-training runs."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):
     assert facts.hardware["seconds of all stages"] == 99.5
     assert (facts.measured_on, facts.seeds) == ("held-out.txt", [7]) and str(tmp_path) not in str(facts)
     assert [*facts.training][:3] == ["objectives", "data", "packing"] and facts.training["steps"] == 5
-    # The time of a run that was stopped in between is not known.
+    # The total time of an interrupted run is unknown.
     args.resume_from_checkpoint = "last"
     assert "seconds of all stages" not in facts_of().hardware and facts_of().from_scratch
 

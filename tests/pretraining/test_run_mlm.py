@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_mlm.py end to end: what it leaves, exact resume, two processes, and what it refuses at once."""
+"""Test examples/run_mlm.py end to end: output files, exact resume, two processes, and early errors."""
 
 import json
 import re
@@ -24,7 +24,7 @@ text = mlm_script.text
 
 @pytest.fixture(scope="module")
 def finished(run_mlm, text, tmp_path_factory):
-    """A short run with three objectives."""
+    """Train a short run with three objectives."""
     folder = tmp_path_factory.mktemp("runs") / "three"
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, eval_strategy="steps", eval_steps=2)
     run_mlm.main(arguments(text, folder, **flags))
@@ -57,7 +57,7 @@ def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
 
 
 def test_a_run_that_diverged_says_so_everywhere_with_short_numbers(run_mlm, text, tmp_path, capsys):
-    """Its held-out loss was 182,135, its perplexity had 300 digits, and nothing said what that is."""
+    """Report divergence: a run with a held-out loss of 182,135 printed a perplexity of 300 digits, without a warning."""
     run_mlm.main(arguments(text, tmp_path / "run", learning_rate=50, max_steps=12, warmup_steps=0, save_strategy="no"))
     printed, card = capsys.readouterr().out, (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "training diverged" in printed.strip().splitlines()[-1] and "> **Warning.** The training diverged" in card
@@ -101,8 +101,8 @@ def test_flags_work_together(flags, run_mlm, text, tmp_path):
     assert 0 < metrics["eval_mlm_loss"] < 8
 
 
-def test_training_goes_on_from_a_checkpoint_with_its_head_and_decoder(finished, run_mlm, text, tmp_path):
-    """At a learning rate of zero the loss is that of the checkpoint."""
+def test_training_continues_from_a_checkpoint_with_its_head_and_decoder(finished, run_mlm, text, tmp_path):
+    """Compare the loss at learning rate 0 with the checkpoint's loss."""
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, learning_rate=0.0)
     metrics = run_mlm.main(arguments(text, tmp_path / "run", model=finished, **flags))
     before = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
@@ -144,7 +144,7 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
         (dict(max_length=128), "--max_length 128 is longer than the model's absolute position table of 64 rows"),
         (dict(packing="segment_pair"), "give --nsp_weight or --sop_weight"),
         (dict(sop_weight=1), "--sop_weight needs pairs, and --packing full_sentences makes none"),
-        (dict(masking_duplicates=0), "duplicates must be at least 1"),
+        (dict(masking_duplicates=0), "duplicates must be None or at least 1"),
         (dict(eval_strategy="steps", metric_for_best_model="sop_loss"),
          "--metric_for_best_model sop_loss is not among what is measured: eval_loss, eval_mlm_loss"),
         (dict(num_proc=2, streaming="true"), "--num_proc is for data that is packed before the training"),
@@ -155,11 +155,11 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
         (dict(preset="v9"), "no preset 'v9'"),
         (dict(streaming="true", max_steps=-1), "--streaming needs --max_steps"),
         (dict(resume_from_checkpoint="last"), "there is no checkpoint"),
-        (dict(text_column="content"), "text.txt is plain text, which has no columns: leave --text_column content out"),
+        (dict(text_column="content"), "text.txt is plain text without columns: remove --text_column content"),
         (dict(language="english"), "--language: there is no language 'english': give an ISO 639 code"),
         (dict(train_data="{folder}/blank.txt"), "blank.txt"),
         (dict(train_tokenizer=None, vocab_size=None), "a new model needs a tokenizer"),
-        (dict(lowercase="true"), "--lowercase is of a new unigram tokenizer"),
+        (dict(lowercase="true"), "--lowercase requires --train_tokenizer unigram"),
         (dict(model="{finished}", tokenizer="{folder}/larger"), "but the model only 300 rows"),
         (dict(model="{finished}", train_tokenizer="unigram"), "knows only the ids of its own tokenizer"),
         (dict(model="{finished}", config_overrides="hiden_size=3"), "--config_overrides: there is no field 'hiden_size'"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_rtd.py end to end: what it leaves, its starting points, exact resume, two processes, and what it refuses."""
+"""Test examples/run_rtd.py end to end: output files, initial checkpoints, exact resume, two processes, and errors."""
 
 import json
 
@@ -19,13 +19,13 @@ from hf_deberta_ext.pretraining.trainer import TargetTrainer
 
 SCRIPT = EXAMPLES["run_rtd"]
 PARTS = ("discriminator", "generator")
-# The made sentences of run_mlm's tests.
+# The synthetic sentences of run_mlm's tests.
 text, arguments = mlm.text, mlm.arguments
 
 
 @pytest.fixture(scope="module")
 def finished(run_rtd, text, tmp_path_factory):
-    """A short run from scratch."""
+    """Train a short run from scratch."""
     folder = tmp_path_factory.mktemp("runs") / "joint"
     run_rtd.main(arguments(text, folder, learning_rate=1e-3, eval_strategy="steps", eval_steps=2, save_strategy="no"))
     return folder
@@ -101,8 +101,8 @@ def test_flags_work_together(flags, run_rtd, text, tmp_path):
     assert (own.num_hidden_layers, own.hidden_size) == (layers, 16 if config.embedding_sharing == "nes" else 32)
 
 
-def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, text, tmp_path):
-    """At a learning rate of zero the losses are those of the checkpoint; held-out masks and replacements are the same."""
+def test_training_continues_from_a_joint_model_or_its_parts(finished, run_rtd, text, tmp_path):
+    """Compare losses at learning rate 0 with the checkpoint's; held-out masks and replacements are the same."""
     still = dict(learning_rate=0.0, max_steps=1, save_strategy="no")
     parts = dict(model=finished / "discriminator", generator_model=finished / "generator")
     for name, start in dict(joint=dict(model=finished), parts=parts).items():
@@ -110,14 +110,14 @@ def test_training_goes_on_from_a_joint_model_or_its_parts(finished, run_rtd, tex
         for part in PARTS:
             assert metrics[f"eval_{part}_loss"] == pytest.approx(results(finished)[f"eval_{part}_loss"], rel=1e-5), name
         card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
-        # A half of a joint model is named with the folder that it is in.
+        # The name of a half of a joint model includes its folder.
         base = "joint/discriminator" if name == "parts" else start["model"].name
         assert f"trained further from {base}" in card
         assert ("| generator's start | joint/generator |" in card) == (name == "parts")
 
 
 def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path, caplog):
-    """Microsoft's layout, with more rows than the tokenizer has tokens; learning rate zero."""
+    """Keep the tables of Microsoft's layout, which have more rows than the tokenizer has tokens, at learning rate 0."""
     folder = tmp_path / "official"
     folder.mkdir()
     table = "deberta.embeddings.word_embeddings.weight"
@@ -149,7 +149,7 @@ def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path, caplog):
 
 @pytest.mark.parametrize("start", ["joint", "pair", *PARTS])
 def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished, run_rtd, text, tmp_path):
-    """From a joint model, a pair, a discriminator alone, or a masked language model, whose head the generator keeps."""
+    """Start from a joint model, a pair, only a discriminator, or a masked language model, whose head the generator keeps."""
     joint = DebertaExtForPreTraining.from_pretrained(finished).half()
     models = dict(joint=joint, discriminator=joint.export_discriminator(), generator=joint.export_generator())
     for name, model in models.items():

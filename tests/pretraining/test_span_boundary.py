@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The span boundary objective: which tokens it reads, and what its head computes."""
+"""Test the span boundary objective: boundary tokens, and the output of its head."""
 
 import itertools
 
@@ -12,7 +12,7 @@ NO = -100
 
 
 def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
-    """All masks of 7 tokens: the definition written out."""
+    """Compare with the definition for all masks of 7 tokens."""
     for bits in itertools.product([0, 1], repeat=7):
         labels = torch.tensor([bits]) * 105 - 100
         is_target, before, after, position = span_boundaries(labels)

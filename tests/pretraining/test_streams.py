@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of several files: lanes of files, each read by one worker of one process, in an order that all have in common."""
+"""Test streams of files, each read by one worker of one process, in an order that is the same for all processes."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ DOCUMENTS = 200
 
 
 def document(file, number):
-    """About 80 characters, with its file and number as a word."""
+    """Return a document of about 80 characters, with its file and number as a word."""
     return f"F{file}N{number} " + "word " * (12 + number % 7) + "end."
 
 
@@ -42,7 +42,7 @@ def tokenizer():
 
 @dataclasses.dataclass
 class Process:
-    """Arguments of a training that numbered_examples reads, of one of its processes."""
+    """Training arguments of one process."""
 
     process_index: int = 0
     world_size: int = 1
@@ -60,7 +60,7 @@ class Process:
 
 
 def batches(files, tokenizer, process, **flags):
-    """The batches of one process, without end, as Trainer's data loader has them."""
+    """Iterate endlessly over the batches of one process, as Trainer's data loader does."""
     flags = dict(streaming=True, max_length=64, packing="document_sentences", shuffle_buffer=64) | flags
     data_args = DataArguments([str(files)], **flags)
     corpus, held_out = corpora(data_args, ModelArguments())
@@ -75,7 +75,7 @@ def batches(files, tokenizer, process, **flags):
 
 @pytest.mark.parametrize("flags", [{}, dict(packing="best_fit"), dict(max_train_samples=40)], ids=["", "packed", "cut"])
 def test_batches_are_the_same_for_other_processes_and_workers(flags, files, tokenizer):
-    """So a run goes on in the middle of a pass, on as many processes as before or others."""
+    """Check that a run can be resumed in the middle of an epoch, also with other numbers of processes."""
     alone = [batch for batch, _ in zip(batches(files, tokenizer, Process(0, 1, 0, 4), **flags), range(48), strict=False)]
     assert any(row["epoch"] for batch in alone for row in batch) == ("max_train_samples" in flags)
     for index in range(2):
@@ -95,27 +95,27 @@ def test_a_stream_of_one_file_gives_its_rows_packed_and_shuffled(files, tokenize
 
 
 @pytest.mark.parametrize(
-    "sizes, most, lanes",
+    "sizes, most, streams",
     [([9, 9, 9, 9], 8, 4), ([9] * 9, 8, 2), ([9] * 18, 24, 6), ([9, 1, 9, 1], 4, 1), ([9, 1, 1, 9], 4, 2), (None, 8, 4)],
 )
-def test_lanes_are_as_many_as_hold_about_the_same_text(sizes, most, lanes, tmp_path):
+def test_streams_are_as_many_as_hold_about_the_same_text(sizes, most, streams, tmp_path):
     count = 4 if sizes is None else len(sizes)
     for file in range(count):
         (tmp_path / f"{file:02}.txt").write_text(f"{file}a\n\n{file}b", encoding="utf-8")
     corpus = load_corpus(tmp_path, streaming=True)
-    made = DocumentStream(corpus, 0, sizes).lanes(most)
-    assert len(made) == lanes
-    for number, lane in enumerate(made):
-        names = [f"{file}{letter}" for file in range(number, count, lanes) for letter in "ab"]
-        assert [row["text"] for row in lane] == names
+    made = DocumentStream(corpus, 0, sizes).split(most)
+    assert len(made) == streams
+    for number, stream in enumerate(made):
+        names = [f"{file}{letter}" for file in range(number, count, streams) for letter in "ab"]
+        assert [row["text"] for row in stream] == names
 
 
-def test_held_out_documents_are_in_no_lane(tmp_path):
-    """Also where they fill more than a file."""
+def test_held_out_documents_are_in_no_stream(tmp_path):
+    """Check also held-out documents from more than one file."""
     for file in range(4):
         (tmp_path / f"{file}.txt").write_text("\n\n".join(f"{file}{n}" for n in range(5)), encoding="utf-8")
     stream = DocumentStream(load_corpus(tmp_path, streaming=True), 7)
     assert [row["text"] for row in stream.held_out] == ["00", "01", "02", "03", "04", "10", "11"]
     expected = [f"{file}{n}" for file in range(4) for n in range(5)][7:]
     assert [row["text"] for row in stream] == expected
-    assert sorted(row["text"] for lane in stream.lanes(2) for row in lane) == expected
+    assert sorted(row["text"] for part in stream.split(2) for row in part) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trained tokenizers: ids, sizes, pieces against sentencepiece, round trips, saving, the same every time."""
+"""Test trained tokenizers: ids, sizes, pieces compared with sentencepiece, round trips, saving, reproducibility."""
 
 import functools
 from collections import Counter
@@ -32,7 +32,7 @@ TRAIN = {
 
 @pytest.fixture(scope="module")
 def trained():
-    """trained(kind): a tokenizer of 1000 tokens, trained once: "bpe", "unigram" or "bytes" (unigram with byte fallback)."""
+    """Return a function (kind) that trains a tokenizer once: "bpe", "unigram" or "bytes" (unigram, byte fallback)."""
     return functools.cache(lambda kind: TRAIN[kind](lines()))
 
 
@@ -101,7 +101,7 @@ def test_a_text_too_short_for_the_size_gives_a_smaller_vocabulary(text):
 
 
 def test_parts_of_one_document_train_the_same_as_their_lines():
-    """SentencePiece leaves out lines of more than 4,192 bytes."""
+    """Train on all parts, although SentencePiece ignores lines longer than 4,192 bytes."""
     texts = lines()
     assert sum(map(len, texts)) > 20_000
     one, other = (train_unigram(t, 700, show_progress=False) for t in (texts, ["\n".join(texts)]))
@@ -129,7 +129,7 @@ def test_the_same_texts_give_the_same_tokenizer(kind, trained):
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_pieces_and_ids_are_those_of_sentencepiece(byte_fallback, trained, tmp_path):
-    """Its own trainer with the same settings, and its own encoder."""
+    """Compare with SentencePiece's trainer, with the same settings, and its encoder."""
     prefix = str(tmp_path / "spm")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()), model_prefix=prefix, vocab_size=999, byte_fallback=byte_fallback, minloglevel=2,
@@ -153,7 +153,7 @@ def test_more_lines_than_are_learned_from_are_drawn_from_all(trained):
 @pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
 def test_empty_text_one_string_and_impossible_sizes_are_refused(train):
     for texts in ([], ["  ", "\n"]):
-        with pytest.raises(ValueError, match="no text to train on"):
+        with pytest.raises(ValueError, match="must contain text to train on"):
             train(texts, 300, show_progress=False)
     with pytest.raises(TypeError, match=r"iterable of strings, got one string; pass \[text\]"):
         train("some text", 300, show_progress=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model cards: facts of runs as text and metadata, the code in our cards, which is run, and cards that are completed."""
+"""Test model cards: text and metadata from the facts of runs, execution of their code, and updates of existing cards."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ SIZES = dict(
     max_position_embeddings=64, position_buckets=8,
 )  # fmt: skip
 LABELS = dict(id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
-# Folder: class, fields of the configuration, and what the code of its card prints.
+# Folder -> class, configuration fields, and the output of the code in its card.
 KINDS = {
     "classes": (DebertaExtForSequenceClassification, LABELS, "'label': "),
     "scores": (DebertaExtForSequenceClassification, dict(num_labels=1, problem_type="regression"), "'score': "),
@@ -87,7 +87,7 @@ def save_joint(folder):
 
 
 def save_adapter(place, name):
-    """LoRA of our model: with its configuration and code beside it, as scripts leave it, or only what peft saves."""
+    """Save a LoRA adapter: with the model's configuration and code, as the scripts do, or only with peft's files."""
     import peft
 
     folder = place / name
@@ -95,7 +95,7 @@ def save_adapter(place, name):
     config = peft.LoraConfig(r=2, target_modules=["query_proj"], modules_to_save=["classifier"], task_type="SEQ_CLS")
     model = peft.get_peft_model(DebertaExtForSequenceClassification.from_pretrained(base), config)
     model.save_pretrained(folder)
-    # peft's own, which says nothing.
+    # Remove peft's generic card.
     (folder / "README.md").unlink(missing_ok=True)
     if name == "adapter":
         tiny_tokenizer(WORDS).save_pretrained(folder)
@@ -109,7 +109,7 @@ def code_of(folder):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder of every kind with a card, and what the code of each card does where this package is not installed."""
+    """Write a folder of every kind with a card, and run each card's code without this package installed."""
     pytest.importorskip("accelerate")
     place = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
@@ -150,19 +150,19 @@ def test_what_is_not_known_is_not_invented(folders):
     assert (data.language, data.license, data.base_model, data.datasets, data.eval_results) == (None,) * 5
     for heading in ("## Results", "## Training", "## Hardware and time"):
         assert heading not in card.text
-    assert "The model was not evaluated." in card.text and "How the model was trained is not documented." in card.text
+    assert "The model was not evaluated." in card.text and "The training of the model is not documented." in card.text
     assert "contains no tokenizer" in (folders[0]["bare"] / "README.md").read_text(encoding="utf-8")
 
 
 def model_in(folder, name="BertForSequenceClassification", **config):
-    """The files of a model, as far as cards read them, and a tokenizer."""
+    """Write the files of a model that cards read, and a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(model_type="bert", architectures=[name]) | config), encoding="utf-8")
     (folder / "tokenizer.json").touch()
 
 
 def card_of(folder, metrics=METRICS, adapter=None, model=None, **facts):
-    """The card of a run of a task."""
+    """Write the card of a run of a task and return its text."""
     model_in(folder, **(model or {}))
     (folder / "all_results.json").write_text(json.dumps(metrics), encoding="utf-8")
     if adapter is not None:
@@ -190,13 +190,13 @@ def test_metadata_and_text_of_a_run(tmp_path):
         "Measured on the validation data of nyu-mll/glue. Examples: 872, 10 (mm).",
     )  # fmt: skip
     assert "trust_remote_code" not in card.text and "predict" not in card.text and "\n\n\n" not in card.text
-    # Facts are kept: a new card says the same.
+    # The facts are stored, so a new card has the same text.
     text = card.content
     write_model_card(tmp_path, overwrite=True)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text and (tmp_path / "README.md.old-1").is_file()
 
 
-# Facts of a run -> sentences of its card, and words that are not there.
+# Facts of a run -> sentences in its card, and words that must be absent.
 SENTENCES = {
     "few": (
         dict(longest=128, seeds=[7], best_chosen=True, train_samples=50, eval_samples=10, trained_on_results=True),
@@ -310,7 +310,7 @@ def test_the_card_of_a_masked_language_model(tmp_path):
         "## Hardware and time\n\n| | |\n| --- | --- |\n| device | CPU |", "The model fills masks", "at most 64 tokens",
         "held-out documents of its training data",
     )  # fmt: skip
-    # The texts of the base are not counted.
+    # The training texts of the base model are not counted.
     assert "tokens of text" not in card.text
     scratch = pretrained(tmp_path, MLM, tokens=12_345)
     assert_texts(scratch, "12,345 tokens of text, far fewer", "seed 7")
@@ -348,7 +348,7 @@ def test_parameters_are_counted_from_the_headers_and_labels_are_named(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert read_folder(tmp_path).parameters == model.num_parameters()
     card = ModelCard.load(write_model_card(tmp_path))
-    assert_texts(card, "Its labels are bad, good.", "has 64 absolute positions")
+    assert_texts(card, "Its labels are bad, good.", "input length is 64 tokens")
 
 
 def test_sources_are_shown_by_name_and_ids_as_they_are():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed cards of the official checkpoints: metadata, sizes against the presets, snippets and commands that work."""
+"""Test the cards in model_cards/: metadata, sizes compared with the presets, working snippets and commands."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificati
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_cards"
-# Preset -> card, in the order of the table of all cards.
+# Preset -> card, in the order of the table in model_cards/README.md.
 CARDS = {preset: file for file, preset in re.findall(r"\((.*\.md)\) \| `(.*?)`", (FOLDER / "README.md").read_text("utf-8"))}
 WITH_GENERATOR = {"v3-xsmall", "v3-large", "mdeberta-v3-base"}
 every_preset = pytest.mark.parametrize("preset", CARDS)
@@ -40,7 +40,7 @@ def is_v3(preset):
 
 
 def commands(preset):
-    """The command lines of a card, each as a list of words."""
+    """Return the command lines of a card, each as a list of words."""
     lines = re.findall(r"^    (?:python|deberta-ext) (?:.*\\\n)*.*$", text_of(preset), re.MULTILINE)
     return [shlex.split(line.replace("\\\n", " ")) for line in lines]
 
@@ -101,7 +101,7 @@ def test_commands_are_taken_by_their_programs(preset):
 
 @pytest.fixture
 def repository(preset, tmp_path):
-    """A folder like the official repository, but tiny and with random weights."""
+    """Write a folder like the official repository, but tiny and with random weights."""
     tokenizer = train_byte_level_bpe(["The chef ate the meal that he had cooked.", "Paris is in France."] * 5, 300)
     config = DebertaExtConfig.from_preset(
         preset, vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,

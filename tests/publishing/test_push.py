@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes of folders and models: which files are published, what a push refuses, and what is on the Hub afterwards."""
+"""Test pushes of folders and models: published files, refused pushes, and the repository afterwards."""
 
 import json
 
@@ -27,7 +27,7 @@ PUBLISHED = (
     "discriminator/config.json", "discriminator/model.safetensors", "generator/README.md", "onnx/model.onnx.data",
     "1_Pooling/config.json", "modules.json", "modeling_deberta_ext.py", "discriminator/modeling_deberta_ext.py",
 )  # fmt: skip
-# Files that are left out, and folders of which all is.
+# Files, and whole folders, that are not published.
 LEFT_OUT = (
     "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "test_predictions.csv", "eval_nbest_predictions.json", "notes.txt",
     "train.py", "training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "training.log", ".env",
@@ -40,7 +40,7 @@ FOLDERS = ("checkpoint-5/", "tokenizer/", ".cache/", "runs/", "figures/")
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with one file of every kind."""
+    """Write a folder with one file of every kind."""
     for name in (*PUBLISHED, *LEFT_OUT):
         file = tmp_path / "run" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """The folder of a model."""
+    """Save a model and return its folder."""
     tiny_model(DebertaExtForMaskedLM).save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
 
@@ -77,7 +77,7 @@ def test_include_adds_files_and_no_hidden_ones_by_a_pattern(folder, pattern, add
     published, left_out = published_files(folder, [pattern])
     assert {*published} - {*PUBLISHED} == added and not added & {*left_out}
     for hidden in ("none*", ".*", "*/.*"):
-        with pytest.raises(ValueError, match="fits no file"):
+        with pytest.raises(ValueError, match="matches no file"):
             published_files(folder, [hidden])
 
 
@@ -101,18 +101,18 @@ def test_a_token_in_a_file_is_refused_also_without_checks(hub, saved, name, monk
     assert push(saved, REPO, dry_run=True).problems == []
     monkeypatch.setenv("HF_TOKEN", "my-own-token")
     for token in (None, "hf_write"):
-        with pytest.raises(ValueError, match="LICENSE holds a token of the Hub"):
+        with pytest.raises(ValueError, match="LICENSE contains an access token"):
             push(saved, REPO, token=token)
     with open(saved / name, "ab") as stream:
         stream.write(f"\n# {SECRET}\n".encode())
-    with pytest.raises(ValueError, match=f"{name} holds a token of the Hub"):
+    with pytest.raises(ValueError, match=f"{name} contains an access token"):
         push(saved, REPO, skip_checks=True)
     assert not hub.requests
 
 
 @pytest.mark.parametrize(
     ("removed", "message"),
-    [("config.json", "config.json is not there"), ("model.safetensors", "weights are not there")],
+    [("config.json", "config.json is missing"), ("model.safetensors", "weights are missing")],
 )
 def test_a_folder_without_a_whole_model_is_refused_unless_asked_for(hub, saved, removed, message):
     (saved / removed).unlink()
@@ -143,7 +143,7 @@ def test_a_model_is_one_commit_with_weights_code_tokenizer_and_card(hub, auto, t
     assert_code_in(repo.files())
     assert TOKENIZER <= {*repo.files()} and not [data for data in repo.files().values() if str(tmp_path).encode() in data]
     assert f'repo = "{REPO}"\nrevision = "main"' in repo.files()["README.md"].decode()
-    # The same again sends nothing.
+    # A second push of the same files sends nothing.
     assert model.push_to_hub("name", tokenizer=tokenizer).oid == commit.oid and len(repo.history) == 2
 
 
@@ -165,7 +165,7 @@ def test_a_folders_card_is_published_and_names_the_repository(hub, saved):
     assert repo.files()["README.md"].decode().startswith(f'# Mine\n\n```python\nrepo = "{REPO}"\nrevision = "v1.0"')
     assert repo.tags == ["v1.0"] and repo.refs["v1.0"] == repo.refs["main"]
     assert (repo.history[-1].title, repo.history[-1].description) == ("First", "More text.")
-    with pytest.raises(ValueError, match=r"has a tag v1\.0 already"):
+    with pytest.raises(ValueError, match=r"tag v1\.0 already exists"):
         push(saved, REPO, tag="v1.0")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--push_to_hub of Trainer, of our trainers and of the scripts: what is on the Hub after each push, and what never is."""
+"""Test --push_to_hub of Trainer, this package's trainers and the scripts: which files each push publishes."""
 
 import json
 import logging
@@ -25,13 +25,13 @@ from hf_deberta_ext.training.hub_trainer import HubTrainer
 
 material, text = glue.material, mlm.text
 REPO = "user/run"
-# Files of a run's folder that no push takes.
+# Files of a run's folder that are never published.
 PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run_report.json", "optimizer.pt"}
 
 
 @pytest.fixture
 def warned(caplog, monkeypatch):
-    """The warnings of transformers and this package."""
+    """Collect the warnings of transformers and this package."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     return caplog
 
@@ -46,12 +46,12 @@ def commits(hub):
 
 
 def pushes(repo):
-    """The commits of a training, the first of it first, by title."""
+    """Return the commits of a training by title, oldest first."""
     return {commit.title: commit for commit in repo.commits.values() if commit.title != "initial commit"}
 
 
 def assert_loads(files):
-    """Weights, configuration, code and tokenizer are there, as they were saved."""
+    """Check that weights, configuration, code and tokenizer are complete."""
     assert_code_in(files)
     assert {"model.safetensors", *TOKENIZER} <= {*files}
 
@@ -96,7 +96,7 @@ def test_our_trainers_push_the_model_and_leave_the_rest(hub, folder):
         assert_loads(made.files)
         assert_nothing_private(made.files, folder.parent)
         assert "notes.txt" not in made.files
-    # Trainer's card, where the run has written none.
+    # Trainer's card, because the run has written none.
     assert "generated" in repo.files()["README.md"].decode()
     assert {*repo.files()} == {".gitattributes", *published_files(folder)[0]}
     assert not [*folder.glob(".pushed-*")]
@@ -105,7 +105,7 @@ def test_our_trainers_push_the_model_and_leave_the_rest(hub, folder):
 def test_checkpoints_are_pushed_if_asked_for_without_folders_of_this_machine(hub, folder):
     trainer = make_trainer(HubTrainer, folder, hub_strategy="checkpoint")
     trainer.train()
-    # As where the best model is loaded at the end.
+    # As with load_best_model_at_end.
     file = folder / "checkpoint-2" / "trainer_state.json"
     state = json.loads(file.read_text()) | {"best_model_checkpoint": str(folder / "checkpoint-1")}
     file.write_text(json.dumps(state))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much outputs differ: values worked out by hand, what counts, and gradients."""
+"""Test `divergence`: hand-computed values, which items count, and gradients."""
 
 import math
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_regression_is_the_squared_error_whatever_the_loss():
 
 def test_several_labels_are_each_a_yes_or_no():
     for problem, more, expected in (
-        # The first label moves from 1/2 to 3/4, the second stays.
+        # The first label changes from 1/2 to 3/4, the second does not.
         ("multi_label_classification", {}, KL_PQ / 2),
         (None, dict(labels=torch.zeros(1, 2)), KL_PQ / 2),
         (None, dict(labels=torch.zeros(1, dtype=torch.long)), KL_PQ),
@@ -95,7 +95,7 @@ def test_answers_do_not_depend_on_the_logits_of_padding(loss):
 
     first, last = compared(5.0), compared(torch.finfo(torch.float32).min)
     torch.testing.assert_close(first, last)
-    # The second row by hand: two places.
+    # The second row has two positions, computed by hand.
     short = [classifier(logits[1, :2].tolist()) for logits in (start, other_start, end, other_end)]
     parts = [divergence(*short[i : i + 2], {"input_ids": IDS}, SINGLE, loss)[0].item() for i in (0, 2)]
     assert first[0][1].item() == pytest.approx(sum(parts) / 2, rel=1e-5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SiFT: what a perturbation is, that the ascent matters, that nothing of it stays, and every head and model."""
+"""Test SiFT: the perturbation, the effect of the ascent, the state of the model afterwards, and every head and model."""
 
 import dataclasses
 
@@ -94,7 +94,7 @@ def test_one_step_is_the_gradient_over_its_norm_and_the_ball_cuts_it(classifier)
     assert torch.allclose(steps["linf"].abs().amax(-1), torch.tensor(0.2), atol=1e-5)
     assert torch.allclose(steps["rms"].square().mean(-1).sqrt(), torch.tensor(0.2), atol=1e-5)
     assert torch.allclose(steps["sequence_rms"].square().mean((1, 2)).sqrt(), torch.tensor(0.2), atol=1e-5)
-    # One direction for each token, but for its size.
+    # Each token has the direction of its gradient, up to the size.
     cosines = torch.cosine_similarity(steps["linf"], steps["rms"], dim=-1)
     assert torch.allclose(cosines, torch.tensor(1.0), atol=1e-4)
     for norm, sizes in {"rms": lambda x: x.square().mean(-1).sqrt(), "linf": lambda x: x.abs().amax(-1)}.items():
@@ -120,7 +120,7 @@ def test_the_ascent_changes_the_outputs_more_than_noise_of_the_same_size(classif
 
 
 def test_the_official_preset_is_mostly_noise_and_its_step_vanishes_with_the_gradient(classifier):
-    """DeBERTa/sift/sift.py: delta + eps * grad / (1e-6 + max |grad| of the token)."""
+    """Compare with DeBERTa/sift/sift.py: delta + eps * grad / (1e-6 + max |grad| of the token)."""
     model, inputs = classifier().double(), inputs_of((9, 5, 7))
     official = dataclasses.replace(PRESETS["official"], same_dropout=True)
     _, ascended = perturb(model, inputs, official)
@@ -152,7 +152,7 @@ def test_dropout_noise_of_the_passes_is_one_and_the_loop_draws_what_it_would_wit
         outputs, result = perturb(model, inputs, options)
         assert outputs.loss.item() == plain.item()
         assert torch.equal(torch.rand(3), following)
-        # As good as no perturbation, so that equal dropout gives equal outputs.
+        # A negligible perturbation, so that equal dropout gives equal outputs.
         assert result.change.item() < 1e-5 and result.loss.item() < 1e-9
     torch.manual_seed(5)
     _, other = perturb(model, inputs, dataclasses.replace(options, same_dropout=False))
@@ -178,7 +178,7 @@ def test_no_parameter_gets_a_gradient_from_the_ascent_and_nothing_is_left_behind
         assert sift._seen is None
     assert not model.deberta.embeddings.LayerNorm._forward_pre_hooks
     assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == learning
-    # All of the model learns from the adversarial loss, the embeddings too.
+    # The adversarial loss trains all parameters, including the embeddings.
     assert {name for name in learning if model.get_parameter(name).grad is None} == set()
     assert model.deberta.embeddings.word_embeddings.weight.grad.any()
 
@@ -190,14 +190,14 @@ def test_detached_embeddings_learn_from_the_clean_pass_alone(classifier):
         model = classifier()
         options = SiftOptions(detach_embeddings=detach, loss="kl")
         perturb(model, inputs, options)[1].loss.backward()
-        # Of KL the clean pass is a constant.
+        # In KL, the clean pass is a constant.
         gradients.append(model.deberta.embeddings.word_embeddings.weight.grad)
     assert gradients[0].any() and gradients[1] is None
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["one-stream", "padded"])
 def test_padding_counts_neither_in_the_perturbation_nor_in_the_loss(classifier, padded):
-    """With and without the padding taken out; a row alone gets what it gets in a batch."""
+    """Check with and without removal of padding: a single row gives the same result as the row in a batch."""
     model = classifier()
     model.set_unpadding(not padded)
     inputs = inputs_of((8, 3))
@@ -205,7 +205,7 @@ def test_padding_counts_neither_in_the_perturbation_nor_in_the_loss(classifier, 
 
     def with_noise(rows):
         batch = {name: value[rows] for name, value in inputs.items()}
-        # The same first noise for each token, wherever it stands.
+        # The same initial noise for each token at any position.
         tokens = (torch.randn(2, 8, 32, generator=noise(1)) * 0.3)[rows][batch["attention_mask"].bool()]
         with Sift(model, options) as sift:
 
@@ -321,7 +321,7 @@ def test_options_out_of_range():
         (dict(norm="l2"), "norm must be one of linf, rms, sequence_rms, got 'l2'"),
         (dict(learning_rate=-1.0), "learning_rate must be 0 or a positive number, got -1.0"),
         (dict(init_size=float("nan")), "init_size must be 0 or a positive number, got nan"),
-        (dict(init_size=0.0), "init_size is 0: outputs do not differ there"),
+        (dict(init_size=0.0), "init_size must be positive with form='virtual', got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             SiftOptions(**wrong)
@@ -343,16 +343,16 @@ def test_models_whose_norm_is_not_found_or_not_unique(tiny_config):
 def test_a_loop_that_forgets_a_part_and_a_norm_that_does_not_see_tokens_are_named(classifier):
     model, inputs = classifier(), inputs_of()
     sift, outputs = Sift(model), model(**inputs)
-    with pytest.raises(RuntimeError, match="run the model inside of"):
+    with pytest.raises(RuntimeError, match="run the model first, with gradients, inside"):
         sift(outputs, inputs)
     with sift:
         with sift.clean_pass():
             outputs = model(**inputs)
         sift(outputs, inputs)
-        with pytest.raises(RuntimeError, match="run the model inside of"):
+        with pytest.raises(RuntimeError, match="run the model first, with gradients, inside"):
             sift(outputs, inputs)
         with sift.clean_pass():
             outputs = model(**inputs)
         sift._seen = (torch.Size((2, 9, 32)), *sift._seen[1:])
-        with pytest.raises(ValueError, match=r"shape \[2, 9, 32\], which fit no mask of shape \[2, 7\]"):
+        with pytest.raises(ValueError, match=r"each token of the mask \[2, 7\], got shape \[2, 9, 32\]"):
             sift(outputs, inputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SiftTrainer`: Trainer to the last bit at weight 0; accumulation, precision, checkpointing."""
+"""Test `SiftTrainer`: equality with Trainer at weight 0, accumulation, precision, checkpointing."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
 
 class Rows(Dataset):
-    """Rows whose labels are told by their tokens, of every kind of head."""
+    """Rows for every kind of head, with labels that follow from their tokens."""
 
     def __init__(self, count=24, length=8, kind="sequence"):
         generator = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ class Rows(Dataset):
         mask[len(ids) - index % 3 :] = 0
         inputs = dict(input_ids=ids * mask, attention_mask=mask)
         if self.kind == "tokens":
-            # Rows differ in how many tokens have a label.
+            # Rows have different numbers of labelled tokens.
             counted = (torch.arange(len(ids)) <= index % 5) & (mask == 1)
             return inputs | dict(labels=torch.where(counted, ids % 3, -100))
         if self.kind in ("multi-label", "partly labelled"):
@@ -92,7 +92,7 @@ def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_p
     logs, _ = train(SiftTrainer(model_of(tiny_config), args, train_dataset=Rows()))
     assert [entry["loss"] for entry in logs[:2]] == [entry["loss"] for entry in plain[:2]]
     assert [("sift_loss" in entry) for entry in logs] == [False, False, True, True]
-    # The third step has the same weights, the same clean loss, and the adversarial loss on top.
+    # The third step has the same weights and clean loss, plus the adversarial loss.
     assert logs[2]["loss"] == pytest.approx(plain[2]["loss"] + logs[2]["sift_loss"], rel=1e-4)
     assert logs[3]["loss"] != plain[3]["loss"]
 
@@ -104,7 +104,7 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
     passes = []
     model.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     logs, _ = train(trainer)
-    # Clean, ascent and perturbed.
+    # Clean pass, ascent step and perturbed pass.
     assert passes == [True] * 3 * 4
     for entry in logs:
         assert 0 < entry["sift_size"] <= 0.02 + 1e-6 and entry["sift_loss"] > 0 and entry["sift_change"] > 0
@@ -117,10 +117,10 @@ def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path)
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "partly labelled"])
 @exact_accumulation
 def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, tmp_path, kind):
-    """Micro-batches with unequal numbers of labelled tokens too: each item counts once in a step."""
+    """Check also micro-batches with different numbers of labelled tokens: each item counts once in a step."""
     results = []
     for accumulation in (1, 2, 4):
-        # Noise is drawn for each micro-batch: here all of it comes from the gradient.
+        # Noise is drawn for each micro-batch, so δ is computed here only from the gradient.
         args = arguments(
             tmp_path, sift_weight=1.0, sift_form="virtual", sift_init_size=1e-3, sift_learning_rate=0.1, learning_rate=1e-3,
             per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, max_steps=2,
@@ -134,15 +134,18 @@ def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, t
     for losses, norms, weights in results[1:]:
         assert losses == pytest.approx(results[0][0], rel=1e-4)
         assert norms == pytest.approx(results[0][1], rel=1e-3)
-        # AdamW's first steps are about the sign of a gradient.
+        # AdamW's first steps are approximately the sign of the gradient.
         head = "qa_outputs.weight" if kind == "answers" else "classifier.weight"
         torch.testing.assert_close(weights[head], results[0][2][head], atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["multi-label", "partly labelled"])
 def test_labels_of_several_classes_are_one_item_each(kind, tiny_config, tmp_path):
-    """The trainer counts the elements of labels [B, C] that are not -100, which made the adversarial loss C times too small,
-    and too large where some are -100."""
+    """Divide by examples, not by elements of the labels.
+
+    Trainer counts the elements of labels [B, C] that are not -100, so the adversarial loss was C times too small, and too
+    large if some were -100.
+    """
     losses = []
     for counts in (True, False):
         args = arguments(tmp_path, sift_weight=1.0, max_steps=1)
@@ -154,7 +157,7 @@ def test_labels_of_several_classes_are_one_item_each(kind, tiny_config, tmp_path
 
 
 def fixed_noise(trainer):
-    """The same δ for a token wherever its row stands: a fixed vector for each position."""
+    """Return the same δ for a token in any row: a fixed vector for each position."""
     make = trainer.sift.first_delta
 
     def first(inputs, generator):
@@ -192,7 +195,7 @@ def test_torch_compile_changes_nothing(tiny_config, tmp_path):
         large = dict(sift_radius=0.5, sift_learning_rate=0.5, sift_init_size=0.3)
         args = arguments(tmp_path, sift_weight=1.0, max_steps=2, **large, **more)
         model = model_of(tiny_config, dropout=0.0)
-        # Compiled, padding stays: the noise of a batch is drawn in its shape.
+        # A compiled model keeps padding, so noise is drawn in the shape of the batch.
         model.set_unpadding(False)
         logs, _ = train(SiftTrainer(model, args, train_dataset=Rows()))
         losses.append([entry[name] for entry in logs for name in ("loss", "sift_loss", "sift_change")])
@@ -201,8 +204,8 @@ def test_torch_compile_changes_nothing(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["virtual", "adversarial"])
-def test_label_smoothing_and_a_loss_of_ones_own(form, tiny_config, tmp_path):
-    """Where Trainer takes the labels away from the model, the perturbed passes do as the clean one."""
+def test_label_smoothing_and_a_custom_loss(form, tiny_config, tmp_path):
+    """Remove the labels from the perturbed passes, too, if Trainer removes them from the clean pass."""
 
     def own(outputs, labels, num_items_in_batch=None):
         return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
@@ -217,7 +220,7 @@ def test_label_smoothing_and_a_loss_of_ones_own(form, tiny_config, tmp_path):
 
 
 def test_training_improves_under_sift_and_takes_the_perturbation_away(tiny_config, tmp_path):
-    """A model that is trained with SiFT changes less under the same perturbation."""
+    """Check that a model trained with SiFT changes less under the same perturbation."""
     changes = {}
     for weight in (1e-6, 3.0):
         args = arguments(
