@@ -18,6 +18,7 @@ from ..checkpoints.files import (
     GENERATOR_FILE,
     WEIGHT_FILES,
     Tensor,
+    check_source,
     header_tensor,
     is_adapter_folder,
     read_json,
@@ -120,6 +121,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     """Return the local folder of a folder or Hub repository; weights are downloaded on request only."""
     if os.path.isdir(source):
         return Path(source)
+    check_source(source)
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # At one commit, though the branch may have moved.

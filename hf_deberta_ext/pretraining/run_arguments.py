@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from ..checkpoints.files import check_source
 from ..data.languages import check_languages
 from ..files import as_list
 from ..model.attention_deberta_ext import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
-from ..training.model_sources import announce_official, check_source
+from ..training.model_sources import announce_official
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import PAIR_MODES
@@ -190,7 +191,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
     download = model_args.model_download()
-    check_source(model_args.model, "--model")
+    check_source(model_args.model, "--model: ")
     announce_official(model_args.model, **download)
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 
