@@ -37,7 +37,7 @@ from ..training.run_folder import (
     repeated_arguments,
 )
 from ..training.trainer import RunTrainer
-from ..training.user_errors import ExitOnUserError
+from ..training.user_errors import ExitOnUserError, resume_advice
 from .corpus import DocumentStream, list_files, load_corpus, text_sizes, texts
 from .dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
 from .masking import MaskingVocabulary
@@ -77,7 +77,7 @@ def parse_and_run(
         groups: of the model, the data, masking and the training.
         program (`str`): its name in `--help`.
     """
-    with ExitOnUserError():
+    with ExitOnUserError() as errors:
         parsed, _ = parse_flags(
             groups,
             argv,
@@ -87,6 +87,7 @@ def parse_and_run(
             elsewhere=ELSEWHERE,
             recipe=partial(chosen_settings, rtd=run.rtd),
         )
+        errors.resume_advice = resume_advice(argv, program)
         return run(*parsed).run()
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ class RunTrainer(HubTrainer):
     - The draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two processes and one
       process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training in every process; one that diverges is warned of and marked in the log.
-    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint.
+    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint; the first Ctrl-C saves one, too.
     - No other process trains in the output folder meanwhile.
     - A checkpoint is written aside, flushed to the disk and renamed. No run is resumed from one that is not as it was saved,
       or that lacks weights; a finished run is loaded as it ended. Models, results and states are replaced, not written over.
@@ -237,15 +238,16 @@ class RunTrainer(HubTrainer):
         super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        """Log, evaluate and save at the end of each step; after SIGTERM save, and end the program.
+        """Log, evaluate and save at the end of each step; after SIGTERM save and end the program, after Ctrl-C save and
+        raise KeyboardInterrupt.
 
         Private: callbacks come before the evaluation of the step, which the resumed run would miss.
         """
         stops = self._termination.requested
         if self.args.world_size > 1:
             # Any process may have got the signal, and at another step.
-            stops = bool(self.accelerator.gather(torch.tensor([float(stops)], device=self.args.device)).any())
-        self.control.should_save |= stops
+            stops = int(self.accelerator.gather(torch.tensor([stops], device=self.args.device)).max())
+        self.control.should_save |= bool(stops)
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if not stops:
             return
@@ -254,9 +256,12 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "go on with --resume_from_checkpoint last (not after --save_only_model)"
-            print(f"stopped by SIGTERM after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
+            advice = "resume with --resume_from_checkpoint last (not after --save_only_model)"
+            name = signal.Signals(stops).name
+            print(f"stopped by {name} after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
         leave_together()
+        if stops == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
     def _get_output_dir(self, trial):
