@@ -141,5 +141,7 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """True if the discriminator is no better than a guess that knows only the share of replaced tokens."""
-    return metrics["eval_discriminator_loss"] > 0.99 * metrics["eval_discriminator_guess_loss"]
+    """Return True if the discriminator is hardly better than a guess that only knows the share of replaced tokens: its loss
+    is within 1 % of the guess's, or within 5 % while it finds less than 1 % of the replaced tokens."""
+    loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
+    return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)
