@@ -138,8 +138,8 @@ class ReplacedTokenRun(PretrainingRun):
             recall = metrics["eval_discriminator_recall"]
             print(
                 f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess's ({guess:.4f}), and it "
-                f"finds {recall:.1%} of the replaced tokens: it has learned nothing that helps fine-tuning. Train longer, or "
-                "lower --discriminator_learning_rate: too high a one lets all its states become equal."
+                f"finds {recall:.1%} of the replaced tokens: it has learned nothing that helps fine-tuning. Train longer, "
+                "or lower --discriminator_learning_rate: too high a one lets all its states become equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:
