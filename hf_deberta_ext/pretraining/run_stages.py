@@ -129,6 +129,8 @@ class PretrainingRun:
         # 1. Errors of the user end the run here, before anything long begins
         checkpoint = find_checkpoint(args)
         check_arguments(data_args, model_args, args)
+        if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
+            raise ValueError("--final_masking_rate depends on the number of steps: give --train_longer new_schedule")
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()
         check_length(self.config, data_args.max_length, model_args)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
@@ -97,6 +98,8 @@ class RunTrainer(HubTrainer):
             checkpoint = run_folder.resume_checkpoint(folder, resume_from_checkpoint)
         if resume_anyway is None:
             resume_anyway = getattr(self.args, "resume_anyway", ())
+        if getattr(self.args, "train_longer", None) is not None:
+            resume_anyway = [*resume_anyway, *run_folder.LENGTH]
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
@@ -138,6 +141,15 @@ class RunTrainer(HubTrainer):
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Load their states (private: there is no other place before the first step); a new schedule sets the rates."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        is_new = getattr(self.args, "train_longer", None) == "new_schedule"
+        if checkpoint and is_new and isinstance(self.lr_scheduler, LambdaLR):
+            # The checkpoint holds the old schedule's rate of the next step, 0 at the end of a linear one: compute it again.
+            self.lr_scheduler.last_epoch -= 1
+            self.lr_scheduler.step()
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """Return True if the training ends at this checkpoint."""
