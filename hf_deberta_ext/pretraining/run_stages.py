@@ -54,6 +54,7 @@ from .run_arguments import (
     check_length,
     masking_options,
     model_config,
+    prepared_settings,
     tokenizer_options,
 )
 from .tokenizer_training import tokenizer_report, train_tokenizer
@@ -85,10 +86,19 @@ def parse_and_run(
             usage=f"{program} --train_data FILES --train_tokenizer unigram --preset v3-small --output_dir FOLDER ...",
             defaults=run.defaults,
             elsewhere=ELSEWHERE,
-            recipe=partial(chosen_settings, rtd=run.rtd),
+            recipe=partial(settings_of_run, run),
         )
         errors.resume_advice = resume_advice(argv, program)
         return run(*parsed).run()
+
+
+def settings_of_run(
+    run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
+) -> tuple[dict[str, Any], str | None]:
+    """Return the values of flags that were not given, by prepared data and by `chosen_settings`, and the latter's text."""
+    prepared = prepared_settings(flags)
+    settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
+    return settings | prepared, text
 
 
 class PretrainingRun:
