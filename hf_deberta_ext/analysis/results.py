@@ -38,7 +38,8 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Return the metrics without speeds and counts, named without `stem`; losses last."""
+    """Return the metrics without speeds and counts, named without `stem`: those of a kind or a further set, such as PER_f1,
+    after the one of all, f1, and losses last."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
     measured = {}
     for full_name, value in metrics.items():
@@ -46,7 +47,8 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
         plain = re.sub(rf"^({sets})_", "", name)
         if name != full_name and isinstance(value, (int, float)) and NO_METRIC.fullmatch(plain) is None:
             measured[name] = value
-    return dict(sorted(measured.items(), key=lambda metric: metric[0].endswith("loss")))
+    overall = tuple(f"_{name}" for name in measured)
+    return dict(sorted(measured.items(), key=lambda metric: (metric[0].endswith("loss"), metric[0].endswith(overall))))
 
 
 def is_score(name: str) -> bool:

@@ -154,6 +154,8 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
         list(held_out["text"]).count(text) == 2 for text in held_out["text"]
     )
     assert not any(text.startswith("rare") for text in held_out["text"])
+    # It was called by the name of the file, with other rows and another number of them.
+    assert ours.parts["validation"][""].source == "--train_file, held out"
     whole = data(train=own + rare, validation_share=0.25)
     assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + len(held_out) == len(own + rare)
     assert encoded(whole, tokenizer).evaluation[""].metrics is not None
