@@ -23,8 +23,9 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import TokenizersBackend
+from transformers.utils import cached_file
 
-from .checkpoints.files import read_json
+from .checkpoints.files import check_source, read_json
 
 __all__ = [
     "PreTrainedTokenizerFast",
@@ -77,7 +78,9 @@ def load_tokenizer(
             than the recorded one.
     """
     folder = Path(folder_or_repo)
-    if not folder.is_dir():
+    is_local = folder.is_dir()
+    if not is_local:
+        check_source(folder_or_repo)
         options = dict(revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
         patterns = [os.path.join(subfolder, name) for name in FILES]
         folder = Path(snapshot_download(str(folder_or_repo), allow_patterns=patterns, **options))
@@ -112,6 +115,9 @@ def load_tokenizer(
                 stacklevel=2,
             )
     else:
+        if not is_local:
+            # transformers' own error, which tells an absent file from one that is not cached.
+            cached_file(folder_or_repo, "tokenizer.json", subfolder=subfolder, **options)
         raise OSError(
             f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
             "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "

@@ -38,7 +38,8 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Return the metrics without speeds and counts, named without `stem`; losses last."""
+    """Return the metrics without speeds and counts, named without `stem`: those of a kind or a further set, such as PER_f1,
+    after the one of all, f1, and losses last."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
     measured = {}
     for full_name, value in metrics.items():
@@ -46,7 +47,8 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
         plain = re.sub(rf"^({sets})_", "", name)
         if name != full_name and isinstance(value, (int, float)) and NO_METRIC.fullmatch(plain) is None:
             measured[name] = value
-    return dict(sorted(measured.items(), key=lambda metric: metric[0].endswith("loss")))
+    overall = tuple(f"_{name}" for name in measured)
+    return dict(sorted(measured.items(), key=lambda metric: (metric[0].endswith("loss"), metric[0].endswith(overall))))
 
 
 def is_score(name: str) -> bool:
@@ -141,5 +143,7 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """True if the discriminator is no better than a guess that knows only the share of replaced tokens."""
-    return metrics["eval_discriminator_loss"] > 0.99 * metrics["eval_discriminator_guess_loss"]
+    """Return True if the discriminator is hardly better than a guess that only knows the share of replaced tokens: its loss
+    is within 1 % of the guess's, or within 5 % while it finds less than 1 % of the replaced tokens."""
+    loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
+    return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

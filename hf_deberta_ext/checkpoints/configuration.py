@@ -2,10 +2,12 @@
 """The part of `DebertaExtConfig` that only the package has: validation, published sizes, official configurations."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
+from .files import check_source
 from .official_configurations import MICROSOFT, OFFICIAL_TYPES, configuration_file, from_official
 from .presets import PRESETS
 
@@ -141,6 +143,8 @@ class OfficialConfigMixin:
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         source = pretrained_model_name_or_path
+        if not Path(source).is_file():
+            check_source(source)
         config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
         if not set(config) - {"_commit_hash"}:
             # transformers would build a model of the default size. Some versions add a key.

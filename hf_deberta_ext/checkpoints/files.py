@@ -8,12 +8,14 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
@@ -26,6 +28,7 @@ __all__ = [
     "TOKENIZER_FILES",
     "WEIGHT_FILES",
     "Tensor",
+    "check_source",
     "checkpoint_step",
     "damage_named",
     "header_tensor",
@@ -72,6 +75,24 @@ DTYPES = {
     "F8_E5M2": "float8_e5m2",
     "C64": "complex64",
 }
+
+
+def check_source(source: str | os.PathLike, flag: str = ""):
+    """Check that a model or tokenizer is named by a folder, or in the form of a Hub id.
+
+    Args:
+        flag (`str`): beginning of the message, such as "--model: ".
+
+    Raises:
+        OSError: there is no such folder, and no repository can have this id.
+    """
+    if Path(source).is_dir():
+        return
+    with suppress(HFValidationError):
+        validate_repo_id(str(source))
+        if not Path(source).exists():
+            return
+    raise OSError(f"{flag}expected a folder or a Hub id, got {source}: there is no such folder")
 
 
 def is_weight_file(name: str) -> bool:

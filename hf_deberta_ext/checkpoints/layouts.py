@@ -4,8 +4,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from transformers.utils import cached_file
 
 from .files import (
     GENERATOR_CONFIG_FILE,
@@ -99,6 +101,10 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
     """
     files = weight_files(source, **options)
     if not files:
+        if not Path(source).is_dir():
+            # transformers' own error, which tells an absent file from one that is not cached.
+            download = {name: value for name, value in options.items() if name not in ("use_safetensors", "variant")}
+            cached_file(source, WEIGHT_FILES[0], **download)
         raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
     state_dict: dict[str, torch.Tensor] = {}
     for file in files:

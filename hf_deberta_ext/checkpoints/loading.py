@@ -16,6 +16,7 @@ from ..model.attention_deberta_ext import DisentangledSelfAttention, is_traced
 from .adapters import AdapterMixin
 from .files import (
     ADAPTER_CONFIG_FILE,
+    check_source,
     damage_named,
     optional_file,
     read_json,
@@ -76,6 +77,7 @@ class LoadingMixin(AdapterMixin):
         reads_source = source is not None and "state_dict" not in kwargs
         stored_config = {}
         if reads_source:
+            check_source(source)
             stored_config = stored_configuration(source, **download)
             refuse_official_adapter(source, stored_config, download)
         if stored_config.get("model_type") in OFFICIAL_TYPES:

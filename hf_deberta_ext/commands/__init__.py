@@ -104,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ..training.model_sources import check_source
+    from ..checkpoints.files import check_source
 
     module = importlib.import_module(f".{arguments.command}", __name__)
     quiet = _quiet()
@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             with quiet:
                 if getattr(arguments, "model", None) is not None:
-                    check_source(arguments.model, "model")
+                    check_source(arguments.model)
                 status = module.run(arguments)
             # Here and not at the exit, where nothing could be done about a reader that has gone.
             sys.stdout.flush()

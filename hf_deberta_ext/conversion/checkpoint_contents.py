@@ -18,6 +18,7 @@ from ..checkpoints.files import (
     GENERATOR_FILE,
     WEIGHT_FILES,
     Tensor,
+    check_source,
     header_tensor,
     is_adapter_folder,
     read_json,
@@ -122,6 +123,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
     """Return the local folder of a folder or Hub repository; download weights only if `weights` is True."""
     if os.path.isdir(source):
         return Path(source)
+    check_source(source)
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
         # Use the same commit, even if the branch has moved.

@@ -22,7 +22,7 @@ from ..training.distributed import leave_together
 from ..training.flags import command_line, overrides
 from ..training.hub_arguments import HubArguments
 from ..training.run_folder import contents_line, repeated_arguments
-from ..training.user_errors import ExitOnUserError
+from ..training.user_errors import ExitOnUserError, resume_advice
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe
@@ -60,7 +60,7 @@ def main(task: Task, argv: Sequence[str] | None = None, *, description: str, pro
     with ExitOnUserError() as errors:
         prepared = prepare(task.read, *parse(argv, task.arguments, description=description, program=program))
         errors.show_traceback = True
-        errors.resume_advice = "; go on with --resume_from_checkpoint last if there is a checkpoint"
+        errors.resume_advice = resume_advice(argv, program)
         return train_and_report(prepared)
 
 

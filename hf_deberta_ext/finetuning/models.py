@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.utils import logging
 
 from ..checkpoints.adapters import PEFT_TASKS, module_to_save
-from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_adapter_folder, read_json
+from ..checkpoints.files import ADAPTER_CONFIG_FILE, check_source, is_adapter_folder, read_json
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, check_vocabulary, load_tokenizer
 from ..training.checkpoints import readable_weights
 from ..training.flags import overrides
-from ..training.model_sources import announce_official, check_source, named_tokenizer
+from ..training.model_sources import announce_official, named_tokenizer
 from .arguments import ModelArguments
 
 __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "set_classifier_dropout", "set_fields"]
@@ -43,7 +43,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
     source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
         source, flag = model_args.config_name, "--config_name"
-    check_source(source, flag)
+    check_source(source, f"{flag}: ")
     fields = overrides(model_args.config_overrides)
     arguments = model_args.model_download() | fields
     try:

@@ -15,7 +15,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from ..analysis.embedding_similarity import average_cosine_similarity, word_tables
 from ..heads import PARTS
 from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
-from ..training.arguments import RunArguments, has_warmup
+from ..training.arguments import RunArguments, check_longer, has_warmup
 from ..training.distributed import spread_seed
 from ..training.finite_loss import check_loss
 from ..training.flags import option
@@ -62,7 +62,7 @@ class ReplacedTokenArguments(TargetArguments):
         if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
             raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
         if self.discriminator_lr_scheduler_type is not None:
-            SchedulerType(self.discriminator_lr_scheduler_type)
+            check_longer(self.train_longer, self.discriminator_lr_scheduler_type, self.discriminator_warmup_steps or 0)
             if self.published_optimizer:
                 raise ValueError("discriminator_lr_scheduler_type cannot be had with published_optimizer, which has its own")
         super().__post_init__()

@@ -3,25 +3,35 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from ..checkpoints.files import check_source
 from ..data.languages import check_languages
 from ..files import as_list
 from ..model.attention_deberta_ext import BACKENDS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..training.flags import option, overrides
 from ..training.hub_arguments import HubArguments
-from ..training.model_sources import announce_official, check_source
+from ..training.model_sources import announce_official
 from .corpus_arguments import ELSEWHERE, CorpusArguments, TokenizerArguments, check_corpus, tokenizer_options
 from .masking import POLICIES, UNITS, MaskingOptions
 from .packing import PAIR_MODES
 from .prepared_corpus import is_prepared, read_manifest, tokenizer_folder
 from .recipes import RECIPES
 
-__all__ = ["ELSEWHERE", "DataArguments", "MaskingArguments", "ModelArguments", "check_arguments", "model_config"]
+__all__ = [
+    "ELSEWHERE",
+    "DataArguments",
+    "MaskingArguments",
+    "ModelArguments",
+    "check_arguments",
+    "model_config",
+    "prepared_settings",
+]
 
 
 @dataclass
@@ -120,6 +130,16 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
 
 
+def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return --packing and --max_length of prepared --train_data, without those among the flags that were given."""
+    sources = flags.get("train_data", ())
+    if len(sources) != 1 or not is_prepared(*sources):
+        return {}
+    packing = read_manifest(sources[0])["packing"]
+    settings = dict(packing=packing["mode"], max_length=packing["max_length"])
+    return {name: value for name, value in settings.items() if name not in flags}
+
+
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
     """Check that flags fit a prepared folder, and set its tokenizer for a new model."""
     folder = data_args.train_data[0]
@@ -134,7 +154,10 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         wanted["sentence_pairs"] = "nsp" if getattr(args, "nsp_weight", 0) > 0 else "consecutive"
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
-        raise ValueError(f"{folder} was packed with {prepared}, not with {wanted}: give those, or prepare another folder")
+        raise ValueError(
+            f"{folder} was packed with {prepared}, not with {wanted}: give those, or prepare another folder; --packing and "
+            "--max_length may be left out"
+        )
     of_text = dict(
         streaming=data_args.streaming,
         validation_documents=data_args.validation_documents,
@@ -190,7 +213,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
     download = model_args.model_download()
-    check_source(model_args.model, "--model")
+    check_source(model_args.model, "--model: ")
     announce_official(model_args.model, **download)
     return DebertaExtConfig.from_pretrained(model_args.model, **changes, **download)
 

@@ -135,10 +135,11 @@ class ReplacedTokenRun(PretrainingRun):
         self.write_report(trainer, seconds, replaced_token_table(metrics), self.rows(joint.config))
         if learned_nothing(metrics):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
+            recall = metrics["eval_discriminator_recall"]
             print(
-                f"The discriminator's loss of {loss:.4f} is no better than a constant guess's ({guess:.4f}): it has "
-                "learned nothing that helps fine-tuning. Train longer, or lower --discriminator_learning_rate: too high a "
-                "one lets all its states become equal."
+                f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess's ({guess:.4f}), and it "
+                f"finds {recall:.1%} of the replaced tokens: it has learned nothing that helps fine-tuning. Train longer, "
+                "or lower --discriminator_learning_rate: too high a one lets all its states become equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:

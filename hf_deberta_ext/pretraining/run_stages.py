@@ -37,7 +37,7 @@ from ..training.run_folder import (
     repeated_arguments,
 )
 from ..training.trainer import RunTrainer
-from ..training.user_errors import ExitOnUserError
+from ..training.user_errors import ExitOnUserError, resume_advice
 from .corpus import DocumentStream, list_files, load_corpus, text_sizes, texts
 from .dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream
 from .masking import MaskingVocabulary
@@ -54,6 +54,7 @@ from .run_arguments import (
     check_length,
     masking_options,
     model_config,
+    prepared_settings,
     tokenizer_options,
 )
 from .tokenizer_training import tokenizer_report, train_tokenizer
@@ -77,7 +78,7 @@ def parse_and_run(
         groups: of the model, the data, masking and the training.
         program (`str`): its name in `--help`.
     """
-    with ExitOnUserError():
+    with ExitOnUserError() as errors:
         parsed, _ = parse_flags(
             groups,
             argv,
@@ -85,9 +86,19 @@ def parse_and_run(
             usage=f"{program} --train_data FILES --train_tokenizer unigram --preset v3-small --output_dir FOLDER ...",
             defaults=run.defaults,
             elsewhere=ELSEWHERE,
-            recipe=partial(chosen_settings, rtd=run.rtd),
+            recipe=partial(settings_of_run, run),
         )
+        errors.resume_advice = resume_advice(argv, program)
         return run(*parsed).run()
+
+
+def settings_of_run(
+    run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
+) -> tuple[dict[str, Any], str | None]:
+    """Return the values of flags that were not given, by prepared data and by `chosen_settings`, and the latter's text."""
+    prepared = prepared_settings(flags)
+    settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
+    return settings | prepared, text
 
 
 class PretrainingRun:
@@ -128,6 +139,8 @@ class PretrainingRun:
         # 1. Errors of the user end the run here, before anything long begins
         checkpoint = find_checkpoint(args)
         check_arguments(data_args, model_args, args)
+        if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
+            raise ValueError("--final_masking_rate depends on the number of steps: give --train_longer new_schedule")
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()
         check_length(self.config, data_args.max_length, model_args)

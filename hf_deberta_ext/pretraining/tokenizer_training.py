@@ -118,6 +118,11 @@ def train_unigram(
             **SPECIAL,
         )
     except (RuntimeError, OSError) as error:
+        if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise ValueError(
+                f"vocab_size must be at least {int(needed[1]) + 1} for the characters of this text, got {vocab_size}: raise "
+                "it, or train a byte-level-bpe tokenizer, which needs 261"
+            ) from error
         raise ValueError(f"SentencePiece cannot train {vocab_size} pieces (with [MASK]) on this text: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "spm.model")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, get_token
+from huggingface_hub.utils import validate_repo_id
 
 from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file, read_json
 from ..files import format_size, is_hub_id, replace_text
@@ -53,10 +54,8 @@ class PushReport:
     commit: CommitInfo | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.repo_id}: {len(self.files)} files, {format_size(sum(self.files.values()))}, among them"]
-        for path, size in self.files.items():
-            if not path.endswith(".py"):
-                lines.append(f"  {format_size(size):>8}  {path}")
+        lines = [f"{self.repo_id}: {len(self.files)} files, {format_size(sum(self.files.values()))}"]
+        lines += [f"  {format_size(size):>8}  {path}" for path, size in self.files.items()]
         lines += [f"not published (--include adds it): {path}" for path in self.left_out]
         lines += [f"problem: {problem}" for problem in self.problems]
         address = "dry run: nothing was sent"
@@ -107,10 +106,12 @@ def push(
             refused.
 
     Raises:
-        ValueError: if the folder contains an access token, a link out of it, or an incomplete model; if the visibility of
+        OSError: if there is no such folder.
+        ValueError: if `repo_id` is invalid; if the folder contains an access token, a link out of it, or an incomplete model; if the visibility of
             the repository is not `private`; if the tag exists. Nothing was committed.
         huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or got another commit meanwhile (412).
     """
+    validate_repo_id(repo_id)
     with tempfile.TemporaryDirectory() as scratch:
         folder = source
         if hasattr(source, "save_pretrained"):
@@ -119,6 +120,8 @@ def push(
             tags = [*(getattr(source, "model_tags", None) or ()), *tags]
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+        if not Path(folder).is_dir():
+            raise OSError(f"{folder}: there is no such folder")
         files, left_out = published_files(folder, include)
         problems, lacking = token_problems(files, token), model_problems(files)
         if not skip_checks:

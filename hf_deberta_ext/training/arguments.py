@@ -16,10 +16,11 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from .flags import option
 from .published_optimizer import OWN_OPTIMIZER
 
-__all__ = ["RunArguments", "has_warmup"]
+__all__ = ["RunArguments", "check_longer", "has_warmup"]
 
 # Optimizers of projected gradients, the only ones that read optim_target_modules.
 LOW_RANK = ("apollo", "galore")
+LONGER = ("same_schedule", "new_schedule")
 # The least values of arguments.
 LEAST = dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "eval_steps", "save_steps"), 0)
 LEAST |= dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), 1)
@@ -28,6 +29,23 @@ LEAST |= dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_si
 def has_warmup(schedule: str | SchedulerType) -> bool:
     """Return True if a schedule of Trainer's reads the number of warm-up steps."""
     return "num_warmup_steps" in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]).parameters
+
+
+def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup_steps: float, published: bool = False):
+    """Check that a schedule fits --train_longer: same_schedule needs one that is not computed from the number of steps.
+
+    Raises:
+        ValueError: it does not fit, or the choice is unknown.
+    """
+    if train_longer not in (None, *LONGER):
+        raise ValueError(f"--train_longer must be same_schedule or new_schedule, got {train_longer!r}")
+    kind = SchedulerType(schedule)
+    has_end = "num_training_steps" in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters
+    if train_longer == "same_schedule" and (has_end or published or 0 < warmup_steps < 1):
+        raise ValueError(
+            "--train_longer same_schedule needs a schedule that does not depend on the number of steps, such as constant or "
+            f"constant_with_warmup, got {kind.value} with warmup_steps = {warmup_steps:g}; new_schedule takes any"
+        )
 
 
 def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
@@ -60,6 +78,10 @@ class RunArguments(TrainingArguments):
         ),
         "seed": ("with --seeds", lambda args: not getattr(args, "seeds", None)),
         "resume_anyway": ("without --resume_from_checkpoint", lambda args: args.resume_from_checkpoint is not None),
+        "train_longer": (
+            "without --resume_from_checkpoint, or with --seeds",
+            lambda args: args.resume_from_checkpoint is not None and not getattr(args, "seeds", None),
+        ),
         "load_best_model_at_end": ("without --eval_strategy steps or epoch", lambda args: args.eval_strategy != "no"),
     }
 
@@ -69,6 +91,12 @@ class RunArguments(TrainingArguments):
     )
     resume_anyway: list[str] = option(
         list, "arguments that may differ from those that a resumed run began with; report and card name them"
+    )
+    train_longer: str | None = option(
+        None,
+        "resume a run with more --max_steps or --num_train_epochs; same_schedule: as if it had begun with them, for "
+        "constant schedules; new_schedule: from the reached step on with the learning rates of a run of the new length",
+        choices=[*LONGER],
     )
     published_optimizer: bool = option(
         False, "Adam without bias correction, whose rate falls as 1 - step / steps, as in microsoft/DeBERTa; recipes set it"
@@ -96,6 +124,7 @@ class RunArguments(TrainingArguments):
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             self.ddp_backend = "gloo"
         super().__post_init__()
+        check_longer(self.train_longer, self.lr_scheduler_type, self.warmup_steps, self.published_optimizer)
         if self.fp16 and self.use_cpu:
             raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32: leave it out, or give --bf16")
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}

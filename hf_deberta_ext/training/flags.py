@@ -37,7 +37,8 @@ class FlagParser(HfArgumentParser):
 
     def __init__(self, groups: Sequence[type], hidden: Collection[str], **options):
         self.hidden = hidden
-        super().__init__(groups, **options)
+        # An abbreviation would change its meaning with the next flag that begins alike.
+        super().__init__(groups, allow_abbrev=False, **options)
         self.add_argument("--help_all", action="help", help="these flags, and those of Trainer: --learning_rate, ...")
 
     def add_argument(self, *names: str, **options) -> argparse.Action:
@@ -149,8 +150,9 @@ def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapp
     problems = []
     for text in [*filter(lambda text: text.startswith("--"), unknown)] or unknown[:1]:
         flag = text.partition("=")[0].lstrip("-").replace("-", "_")
-        close = " or --".join(difflib.get_close_matches(flag, names, 1)) or "help_all"
-        problems.append(f"unknown flag --{flag}: is it --{close}?")
+        close = [name for name in names if name.startswith(flag)] or difflib.get_close_matches(flag, names, 1)
+        nearest = " or --".join(close[:3]) or "help_all"
+        problems.append(f"unknown flag --{flag}: is it --{nearest}?")
         if flag in elsewhere:
             problems[-1] = f"--{flag} is no flag of this script: {elsewhere[flag]}"
     if problems:

@@ -3,30 +3,23 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
+from ..checkpoints.files import check_source
 from ..checkpoints.official_configurations import OFFICIAL_TYPES, configuration_file
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["announce_official", "check_source", "named_tokenizer"]
-
-
-def check_source(source: str, flag: str):
-    """Refuse a path that is no folder, which transformers would take for a name on the Hub; the message names the flag."""
-    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or Path(source).is_file()
-    if is_path and not Path(source).expanduser().is_dir():
-        raise OSError(f"{flag} {source}: there is no such folder")
+__all__ = ["announce_official", "named_tokenizer"]
 
 
 @contextlib.contextmanager
 def named_tokenizer(source: str, flag: str) -> Iterator[None]:
     """Context in which the tokenizer that a flag gives is loaded; an OSError names the flag and its value."""
-    check_source(source, flag)
+    check_source(source, f"{flag}: ")
     try:
         yield
     except OSError as error:

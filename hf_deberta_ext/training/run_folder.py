@@ -38,7 +38,7 @@ FREE = set(
     do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank max_file_bytes max_predict_samples
     metric_for_best_model num_proc output_dir overwrite_output_dir per_device_eval_batch_size prediction_loss_only
     predictions_format preprocessing_num_workers project push_to_hub report_to run_name seeds skip_memory_metrics test_file
-    token torch_empty_cache_steps use_cpu""".split()
+    token torch_empty_cache_steps train_longer use_cpu""".split()
 )
 # These count where an evaluation decides which model is kept, or the learning rate.
 EVALUATION = set(
@@ -47,6 +47,8 @@ EVALUATION = set(
 )
 # The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
+# --train_longer lets these differ.
+LENGTH = ("max_steps", "num_train_epochs")
 # Of a data set that is neither a list nor of the package datasets, whose rows may be made when they are read.
 MOST_ROWS = 1000
 # Fields of a configuration that say nothing about the weights, or that Trainer sets.
@@ -237,10 +239,13 @@ def begin_run(
         refused = [name for name in changed if name not in anyway or name in STORED]
         if refused:
             values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
+            hint = ""
+            if {*LENGTH} & {*refused}:
+                hint = "To train longer, give --train_longer same_schedule or new_schedule. "
             raise ValueError(
-                f"a resumed run must have the arguments that it began with: {values}. Begin a new run from its model in "
-                f"another --output_dir, or give --resume_anyway {' '.join(changed)} (not for {', '.join(sorted(STORED))}: "
-                "the checkpoint holds them)"
+                f"a resumed run must have the arguments that it began with: {values}. {hint}Begin a new run from its model "
+                f"in another --output_dir, or give --resume_anyway {' '.join(changed)} (not for "
+                f"{', '.join(sorted(STORED))}: the checkpoint holds them)"
             )
         record = first | record
         if changed:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
@@ -42,7 +44,7 @@ class RunTrainer(HubTrainer):
     - The draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two processes and one
       process with twice the accumulation draw the same, and so does a resumed run.
     - A loss that is not finite stops the training in every process; one that diverges is warned of and marked in the log.
-    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint.
+    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint; the first Ctrl-C saves one, too.
     - No other process trains in the output folder meanwhile.
     - A checkpoint is written aside, flushed to the disk and renamed. No run is resumed from one that is not as it was saved,
       or that lacks weights; a finished run is loaded as it ended. Models, results and states are replaced, not written over.
@@ -96,6 +98,8 @@ class RunTrainer(HubTrainer):
             checkpoint = run_folder.resume_checkpoint(folder, resume_from_checkpoint)
         if resume_anyway is None:
             resume_anyway = getattr(self.args, "resume_anyway", ())
+        if getattr(self.args, "train_longer", None) is not None:
+            resume_anyway = [*resume_anyway, *run_folder.LENGTH]
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
@@ -137,6 +141,15 @@ class RunTrainer(HubTrainer):
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Load their states (private: there is no other place before the first step); a new schedule sets the rates."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        is_new = getattr(self.args, "train_longer", None) == "new_schedule"
+        if checkpoint and is_new and isinstance(self.lr_scheduler, LambdaLR):
+            # The checkpoint holds the old schedule's rate of the next step, 0 at the end of a linear one: compute it again.
+            self.lr_scheduler.last_epoch -= 1
+            self.lr_scheduler.step()
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """Return True if the training ends at this checkpoint."""
@@ -237,15 +250,16 @@ class RunTrainer(HubTrainer):
         super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        """Log, evaluate and save at the end of each step; after SIGTERM save, and end the program.
+        """Log, evaluate and save at the end of each step; after SIGTERM save and end the program, after Ctrl-C save and
+        raise KeyboardInterrupt.
 
         Private: callbacks come before the evaluation of the step, which the resumed run would miss.
         """
         stops = self._termination.requested
         if self.args.world_size > 1:
             # Any process may have got the signal, and at another step.
-            stops = bool(self.accelerator.gather(torch.tensor([float(stops)], device=self.args.device)).any())
-        self.control.should_save |= stops
+            stops = int(self.accelerator.gather(torch.tensor([stops], device=self.args.device)).max())
+        self.control.should_save |= bool(stops)
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if not stops:
             return
@@ -254,9 +268,12 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "go on with --resume_from_checkpoint last (not after --save_only_model)"
-            print(f"stopped by SIGTERM after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
+            advice = "resume with --resume_from_checkpoint last (not after --save_only_model)"
+            name = signal.Signals(stops).name
+            print(f"stopped by {name} after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
         leave_together()
+        if stops == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
     def _get_output_dir(self, trial):

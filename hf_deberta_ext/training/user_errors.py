@@ -2,12 +2,13 @@
 """Errors of the user: one line on stderr, `program: error: ...`, and exit status 2, in every script and command."""
 
 import contextlib
+import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["ExitOnUserError", "needs_extra"]
+__all__ = ["ExitOnUserError", "needs_extra", "resume_advice"]
 
 EXPECTED = (ValueError, OSError, ImportError)
 
@@ -49,6 +50,20 @@ class ExitOnUserError:
         ended.args = (f"{self.program}: {text}",)
         print(ended, file=sys.stderr)
         raise ended from error
+
+
+def resume_advice(argv: Sequence[str] | None, program: str) -> str:
+    """Return the end of the line after Ctrl-C: the command that resumes a run.
+
+    Args:
+        argv (`list[str]`, *optional*): the flags that the run began with; default: those of the process.
+        program (`str`): the program in usage lines; "%(prog)s" is the script of the process.
+    """
+    words = [*map(str, sys.argv[1:] if argv is None else argv)]
+    if "--overwrite_output_dir" in words:
+        words += ["--overwrite_output_dir", "false"]
+    program = program.replace("%(prog)s", f"python {sys.argv[0]}")
+    return f"; to resume: {program} {shlex.join(words)} --resume_from_checkpoint auto"
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, tmp_path, capsys
     with stopped(2, SystemExit) as ended:
         main(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=3)
     said = capsys.readouterr().err
-    assert ended.value.code == 130 and said.endswith("go on with --resume_from_checkpoint last if there is a checkpoint\n")
+    assert ended.value.code == 130 and said.endswith("--do_train --resume_from_checkpoint auto\n")
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):

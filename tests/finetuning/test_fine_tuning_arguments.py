@@ -110,6 +110,7 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
         (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
+        (["--learn", "1e-3"], r"unknown flag --learn: is it --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be at least 0, got -1"),
         (["--gradient_accumulation_steps", 0], "--gradient_accumulation_steps must be at least 1, got 0"),
         (["--max_steps", 0], "--max_steps must be at least 1, or -1 for --num_train_epochs, got 0"),
@@ -129,7 +130,13 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is no json"), ("[1]", "must hold flags by name"), ('{"no_cuda": true}', "unknown flag")]
+    ("text", "message"),
+    [
+        ("{", "is no json"),
+        ("[1]", "must hold flags by name"),
+        ('{"no_cuda": true}', "unknown flag"),
+        ('{"max_st": 1}', r"unknown flag --max_st: is it --max_steps\?"),
+    ],
 )
 def test_damaged_files_of_flags_are_refused(text, message, tmp_path):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")

@@ -162,6 +162,8 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
     assert not any(text.startswith("rare") for text in held_out["text"])
     table = encoded(ours, tokenizer).evaluation[""].table(np.zeros((len(held_out), len(ours.labels.names) or 1)))
     assert [(own + rare)[row - 1]["text"] for row in table["row"].to_pylist()] == table["text"].to_pylist()
+    # Previously, it was called by the name of the file, with other rows and another number of them.
+    assert ours.parts["validation"][""].source == "--train_file, held out"
     whole = data(train=own + rare, validation_share=0.25)
     assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + len(held_out) == len(own + rare)
     assert encoded(whole, tokenizer).evaluation[""].metrics is not None

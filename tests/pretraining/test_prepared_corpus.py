@@ -294,6 +294,15 @@ def test_flags_that_do_not_fit_are_refused(flags, message, prepared, run_mlm, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_packing_and_length_are_those_of_the_folder_where_no_flag_gives_them(prepared, run_mlm, tmp_path):
+    """Both had to be repeated."""
+    argv = training(prepared, tmp_path / "run", max_length=None, max_steps=1)
+    assert "--max_length" not in argv
+    run_mlm.main(argv)
+    record = json.loads((tmp_path / "run" / "run_arguments.json").read_text(encoding="utf-8"))
+    assert (record["packing"], record["max_length"]) == ("full_sentences", 32)
+
+
 def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, text, tmp_path):
     other = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 280, show_progress=False)
     other.save_pretrained(tmp_path / "other")

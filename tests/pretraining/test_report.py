@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hf_deberta_ext.analysis.results import learned_nothing
 from hf_deberta_ext.pretraining import (
     DataArguments,
     MaskingArguments,
@@ -16,6 +17,22 @@ from hf_deberta_ext.pretraining.report import plot_replaced_tokens
 from hf_deberta_ext.pretraining.run_masked_lm import MaskedLMRun
 
 pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize(
+    ("loss", "recall", "expected"),
+    [
+        # A run that ended so was not reported.
+        (0.402, 0.0, True),
+        (0.407, 0.2, True),
+        (0.402, 0.2, False),
+        # It ranks replaced tokens first, but below the threshold of 1/2.
+        (0.3, 0.0, False),
+    ],
+)
+def test_a_collapsed_discriminator_is_told_by_recall_and_loss(loss, recall, expected):
+    metrics = dict(eval_discriminator_loss=loss, eval_discriminator_recall=recall, eval_discriminator_guess_loss=0.408)
+    assert learned_nothing(metrics) == expected
 
 
 def test_flags_and_files_of_a_run_become_facts_of_its_card(tmp_path):

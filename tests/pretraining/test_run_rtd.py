@@ -72,7 +72,7 @@ def test_cards_name_parts_results_and_training(finished):
 def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_path, capsys):
     run_rtd.main(arguments(text, tmp_path / "run", max_steps=1, learning_rate=0.0, save_strategy="no"))
     printed = capsys.readouterr().out
-    assert "is no better than a constant guess" in printed and "lower --discriminator_learning_rate" in printed
+    assert "is hardly better than a constant guess" in printed and "lower --discriminator_learning_rate" in printed
     assert "discriminator 2 layers x 32 (2 heads), generator 1 layers x 32 (2 heads)" in printed
 
 

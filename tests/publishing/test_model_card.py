@@ -287,6 +287,12 @@ def test_metrics_are_scores_of_the_hub_by_their_own_names():
     ]
 
 
+def test_the_metric_of_all_comes_before_those_of_kinds_and_further_sets():
+    """The card of a tagger began with LOC_f1."""
+    metrics = dict(eval_LOC_f1=0.5, eval_f1=0.6, eval_mm_f1=0.6, eval_mm_samples=3, eval_mm_loss=1.0, eval_loss=1.0)
+    assert [*measured_metrics(metrics)] == ["f1", "LOC_f1", "mm_f1", "loss", "mm_loss"]
+
+
 def pretrained(folder, metrics, name="DebertaExtForMaskedLM", **facts):
     model_in(folder, name, **DebertaExtConfig().to_dict() | dict(architectures=[name], auto_map={"AutoConfig": "a.B"}))
     (folder / "all_results.json").write_text(json.dumps(metrics), encoding="utf-8")

@@ -14,6 +14,7 @@ from without_package import answers
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.commands import main
+from hf_deberta_ext.model.configuration_deberta_ext import CODE_FILES
 from hf_deberta_ext.publishing import push
 from hf_deberta_ext.publishing.push import published_files, stale_weights
 
@@ -123,6 +124,14 @@ def test_a_folder_without_a_whole_model_is_refused_unless_asked_for(hub, saved, 
     assert removed not in hub.repos[REPO].files()
 
 
+def test_a_wrong_name_of_repository_or_folder_is_refused_by_a_dry_run(hub, saved, tmp_path, capsys):
+    """A dry run accepted the name, and listed an empty folder."""
+    assert main(["push", str(saved), "me/my model", "--dry_run"]) == 2
+    assert "Repo id must use alphanumeric chars" in capsys.readouterr().err
+    assert main(["push", str(tmp_path / "none"), REPO, "--dry_run"]) == 2
+    assert "none: there is no such folder" in capsys.readouterr().err and not hub.requests
+
+
 def test_an_adapter_needs_a_base_model_of_the_hub(hub, tmp_path):
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
     for base, is_right in (("org/base", True), (str(tmp_path), False), ("../base", False)):
@@ -224,7 +233,8 @@ def test_a_commit_of_somebody_else_in_the_meantime_is_not_overwritten(hub, saved
 
 def test_the_command_pushes_lists_and_refuses(hub, saved, capsys):
     assert main(["push", str(saved), REPO, "--dry_run"]) == 0
-    assert "model.safetensors" in capsys.readouterr().out and not hub.repos
+    listed = capsys.readouterr().out
+    assert not hub.repos and [name for name in ("model.safetensors", *CODE_FILES) if f" {name}\n" not in listed] == []
     assert main(["push", str(saved), REPO, "--private", "--tag", "v1"]) == 0
     assert hub.repos[REPO].private and hub.repos[REPO].tags == ["v1"]
     assert f"{hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out

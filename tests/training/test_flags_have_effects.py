@@ -107,7 +107,7 @@ NOT_TRIED = """
     warmup_ratio enable_jit_checkpoint push_to_hub hub_.* token cache_dir license card_language .*revision use_cpu tf32
     .*_checkpointing(_kwargs)? torch_compile.* .*liger_kernel.* torch_empty_cache_steps auto_find_batch_size full_determinism
     attn_implementation .*num_workers num_proc pad_to_.* max_file_bytes parallelism_config ddp_.* fsdp.* deepspeed local_rank
-    dataloader_.* use_cache remove_unused_columns
+    dataloader_.* use_cache remove_unused_columns train_longer
 """.split()
 ENTRIES = {
     "Trainer": [*((name, value, {}) for name, value in TRAINER.items()), *TRAINER_BESIDE],

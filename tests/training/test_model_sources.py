@@ -8,16 +8,44 @@ import mlm_script
 import pytest
 from scripts import command_line, module_of
 
-from hf_deberta_ext.training.model_sources import announce_official, check_source
+from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
+from hf_deberta_ext.checkpoints.files import check_source
+from hf_deberta_ext.conversion.checkpoint_contents import describe
+from hf_deberta_ext.tokenization import load_tokenizer
+from hf_deberta_ext.training.model_sources import announce_official
+
+OFFICIAL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32)
 
 
 def test_a_path_without_a_folder_is_no_name_on_the_hub(tmp_path):
     (tmp_path / "file").touch()
-    for source in ("./none", "here/no/model", str(tmp_path / "none"), str(tmp_path / "file")):
-        with pytest.raises(OSError, match=f"--model {source}: there is no such folder"):
-            check_source(source, "--model")
+    for source in ("./none", "here/no/model", "my model", str(tmp_path / "none"), str(tmp_path / "file")):
+        with pytest.raises(OSError, match=f"--model: expected a folder or a Hub id, got {source}: there is no such folder"):
+            check_source(source, "--model: ")
     for source in ("someone/model", "model", str(tmp_path)):
-        check_source(source, "--model")
+        check_source(source, "--model: ")
+
+
+@pytest.mark.parametrize(
+    "load", [DebertaExtModel.from_pretrained, DebertaExtConfig.from_pretrained, load_tokenizer, describe]
+)
+def test_whatever_loads_says_that_a_folder_is_missing(load):
+    """It gave the Hub's rules for the ids of repositories."""
+    with pytest.raises(OSError, match=r"^expected a folder or a Hub id, got runs/no/model: there is no such folder$"):
+        load("runs/no/model")
+
+
+@pytest.mark.parametrize("load", [DebertaExtModel.from_pretrained, load_tokenizer])
+def test_offline_an_uncached_file_is_reported_as_by_transformers(load, tmp_path):
+    """With only the configuration in the cache, the repository was said to have no weights and no tokenizer."""
+    cached = tmp_path / "models--some--model"
+    for folder in ("refs", "snapshots/0000"):
+        (cached / folder).mkdir(parents=True)
+    (cached / "refs/main").write_text("0000", encoding="utf-8")
+    config = json.dumps({"model_type": "deberta-v2"} | OFFICIAL)
+    (cached / "snapshots/0000/config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(OSError, match=r"We couldn't connect to .* and couldn't find them in the cached files"):
+        load("some/model", cache_dir=tmp_path, local_files_only=True)
 
 
 @pytest.mark.parametrize("script", ["run_glue", "run_mlm", "run_rtd", "prepare_corpus"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scripts import module_of
-from small_pretraining import SIZES, build
+from small_pretraining import SIZES, build, train
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, TrainingArguments, default_data_collator
 
@@ -154,6 +154,42 @@ def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
     make(stopped, max_grad_norm=0.5).train(str(stopped / "checkpoint-6"))
     with pytest.raises(ValueError, match=r"max_grad_norm = 1.0, begun with 0.5"):
         make(stopped).train(True)
+
+
+def rates(history):
+    return [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+
+
+@pytest.mark.parametrize("length", [dict(max_steps=8), dict(max_steps=-1, num_train_epochs=2)], ids=["steps", "epochs"])
+def test_a_finished_run_is_trained_longer_by_the_same_schedule(length, tmp_path):
+    """A finished run could not be trained longer."""
+    half = {name: value // 2 for name, value in length.items()}
+    constant = dict(lr_scheduler_type="constant_with_warmup", warmup_steps=2, save_steps=2)
+    train(tmp_path / "whole", **constant, **length)
+    train(tmp_path / "run", **constant, **half)
+    longer = constant | length
+    with pytest.raises(ValueError, match=r"To train longer, give --train_longer same_schedule or new_schedule"):
+        train(tmp_path / "run", "last", **longer)
+    train(tmp_path / "run", "last", **longer, train_longer="same_schedule")
+    mlm_script.assert_same_weights(tmp_path / "whole", tmp_path / "run")
+    assert "from step" in accepted_changes(tmp_path / "run")
+
+
+def test_a_finished_run_is_trained_longer_by_the_schedule_of_the_longer_run(whole, tmp_path):
+    train(tmp_path / "run", max_steps=4)
+    trainer = train(tmp_path / "run", "last", train_longer="new_schedule")
+    history = json.loads((whole / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    assert rates(trainer.state.log_history)[4:] == rates(history)[4:]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [dict(), dict(lr_scheduler_type="constant_with_warmup", warmup_steps=0.1), dict(published_optimizer=True)],
+    ids=["linear", "share", "published"],
+)
+def test_a_schedule_that_depends_on_the_number_of_steps_cannot_stay_the_same(schedule, tmp_path):
+    with pytest.raises(ValueError, match="--train_longer same_schedule needs a schedule that does not depend on the number"):
+        make(tmp_path, train_longer="same_schedule", **schedule)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
@@ -329,3 +365,11 @@ def test_scripts_notice_that_their_files_have_changed(name, change, digest, begu
         unlock_folders()
         shutil.rmtree(folder)
         (tmp_path / "copy").rename(folder)
+
+
+def test_a_masking_rate_that_falls_over_all_steps_cannot_stay_the_same(tmp_path):
+    mlm_script.write_text(tmp_path / "text.txt")
+    given = dict(final_masking_rate=0.1, lr_scheduler_type="constant", warmup_steps=0, train_longer="same_schedule")
+    flags = mlm_script.arguments(tmp_path / "text.txt", tmp_path / "run", **given, resume_from_checkpoint="auto")
+    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps: give --train_longer new_"):
+        module_of("run_mlm").main(flags)

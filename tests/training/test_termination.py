@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM during training: a checkpoint at the end of the step, exit status 143, and the same weights after a resume."""
+"""SIGTERM or Ctrl-C during training: a checkpoint at the end of the step, and the same weights after a resume."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 from hf_deberta_ext.training.termination import TERMINATED, Termination
-from hf_deberta_ext.training.user_errors import ExitOnUserError
+from hf_deberta_ext.training.user_errors import ExitOnUserError, resume_advice
 
 pytest.importorskip("accelerate")
 text = mlm_script.text
@@ -21,24 +21,58 @@ SCRIPTS = EXAMPLES["run_mlm"].parent
 
 
 class Terminate(TrainerCallback):
-    """Send SIGTERM to this process in the middle of a step."""
+    """Send a signal to this process in the middle of a step, perhaps several times."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, number=signal.SIGTERM, times=1):
+        self.step, self.number, self.times = step, number, times
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         if state.global_step + 1 == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+def train_until_stopped(folder, capsys, terminate, status, **arguments):
+    """Train until the signal ends the run with this exit status; returns what was printed on stderr."""
+    trainer = build(folder, **arguments)
+    trainer.add_callback(terminate)
+    with pytest.raises(SystemExit) as ended, ExitOnUserError() as errors:
+        errors.resume_advice = resume_advice(["--max_steps", "8"], "train")
+        trainer.train()
+    assert ended.value.code == status
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return capsys.readouterr().err
 
 
 def train_until_terminated(folder, step, capsys, **arguments):
-    trainer = build(folder, **arguments)
-    trainer.add_callback(Terminate(step))
-    with pytest.raises(SystemExit) as ended, ExitOnUserError():
-        trainer.train()
-    assert ended.value.code == TERMINATED == 143
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert f"stopped by SIGTERM after step {step}: " in capsys.readouterr().err.strip().splitlines()[-1]
+    printed = train_until_stopped(folder, capsys, Terminate(step), TERMINATED, **arguments)
+    assert TERMINATED == 143
+    assert f"stopped by SIGTERM after step {step}: " in printed.strip().splitlines()[-1]
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_resumes_the_same_run(tmp_path, capfd):
+    """It lost the steps since the last checkpoint."""
+    train(tmp_path / "whole")
+    printed = train_until_stopped(tmp_path / "run", capfd, Terminate(3, signal.SIGINT), 130)
+    assert "Ctrl-C: saving a checkpoint after this step; press it again to stop at once" in printed
+    assert printed.endswith("stopped; to resume: train --max_steps 8 --resume_from_checkpoint auto\n")
+    last = resume_checkpoint(tmp_path / "run", "auto")
+    assert last == str(tmp_path / "run" / "checkpoint-3")
+    train(tmp_path / "run", last)
+    mlm_script.assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, capfd):
+    train_until_stopped(tmp_path / "run", capfd, Terminate(3, signal.SIGINT, times=2), 130)
+    assert resume_checkpoint(tmp_path / "run", "last") == str(tmp_path / "run" / "checkpoint-2")
+
+
+def test_a_run_that_replaced_its_folder_is_resumed_in_it():
+    """--overwrite_output_dir and --resume_from_checkpoint contradict each other."""
+    advice = resume_advice(["--overwrite_output_dir", "--output_dir", "my run"], "train")
+    flags = "--overwrite_output_dir false --resume_from_checkpoint auto"
+    assert advice == f"; to resume: train --overwrite_output_dir --output_dir 'my run' {flags}"
 
 
 BEST = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_loss")
@@ -113,6 +147,6 @@ def test_a_script_is_terminated_in_all_of_its_processes(text, tmp_path):
     )
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed[-3000:]
-    assert printed.count("stopped by SIGTERM after step 3: go on with --resume_from_checkpoint last") == 1
+    assert printed.count("stopped by SIGTERM after step 3: resume with --resume_from_checkpoint last") == 1
     checkpoint = tmp_path / "run" / "checkpoint-3"
     assert checkpoint_problem(checkpoint) is None and len([*checkpoint.glob("rng_state*.pth")]) == 2

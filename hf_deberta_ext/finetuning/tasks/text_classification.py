@@ -218,7 +218,8 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
             )
         train.rows = rows.select(to_train)
-        self.parts["validation"][""] = Part(rows.select(held_out), train.source, False, numbers=np.array(held_out) + 1)
+        source = f"{train.source}, held out"
+        self.parts["validation"][""] = Part(rows.select(held_out), source, False, numbers=np.array(held_out) + 1)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
