@@ -61,12 +61,10 @@ def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO
     try:
         with opened(path, "rt", encoding=encoding, newline="") as file:
             yield file
-    except UnicodeError as error:
-        name, reason = encoding.upper().removesuffix("-SIG"), error.args[-1]
-        if isinstance(error, UnicodeDecodeError):
-            reason = f"byte 0x{error.object[error.start]:02x}"
+    except UnicodeDecodeError as error:
+        wrong = f"{encoding.upper().removesuffix('-SIG')} (byte 0x{error.object[error.start]:02x})"
         hint = "convert it (iconv -f WINDOWS-1252 -t UTF-8), or fine-tune with --encoding cp1252"
-        raise ValueError(f"{path} is not {name} ({reason}): {hint}") from error
+        raise ValueError(f"{path} is not {wrong}: {hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
 

@@ -22,8 +22,8 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
 
     Args:
         flag (`str`): JSON with the weights of some labels, 1 for others; or "balanced": N / (C * n_c) as scikit-learn's
-            `compute_class_weight`, N = rows (or words) of all classes, C = classes with rows, n_c = rows of class c.
-        counts (`dict[str, int]`): n_c; a class without rows has the weight 1.
+            `compute_class_weight`, N = rows (or words) of all classes, C = classes with rows.
+        counts (`dict[str, int]`): n_c, rows (or words) of each class; the weight of an empty class is 1.
         rows (`int`, *optional*): N of data with several labels a row, for (N - n_c) / n_c.
     Raises:
         ValueError: the flag is neither, has an unknown label, or a weight is no positive number.
@@ -44,10 +44,8 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
 
 
 class WeightedLoss:
-    """Weighted mean of cross-entropies, sum of w_y * loss over sum of w_y, without labels of -100.
-
-    Of several labels a row it is the mean of binary cross-entropies, in which w_c multiplies the loss of a label that the
-    row has (`pos_weight` of torch).
+    """Weighted mean of cross-entropies, sum of w_y * loss over sum of w_y, without labels of -100; of several labels a row
+    the mean of binary cross-entropies with `weights` as torch's `pos_weight`.
 
     Args:
         weights (`list[float]`): of each class, in the model's order.
@@ -59,8 +57,7 @@ class WeightedLoss:
 
     def __call__(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss, a float32 scalar, of `outputs` with logits [B, C] or [B, N, C]."""
-        logits = outputs["logits"].float()
-        weights = self.weights.to(logits.device)
+        logits, weights = outputs["logits"].float(), self.weights.to(labels.device)
         if self.multi_label:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight=weights)
@@ -73,10 +70,7 @@ class WeightedLoss:
 
 
 class BalancedSampler(WeightedRandomSampler):
-    """Draws rows with replacement, as many as there are: a row of class c with probability 1 / (C * n_c).
-
-    The rows of an epoch depend on seed and epoch only.
-    """
+    """Draws as many rows as there are by seed and epoch, with replacement, one of class c with probability 1 / (C * n_c)."""
 
     def __init__(self, labels: Sequence[int], seed: int):
         counts = Counter(labels)

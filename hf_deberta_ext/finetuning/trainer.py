@@ -102,8 +102,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
       items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
       accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
       more than others, as it does with several processes. In the last step of an epoch each row counts as much as others.
-    - With a `WeightedLoss` the loss of a step is the weighted mean over all of its rows or words, in whatever micro-batch or
-      process. Evaluation has the model's own loss.
+    - A `WeightedLoss` is the weighted mean over the whole step, of all processes; evaluation has the model's own loss.
     - A loss that is not finite stops the training at once.
 
     Args:
@@ -164,7 +163,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
-            # SiFT's part is a mean over rows; both are multiplied by the weight of the rows later.
+            # Both the loss and SiFT's part, a mean over rows, are multiplied by the weight of the rows later.
             batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -196,7 +196,7 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
     assert caplog.messages == [
         "the data before the training              training  evaluation\n"
         "rows                                             8           2\n"
-        "empty rows, left out                             2           0\n"
+        "rows left out                                    2           0\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
         "rows with a text of the evaluation               1           0\n"
@@ -214,6 +214,7 @@ def test_duplicates_are_left_out_by_flag(data):
     """A text with two labels stays twice: which one is right is not known."""
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop", on_duplicates="drop")
     train = ours.parts["train"][""]
+    assert train.left_out == 4
     assert [*train.rows["text"]] == ["parcel 0", "parcel 1", "parcel 2", "parcel 3", "parcel 1", "only one"]
     assert ours.labels.shown(np.array(train.labels)) == [*["delivery"] * 4, "payment", "refund"]
     assert ours.num_evaluation == 2

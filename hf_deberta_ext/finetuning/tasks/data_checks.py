@@ -9,7 +9,7 @@ __all__ = ["CheckedSet", "data_table"]
 
 
 class CheckedSet(NamedTuple):
-    """Text and label of each row, number of rows (of sentences: words) of each class, and of empty rows left out."""
+    """Text and label of each row, number of rows (of sentences: words) of each class, and of rows that were left out."""
 
     texts: Sequence[Hashable]
     labels: Sequence[Hashable]
@@ -21,18 +21,15 @@ class CheckedSet(NamedTuple):
         labels_of_text = Counter(text for text, _ in {*zip(self.texts, self.labels, strict=True)})
         return {
             "rows": len(self.texts),
-            "empty rows, left out": self.left_out,
+            "rows left out": self.left_out,
             "rows with the text of an earlier row": len(self.texts) - len(labels_of_text),
             "texts with several labels": sum(count > 1 for count in labels_of_text.values()),
         }
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
-    """Return a table of what is irregular in training and evaluation data, of which there may be none; None if nothing is.
-
-    Args:
-        unit (`str`): what the sets count of each class, rows or words.
-    """
+    """Return a table of what is irregular in training and evaluation data, None if nothing is; `unit` is what the sets count
+    of each class, rows or words."""
     held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
     numbers = train.irregular_rows() | {"rows with a text of the evaluation": sum(text in held_out for text in train.texts)}
     lines = [f"{'the data before the training':<40}{'training':>10}{'evaluation':>12}"]

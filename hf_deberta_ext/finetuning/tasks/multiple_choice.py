@@ -163,10 +163,7 @@ class MultipleChoiceData(TaskData):
 
     def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
         """Return the questions of a file, or of a folder of RACE."""
-        if file.is_dir():
-            rows = read_raw_race(file, source=FLAGS[split])
-        else:
-            rows = self.arguments.read(file, FLAGS[split])
+        rows = read_raw_race(file, source=FLAGS[split]) if file.is_dir() else self.arguments.read(file, FLAGS[split])
         return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
     def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:

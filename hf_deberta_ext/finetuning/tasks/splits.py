@@ -95,7 +95,7 @@ def hold_out(
 ) -> tuple[list[int], list[int]]:
     """Return the numbers of the rows to train on, and of a share to evaluate on, in ascending order.
 
-    The share is stratified by label, or combination of labels, to within a row. Rows of equal text stay together, and those
+    The share is stratified by label, or combination of labels, to within a text. Rows of equal text stay together, and those
     to train on have every label: a label of one row is only trained on.
 
     Args:
@@ -110,13 +110,12 @@ def hold_out(
     random.Random(seed).shuffle(shuffled)
     # Rows of one label after one another; sorting keeps the order of draws.
     shuffled.sort(key=lambda group: str([*labels[group[0]]]))
-    seen: set[Hashable] = set()
-    to_train, held_out = [], []
-    for group in shuffled:
+    seen, to_train, held_out, held_texts = set(), [], [], 0
+    for number, group in enumerate(shuffled, start=1):
         new = set().union(*(labels[row] for row in group)) - seen
         seen |= new
-        quota = share * (len(to_train) + len(held_out) + len(group))
-        if not new and len(held_out) + len(group) <= quota + 1e-9:
+        if not new and held_texts + 1 <= number * share + 1e-9:
+            held_texts += 1
             held_out += group
         else:
             to_train += group

@@ -73,7 +73,7 @@ class TextClassificationArguments(DataArguments):
     on_empty: str = option("refuse", "your own rows without text or label, unless to predict on", choices=["refuse", "drop"])
     on_duplicates: str = option(
         "keep",
-        "your own training rows that equal an earlier row or have a text of the evaluation",
+        "your own training rows that occur before or have a text of the evaluation",
         choices=["keep", "drop", "refuse"],
     )
     class_weights: str | None = option(None, HELP)
@@ -97,7 +97,7 @@ class TextClassificationArguments(DataArguments):
         **dict.fromkeys(("on_empty", "on_duplicates"), ("with --task_name", lambda args: args.task_name is None)),
         "class_weights": ("without --do_train", lambda args: args.do_train),
         "balanced_sampling": (
-            "without --do_train, with --class_weights, or with a --train_sampling_strategy",
+            "without --do_train, or with --class_weights or --train_sampling_strategy",
             lambda args: args.do_train and not args.class_weights and args.train_sampling_strategy == "random",
         ),
     }
@@ -125,7 +125,7 @@ class Part:
         source (`str`): where it is from, for messages.
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
-        left_out (`int`): rows without text or label that were left out.
+        left_out (`int`): empty rows and duplicates that were left out.
     """
 
     rows: Dataset
@@ -170,7 +170,7 @@ class TextClassificationData(TaskData):
             for part in parts.values():
                 part.rows = self.examples(first(part.rows, data_args.limits[kind]), part.source)
         self.encode_labels()
-        if self.task is None and self.parts["train"]:
+        if self.task is None and "" in self.parts["train"]:
             self.treat_duplicates(self.parts["train"][""])
             if table := data_table(self.checked("train"), self.checked("validation")):
                 logger.warning(f"{table}\n(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)")
@@ -223,6 +223,7 @@ class TextClassificationData(TaskData):
                 f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have a text of the "
                 f"evaluation, the first is row {duplicates[0] + 1}: remove them, or give --on_duplicates drop or keep"
             )
+        train.left_out += len(duplicates)
         train.rows, train.labels = train.rows.select(kept.values()), [train.labels[number] for number in kept.values()]
 
     def checked(self, kind: str) -> CheckedSet:
@@ -461,11 +462,11 @@ class TextClassificationData(TaskData):
             raise ValueError(
                 f"--class_weights needs classes and --balanced_sampling one class a text: leave them out for this {kind}"
             )
-        if flag is None or not self.parts["train"]:
+        if flag is None or not self.label_counts:
             return None
-        rows = len(self.parts["train"][""].rows) if kind == MULTI else None
-        names = [*self.config_fields()["label2id"]]
-        return WeightedLoss(class_weights(flag, self.label_counts, names, rows), multi_label=kind == MULTI)
+        rows = self.num_train if kind == MULTI else None
+        weights = class_weights(flag, self.label_counts, [*self.config_fields()["label2id"]], rows)
+        return WeightedLoss(weights, multi_label=kind == MULTI)
 
     def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the features of a set, with a warning of rows that are longer than `length`."""

@@ -323,9 +323,9 @@ class TokenClassificationData(TaskData):
         self.set_labels(sorted_labels(names or ()))
         self.sets = {split: sentences[: data_args.limits[split]] for split, sentences in sets.items()}
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
-        if data_args.task_name is None and self.num_train:
-            if table := data_table(self.checked("train"), self.checked("validation"), unit="words"):
-                logger.warning(table)
+        table = data_table(self.checked("train"), self.checked("validation"), unit="words")
+        if table and self.num_train and data_args.task_name is None:
+            logger.warning(table)
 
     def checked(self, split: str) -> CheckedSet:
         """Return words and tags of the sentences of a set."""
