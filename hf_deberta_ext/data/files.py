@@ -85,8 +85,7 @@ def read_rows(
 
     Args:
         columns (*optional*): the only ones that are read from .parquet, if it has them all.
-        delimiter (`str`, *optional*): between cells; default: a tab in .tsv, in .csv what `detect_delimiter` finds.
-        encoding (`str`): of text files.
+        delimiter, encoding: of tables and of text files; default: a tab in .tsv, in .csv as `detect_delimiter`; UTF-8.
     """
     kind = file_kind(path)
     if kind == "parquet":
@@ -198,12 +197,11 @@ def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
 def read_files(files: Any, *, source: str, delimiter: str | None = None, encoding: str = UTF_8) -> "Dataset":
     """Read the rows of one or several files into memory, joined in the order given.
 
-    Rows are as of `read_rows`. A key that a row of JSON does not have is None. Names of labels in .parquet are kept.
+    Rows and options as in `read_rows`. A key that a row of JSON lacks is None. Labels of .parquet keep their names.
 
     Args:
         files (`str`, `os.PathLike` or a list of them): at least one, of any kind but text, with the same columns.
         source (`str`): the flag that named them, "--train_file", for messages.
-        delimiter, encoding: as for `read_rows`.
     """
     from datasets import concatenate_datasets
 

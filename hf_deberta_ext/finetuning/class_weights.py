@@ -26,7 +26,7 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
         counts (`dict[str, int]`): n_c, rows (or words) of each class; the weight of an empty class is 1.
         rows (`int`, *optional*): N of data with several labels a row, for (N - n_c) / n_c.
     Raises:
-        ValueError: the flag is neither, has an unknown label, or a weight is no positive number.
+        ValueError: an unknown label, a weight that is no positive number, or no JSON object.
     """
     present = {name: count for name, count in counts.items() if count}
     if flag == "balanced" and rows is not None:

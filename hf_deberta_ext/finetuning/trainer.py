@@ -135,8 +135,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self._measured: EvaluationSet | None = None
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device):
-        """Return the micro-batches of a step; "weight" is their share in a step with fewer rows (end of an epoch), and
-        "loss_scale" their share in the mean of a `WeightedLoss`."""
+        """Return the micro-batches of a step, with "weight" or "loss_scale" where they do not count equally."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if is_split_free(self.args):
             batches = self.without_repeated_rows(batches)
@@ -163,7 +162,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
-            # Both the loss and SiFT's part, a mean over rows, are multiplied by the weight of the rows later.
+            # The sum of the loss and of SiFT's part, a mean over rows, is multiplied by "weight" later.
             batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -100,8 +100,7 @@ def hold_out(
 
     Args:
         texts, labels: of each row, the text or texts and the labels that it has.
-        share (`float`): of the rows that are held out, in (0, 1).
-        seed (`int`): another one holds out other rows.
+        share, seed: share of the rows that are held out, in (0, 1), and seed of which.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):

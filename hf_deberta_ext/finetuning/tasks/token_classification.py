@@ -240,11 +240,8 @@ def encode_words(
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
     """Return for each window the positions of the first tokens of the words that belong to it, -1 for other words.
 
-    A word belongs to the window in which it has most tokens on its shorter side, of equal ones to the first.
-
-    Args:
-        windows: number of the sentence, and the word of each token (None for special tokens).
-        lengths: number of words of each sentence.
+    A word belongs to the window in which it has most tokens on its shorter side, or to the first such. `windows` are the
+    sentence and the words of the tokens (None: special) of each, `lengths` the number of words of each sentence.
     """
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
     for window, (number, word_ids) in enumerate(windows):
@@ -376,7 +373,7 @@ class TokenClassificationData(TaskData):
             sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
         collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
         loss = None
-        if self.data_args.class_weights is not None and "train" in sets:
+        if self.data_args.class_weights and "train" in sets:
             loss = WeightedLoss(class_weights(self.data_args.class_weights, self.label_counts, self.labels))
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy", loss)
 
