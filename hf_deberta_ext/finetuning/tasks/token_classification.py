@@ -240,7 +240,7 @@ def encode_words(
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
     """Return for each window the positions of the first tokens of the words that belong to it, -1 for other words.
 
-    A word belongs to the window in which it has most tokens on its shorter side, or to the first such. `windows` are the
+    A word belongs to the window in which it has most tokens on its shorter side (of equals the first). `windows` are the
     sentence and the words of the tokens (None: special) of each, `lengths` the number of words of each sentence.
     """
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
