@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from transformers.utils import logging
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -39,6 +41,10 @@ FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--
 KINDS = {".txt": "text"} | {f".{kind}": kind for kind in ("text", "jsonl", "json", "csv", "tsv", "parquet")}
 # In .tsv a quote is a character like others, as in GLUE's files.
 TABLES: dict[str, dict[str, Any]] = {"csv": {"strict": True}, "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+UTF_8 = "utf-8-sig"
+
+logger = logging.get_logger(__name__)
 
 
 def file_kind(path: str | os.PathLike) -> str | None:
@@ -47,28 +53,31 @@ def file_kind(path: str | os.PathLike) -> str | None:
 
 
 @contextlib.contextmanager
-def open_text(path: str | os.PathLike) -> Iterator[TextIO]:
-    """Open a UTF-8 file for reading, decompressed if its name ends in .gz; line ends stay as they are."""
+def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO]:
+    """Open a text file for reading, decompressed if its name ends in .gz; line ends stay as they are."""
     opened = open
     if os.fspath(path).lower().endswith(".gz"):
         opened = gzip.open
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with opened(path, "rt", encoding=encoding, newline="") as file:
             yield file
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ValueError(f"{path} is not UTF-8 (byte 0x{byte:02x}): convert it (iconv -f WINDOWS-1252 -t UTF-8)") from error
+        wrong = f"{encoding.upper().removesuffix('-SIG')} (byte 0x{error.object[error.start]:02x})"
+        hint = "convert it (iconv -f WINDOWS-1252 -t UTF-8), or fine-tune with --encoding cp1252"
+        raise ValueError(f"{path} is not {wrong}: {hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
 
 
-def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
-    """Iterate over (number from 1, line with its end) of a UTF-8 file."""
-    with open_text(path) as file:
+def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
+    """Iterate over (number from 1, line with its end) of a text file."""
+    with open_text(path, encoding) as file:
         yield from enumerate(file, start=1)
 
 
-def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: str | os.PathLike, columns: Sequence[str] | None = None, *, delimiter: str | None = None, encoding: str = UTF_8
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over (place, row) of a file; a place is "line 3 of FILE" or "row 3 of FILE".
 
     .csv has the quotes of RFC 4180. .json and .jsonl hold one object a line or one array of objects, .json also
@@ -76,22 +85,38 @@ def read_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> 
 
     Args:
         columns (*optional*): the only ones that are read from .parquet, if it has them all.
+        delimiter, encoding: of tables and of text files; default: a tab in .tsv, in .csv as `detect_delimiter`; UTF-8.
     """
     kind = file_kind(path)
     if kind == "parquet":
         return parquet_rows(path, columns)
     if kind in TABLES:
-        return table_rows(path)
-    return json_rows(path)
+        return table_rows(path, delimiter, encoding)
+    return json_rows(path, encoding)
 
 
-def table_rows(path: str | os.PathLike) -> Iterator[tuple[str, dict[str, str]]]:
+def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
+    """Return the delimiter that splits the header of a .csv file into most cells, and log one that is no comma."""
+    with open_text(path, encoding) as file:
+        header = next(filter(str.strip, file), "")
+    # csv.Sniffer takes letters of long texts for delimiters.
+    cells = {delimiter: len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in DELIMITERS}
+    delimiter = max(cells, key=cells.__getitem__)
+    if delimiter != ",":
+        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (--delimiter takes another character)")
+    return delimiter
+
+
+def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Iterate over the rows of a .csv or .tsv file, without blank lines; see `read_rows`."""
     kind = file_kind(path)
     # A document may be longer than the module's 131,072 characters.
     csv.field_size_limit(2**31 - 1)
-    with open_text(path) as file:
-        reader = csv.reader(file, **TABLES[kind])
+    options = dict(TABLES[kind])
+    if delimiter or kind == "csv":
+        options["delimiter"] = delimiter or detect_delimiter(path, encoding)
+    with open_text(path, encoding) as file:
+        reader = csv.reader(file, **options)
         try:
             header = next(filter(None, reader), [])
             if len({*header}) < len(header):
@@ -105,17 +130,17 @@ def table_rows(path: str | os.PathLike) -> Iterator[tuple[str, dict[str, str]]]:
             raise ValueError(f"line {reader.line_num} of {path} is not {kind}: {error}") from error
 
 
-def json_rows(path: str | os.PathLike) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over the rows of a file with one object a line, or of one value, which is held in memory; see `read_rows`."""
-    with open_text(path) as file:
+    with open_text(path, encoding) as file:
         head = [*itertools.islice(filter(str.strip, file), 2)]
     if not head:
         return
     if has_object_lines(head, file_kind(path)):
-        places = ((f"line {number} of {path}", line) for number, line in read_lines(path))
+        places = ((f"line {number} of {path}", line) for number, line in read_lines(path, encoding))
         rows = ((place, parse_json(line, place)) for place, line in places if line.strip())
     else:
-        with open_text(path) as file:
+        with open_text(path, encoding) as file:
             value = parse_json(file.read(), os.fspath(path))
         if isinstance(value, dict):
             value = value.get("data", [value])
@@ -169,13 +194,13 @@ def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
 
 
-def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source: str) -> "Dataset":
+def read_files(files: Any, *, source: str, delimiter: str | None = None, encoding: str = UTF_8) -> "Dataset":
     """Read the rows of one or several files into memory, joined in the order given.
 
-    Rows are as of `read_rows`. A key that a row of JSON does not have is None. Names of labels in .parquet are kept.
+    Rows and options as in `read_rows`. A key that a row of JSON lacks is None. Labels of .parquet keep their names.
 
     Args:
-        files: at least one, of any kind but text, with the same columns.
+        files (`str`, `os.PathLike` or a list of them): at least one, of any kind but text, with the same columns.
         source (`str`): the flag that named them, "--train_file", for messages.
     """
     from datasets import concatenate_datasets
@@ -184,7 +209,7 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
         files = [files]
     paths = [Path(file).expanduser() for file in files]
     try:
-        tables = [read_table(path) for path in paths]
+        tables = [read_table(path, delimiter, encoding) for path in paths]
         for path, table in zip(paths, tables, strict=True):
             different = ", ".join(sorted({*table.column_names} ^ {*tables[0].column_names}))
             if different:
@@ -194,7 +219,7 @@ def read_files(files: str | os.PathLike | Sequence[str | os.PathLike], *, source
         raise ValueError(f"{source}: {error}") from error
 
 
-def read_table(path: Path) -> "Dataset":
+def read_table(path: Path, delimiter: str | None, encoding: str) -> "Dataset":
     """Read a file into memory."""
     import pyarrow as pa
     from datasets import Dataset
@@ -209,7 +234,7 @@ def read_table(path: Path) -> "Dataset":
             rows = Dataset(table.read())
     else:
         columns: dict[str, list] = {}
-        for number, (_, row) in enumerate(read_rows(path)):
+        for number, (_, row) in enumerate(read_rows(path, delimiter=delimiter, encoding=encoding)):
             for name in {**columns, **row}:
                 columns.setdefault(name, [None] * number).append(row.get(name))
         try:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags that every fine-tuning script has."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
 
 from ..checkpoints.files import is_adapter_folder
+from ..data.files import UTF_8, read_files
 from ..data.languages import check_languages
 from ..files import as_list
 from ..model.attention_deberta_ext import BACKENDS
@@ -38,6 +41,8 @@ class DataArguments:
     )
     validation_file: list[str] = option(list, "files to evaluate on")
     test_file: list[str] = option(list, "files to predict on; labels are not needed")
+    delimiter: str | None = option(None, "between cells of csv and tsv; default: found in the header, in tsv a tab")
+    encoding: str = option(UTF_8, "of text files: cp1252, utf-16, ...")
     max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
     pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
     pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
@@ -57,7 +62,18 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
+        if self.delimiter == r"\t":
+            self.delimiter = "\t"
+        try:
+            if codecs.lookup(self.encoding).name == "utf-8":
+                self.encoding = UTF_8
+        except LookupError as error:
+            raise ValueError(f"--encoding must be an encoding that Python knows, such as cp1252: {error}") from error
         check_languages(as_list(self.card_language), "--card_language")
+
+    def read(self, files: str | Path | Sequence[str | Path], source: str) -> Dataset:
+        """Return the rows of files, as `read_files`, with the delimiter and the encoding of the flags."""
+        return read_files(files, source=source, delimiter=self.delimiter, encoding=self.encoding)
 
     def padding(self, max_length: int) -> dict[str, Any]:
         """Return the options of transformers' data collators that pad rows, the longest of which has `max_length` tokens."""

@@ -52,6 +52,7 @@ class EncodedTask:
         collator (`Callable`): rows -> batch, for all sets.
         metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
         loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, in place of the model's own.
+        balanced_sampling (`bool`): draw training rows so that all classes are equally frequent.
     """
 
     train: Dataset | None
@@ -60,6 +61,7 @@ class EncodedTask:
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
     metric: str
     loss: Callable[..., Any] | None = None
+    balanced_sampling: bool = False
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":

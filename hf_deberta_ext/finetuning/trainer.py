@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
@@ -16,6 +17,7 @@ from transformers.trainer_utils import PredictionOutput
 from ..sift import SiftArguments, SiftTrainer
 from ..training.batch_size import is_split_free
 from ..training.trainer import RunTrainer
+from .class_weights import BalancedSampler, WeightedLoss
 from .prediction_tables import write_tables
 from .task import EncodedTask, EvaluationSet
 
@@ -62,7 +64,7 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
             f"--label_smoothing_factor {args.label_smoothing_factor:g} needs one label of several classes, the same classes "
-            "for every row: leave it out for this task"
+            "for every row, without --class_weights: leave it out for this task"
         )
 
 
@@ -70,14 +72,16 @@ class _TaskLossTrainer(Trainer):
     """Trainer with the loss of a task in place of the model's, below everything that adds to a loss."""
 
     task: EncodedTask
+    _loss_scale: torch.Tensor | float = 1.0
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         # Not `compute_loss_func`, whose losses Trainer takes for sums over the whole step.
-        if self.task.loss is None or "labels" not in inputs:
+        is_evaluated = isinstance(self.task.loss, WeightedLoss) and not model.training
+        if self.task.loss is None or is_evaluated or "labels" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        loss = self.task.loss(outputs, labels)
+        loss = self.task.loss(outputs, labels) * self._loss_scale
         if return_outputs:
             return loss, outputs
         return loss
@@ -100,6 +104,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
       items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
       accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
       more than others, as it does with several processes. In the last step of an epoch each row counts as much as others.
+    - A `WeightedLoss` is the weighted mean over the whole step, of all processes; evaluation has the model's own loss.
     - A loss that is not finite stops the training at once.
 
     Args:
@@ -132,11 +137,17 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self._measured: EvaluationSet | None = None
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device):
-        """Return the micro-batches of a step; those of a step with fewer rows (end of an epoch) with their "weight"."""
+        """Return the micro-batches of a step, with "weight" or "loss_scale" where they do not count equally."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not is_split_free(self.args):
-            return batches, items
-        batches = self.without_repeated_rows(batches)
+        if is_split_free(self.args):
+            batches = self.without_repeated_rows(batches)
+            self.weigh_rows(batches)
+        if isinstance(self.task.loss, WeightedLoss):
+            self.scale_losses(batches)
+        return batches, items
+
+    def weigh_rows(self, batches: list[dict[str, Any]]):
+        """Add "weight" to the micro-batches of a step with fewer rows than others."""
         counts = [len(next(iter(batch.values()))) * ("repeated" not in batch) for batch in batches]
         parts, rows = len(counts) * self.args.world_size, sum(counts)
         most = parts * self.args.train_batch_size
@@ -147,10 +158,18 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             for batch, count in zip(batches, counts, strict=True):
                 batch.pop("repeated", None)
                 batch["weight"] = count * parts / rows
-        return batches, items
+
+    def scale_losses(self, batches: list[dict[str, Any]]):
+        """Add "loss_scale", a micro-batch's sum of class weights over the mean of these sums in all processes."""
+        sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
+        mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
+        for batch, weights in zip(batches, sums, strict=True):
+            # The sum of the loss and of SiFT's part, a mean over rows, is multiplied by "weight" later.
+            batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         weight = inputs.pop("weight", None)
+        self._loss_scale = inputs.pop("loss_scale", 1.0)
         computed = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if weight is None:
             return computed
@@ -165,7 +184,10 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)
         if config.problem_type == "multi_label_classification":
-            return math.log(2)
+            if self.task.loss is None:
+                return math.log(2)
+            labels = torch.tensor(rows["labels"][:])
+            return float(self.task.loss({"logits": torch.zeros_like(labels)}, labels))
         inputs = rows[:1000]["input_ids"]
         if "start_positions" in self.label_names:
             return math.log(max(map(len, inputs)))
@@ -249,6 +271,12 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     def create_model_card(self, *args, **kwargs):
         """Do nothing: the run writes a card of its own, which a push must not replace."""
+
+    def _get_train_sampler(self, train_dataset=None):
+        if not self.task.balanced_sampling:
+            return super()._get_train_sampler(train_dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return BalancedSampler(self.train_dataset["labels"][:], seed)
 
     def _get_eval_sampler(self, eval_dataset):
         # Trainer groups these by length too, and gives predictions in an order that nobody can undo.

@@ -107,8 +107,8 @@ def push(
 
     Raises:
         OSError: if there is no such folder.
-        ValueError: if `repo_id` is invalid; if the folder contains an access token, a link out of it, or an incomplete model; if the visibility of
-            the repository is not `private`; if the tag exists. Nothing was committed.
+        ValueError: if `repo_id` is invalid; if the folder contains an access token, a link out of it, or an incomplete
+            model; if the visibility of the repository is not `private`; if the tag exists. Nothing was committed.
         huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or got another commit meanwhile (412).
     """
     validate_repo_id(repo_id)

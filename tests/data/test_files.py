@@ -75,6 +75,42 @@ def test_a_file_in_every_form_gives_the_same_rows(tmp_path, form, zipped):
     assert texts == [row["sentence"] for row in expected]
 
 
+SEMICOLONS = 'text;label\n"so; or, so";1\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.csv", SEMICOLONS, "cells are separated by semicolons (--delimiter takes another character)"),
+        ("a.csv.gz", "\n" + SEMICOLONS, "cells are separated by semicolons"),
+        ("b.csv", "text\tlabel\nso; or, so\t1\n", "cells are separated by tabs"),
+        # Semicolons of texts and of one name do not count.
+        ("c.csv", 'text,label\n"so; or, so",1\n', None),
+        ("d.csv", 'text,"label; or so"\n"so; or, so",1\n', None),
+    ],
+)
+def test_the_delimiter_of_csv_is_found_in_the_header_and_told(name, text, told, tmp_path, caplog):
+    read = rows_of(write(tmp_path / name, text))
+    assert [[*row.values()] for row in read] == [["so; or, so", "1"]]
+    assert len(caplog.messages) == bool(told) and (told or "") in caplog.text
+
+
+def test_delimiter_and_encoding_may_be_given(tmp_path):
+    text = "text|label\ncafé, or tea|1\n"
+    for name, encoding in (("a.csv", "cp1252"), ("b.tsv", "utf-16"), ("c.csv.gz", "utf-8-sig")):
+        file = write(tmp_path / name, text.encode(encoding))
+        read = read_files(file, source="--train_file", delimiter="|", encoding=encoding)
+        assert read.to_list() == [{"text": "café, or tea", "label": "1"}]
+    lines = write(tmp_path / "d.jsonl", jsonl(ROWS[:1]).encode("utf-16"))
+    assert read_files(lines, source="--train_file", encoding="utf-16").to_list() == ROWS[:1]
+    for delimiter, encoding, message in (
+        (";;", "cp1252", "1-character string"),
+        (None, "utf-16", "UTF-16 stream does not start with BOM"),
+    ):
+        with pytest.raises(ValueError, match=f"--train_file: .*{message}"):
+            read_files(tmp_path / "a.csv", source="--train_file", delimiter=delimiter, encoding=encoding)
+
+
 def test_tsv_takes_quotes_as_they_are(tmp_path):
     text = 'sentence\tlabel\n"unclosed\t0\nsay ""it"" "\t1\r\n\n\u2028lone\t1\n'
     assert [[*row.values()] for row in rows_of(write(tmp_path / "a.tsv", text))] == [

@@ -87,7 +87,7 @@ ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
 SAVED_AS = {"masked lm": DebertaExtForMaskedLM, "replaced tokens": DebertaExtForPreTraining}
 BACKENDS = [None, "eager", "sdpa"]
 # The others take a minute, most of it to start two processes.
-SHORT = ("masked lm, v2", "task, uneven")
+SHORT = ("masked lm, v2", "task, uneven", "task, weighted")
 SHORT_OR_SLOW = [name if name in SHORT else pytest.param(name, marks=slow) for name in TRAININGS]
 
 

@@ -12,6 +12,7 @@ from accumulation import exact_accumulation
 from torch.nn import functional
 from transformers import BertConfig, default_data_collator
 
+from hf_deberta_ext.finetuning.class_weights import WeightedLoss
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
 from hf_deberta_ext.finetuning.trainer import TaskTrainer, check_arguments, check_losses, set_prefix
 from hf_deberta_ext.sift import SiftArguments
@@ -123,6 +124,77 @@ def test_the_loss_of_a_uniform_guess_is_that_of_the_task(kind, problem, guess, t
     if problem == "regression":
         task = dataclasses.replace(task, train=task.train.remove_columns("labels").add_column("labels", [0.5, -2.87228] * 8))
     assert trainer(tmp_path, model, task).uniform_loss == pytest.approx(guess, rel=1e-4)
+
+
+WEIGHTS = torch.tensor([0.2, 5.0, 1.0])
+
+
+@exact_accumulation
+@pytest.mark.parametrize("count", [16, 13], ids=["whole_step", "end_of_epoch"])
+@pytest.mark.parametrize("kind", ["sequence", "tokens", "several labels"])
+def test_a_weighted_loss_is_the_weighted_mean_over_the_step(kind, count, tmp_path):
+    """Its denominator is the sum of the weights of all micro-batches, not of each."""
+    several = kind == "several labels"
+    data = rows("tokens" if kind == "tokens" else "sequence", count)
+    if several:
+        labels = [[float(label == c or n % 5 == c) for c in range(3)] for n, label in enumerate(data["labels"])]
+        data = data.remove_columns("labels").add_column("labels", labels)
+    loss = WeightedLoss(WEIGHTS.tolist(), multi_label=several)
+    task = dataclasses.replace(encoded(), train=data, loss=loss)
+    model = get_model("tokens" if kind == "tokens" else "sequence", bert())
+    batch = default_data_collator([*data])
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        log_probabilities = model(**batch).logits.log_softmax(-1)
+        logits = model(**batch).logits
+    if several:
+        each = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        expected = (each * torch.where(labels == 1, WEIGHTS, 1.0)).mean()
+    else:
+        kept = labels != -100
+        of_label = log_probabilities[kept].gather(-1, labels[kept][:, None])[:, 0]
+        expected = -(WEIGHTS[labels[kept]] * of_label).sum() / WEIGHTS[labels[kept]].sum()
+    norms = []
+    for steps in (1, 2, 4):
+        entry = first_step(tmp_path / str(steps), model, task, steps)
+        assert entry["loss"] == pytest.approx(float(expected), rel=1e-4)
+        norms.append(entry["grad_norm"])
+    assert norms[0] > 0 and norms == pytest.approx([norms[0]] * 3, rel=1e-3)
+
+
+@exact_accumulation
+def test_sift_is_a_mean_over_rows_whatever_the_class_weights(tmp_path):
+    """Only the loss on labels is weighted."""
+    entries, more = [], dict(sift_init_size=0.5, sift_steps=0)
+    for weight in (0.0, 1000.0):
+        task = encoded(loss=WeightedLoss([0.01, 9.0, 1.0]))
+        entries.append(first_step(tmp_path / "run", get_model("sequence", bert()), task, 4, sift_weight=weight, **more))
+    plain, both = entries
+    assert 1000 * both["sift_loss"] > 0.01
+    assert both["loss"] - 1000 * both["sift_loss"] == pytest.approx(plain["loss"], rel=1e-4)
+
+
+def test_evaluation_has_the_loss_of_the_model(tmp_path):
+    """So that it can be compared with other weights, and does not depend on the size of the batches."""
+    sets = {"": evaluation_set(rows("sequence", 7), accuracy)}
+    losses = []
+    for loss in (None, WeightedLoss(WEIGHTS.tolist())):
+        ours = trainer(tmp_path, get_model("sequence", bert()), encoded(evaluation=sets, loss=loss))
+        losses.append(ours.evaluate()["eval_loss"])
+    assert losses[0] == losses[1]
+
+
+def test_balanced_sampling_is_resumed_within_an_epoch(tmp_path):
+    def run(folder, **more):
+        task = encoded(balanced_sampling=True)
+        sizes = dict(per_device_train_batch_size=4, max_steps=7, learning_rate=1e-2, save_strategy="steps", save_steps=6)
+        ours = trainer(folder, get_model("sequence", bert()), task, **sizes)
+        ours.train(**more)
+        return ours.model.state_dict()
+
+    whole = run(tmp_path)
+    resumed = run(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
 
 
 @exact_accumulation

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,17 @@ pytest.importorskip("datasets")
 from datasets import ClassLabel, Dataset
 from task_files import TINY_BERT, write_lines
 
+from hf_deberta_ext.finetuning.tasks.splits import hold_out
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
-GOOD = [{"text": "so good", "label": "pos"}, {"text": "", "label": "neg"}, {"text": 'a\nlong  "one"', "label": "pos"}]
+GOOD = [
+    {"text": "so good", "label": "pos"},
+    {"text": "a bad one", "label": "neg"},
+    {"text": 'a\nlong  "one"', "label": "pos"},
+]
 PAIRS = [{"premise": "it rains", "hypothesis": "wet", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
 BLANK = [{"text": "", "label": "pos"}, {"text": " \t\u3000", "label": "neg"}]
 TINY = TINY_BERT | dict(max_position_embeddings=32)
@@ -169,6 +176,113 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
     assert encoded(whole, tokenizer).evaluation[""].metrics is not None
 
 
+def test_a_share_is_stratified_and_repeats_with_its_seed():
+    labels = [*"a" * 100, *"b" * 31, *"c" * 7, "d"]
+    texts = [*range(len(labels))]
+    train, held_out = hold_out(texts, labels, 0.2, seed=3)
+    assert sorted(train + held_out) == texts and held_out == sorted(held_out)
+    counts = Counter(labels[row] for row in held_out)
+    assert len(held_out) == 27 and abs(counts["a"] - 20) <= 1 and abs(counts["b"] - 6.2) <= 1 and counts["c"] in (1, 2)
+    # A class of one row is only trained on.
+    assert counts["d"] == 0
+    assert hold_out(texts, labels, 0.2, seed=3) == (train, held_out) != hold_out(texts, labels, 0.2, seed=4)
+
+
+MESSY = [
+    *({"text": f"parcel {n}", "label": "delivery"} for n in range(4)),
+    {"text": "parcel 0", "label": "delivery"},
+    {"text": "parcel 1", "label": "payment"},
+    {"text": "held out", "label": "payment"},
+    {"text": " ", "label": "payment"},
+    {"text": "no label", "label": None},
+    {"text": "only one", "label": "refund"},
+]
+HELD_OUT = [{"text": "held out", "label": "payment"}, {"text": "other", "label": "delivery"}]
+
+
+def test_what_is_irregular_is_shown_before_training(data, caplog):
+    ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop")
+    assert (ours.num_train, ours.num_evaluation) == (8, 2)
+    assert caplog.messages == [
+        "the data before the training              training  evaluation\n"
+        "rows                                             8           2\n"
+        "rows left out                                    2           0\n"
+        "rows with the text of an earlier row             2           0\n"
+        "texts with several labels                        1           0\n"
+        "rows with a text of the evaluation               1           0\n"
+        "labels with fewer than 2 training rows: refund 1\n"
+        "labels with fewer than 2 evaluation rows: delivery 1, payment 1, refund 0\n"
+        "(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)"
+    ]
+    caplog.clear()
+    regular = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
+    data(train=regular[:4], validation=regular[4:])
+    assert not caplog.messages
+
+
+def test_duplicates_are_left_out_by_flag(data):
+    """A text with two labels stays twice: which one is right is not known."""
+    ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop", on_duplicates="drop")
+    train = ours.parts["train"][""]
+    assert train.left_out == 4
+    assert [*train.rows["text"]] == ["parcel 0", "parcel 1", "parcel 2", "parcel 3", "parcel 1", "only one"]
+    assert ours.labels.shown(np.array(train.labels)) == [*["delivery"] * 4, "payment", "refund"]
+    assert ours.num_evaluation == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {},
+            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or leave .*on_empty drop",
+        ),
+        (
+            dict(on_empty="drop", on_duplicates="refuse"),
+            "2 of 8 rows of --train_file without its empty rows equal an earlier row .*, the first is row 5: remove them",
+        ),
+    ],
+)
+def test_messy_data_are_refused(data, flags, message):
+    with pytest.raises(ValueError, match=message):
+        data(train=MESSY, validation=HELD_OUT, **flags)
+    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have a text of the evaluation"):
+        data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
+
+
+def test_a_pair_with_one_text_is_no_empty_row_and_rows_to_predict_on_may_be_empty(data):
+    pairs = [{"premise": "it rains", "hypothesis": "", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
+    assert data(train=pairs, test=[{"premise": "", "hypothesis": ""}]).num_train == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "weights"),
+    [("aaab", [4 / 6, 4 / 2]), ([["a"], ["a", "b"], ["a"], []], [1 / 3, 3.0])],
+    ids=[SINGLE, MULTI],
+)
+def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, tokenizer):
+    config = BertConfig(**TINY, id2label={0: "b", 1: "a"}, label2id=dict(b=0, a=1))
+    task = encoded(data(train=rows(*labels), class_weights="balanced"), tokenizer, config)
+    assert task.loss.weights.tolist() == pytest.approx(weights[::-1])
+    assert task.loss.multi_label == isinstance(labels, list)
+
+
+@pytest.mark.parametrize(
+    ("labels", "flags", "message"),
+    [
+        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes .* this regression"),
+        (
+            [["a"], ["b"]],
+            dict(balanced_sampling=True),
+            "--balanced_sampling one class a text: .* multi_label_classification",
+        ),
+    ],
+)
+def test_weights_without_classes_are_refused(labels, flags, message, data, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        encoded(data(train=rows(*labels), **flags), tokenizer)
+
+
 def test_sets_of_their_own_by_name(data, tokenizer):
     ours = data(
         train=rows(0, 1), validation={"": rows(0), "ko": rows(1, 0), "x-1": rows(1)}, test={"de": rows(-1), "": rows(-1)}
@@ -220,15 +334,16 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     flags = dict(train=[{"text": "it rains " * 40, "label": 0}, {"text": "so", "label": 1}], max_seq_length=64)
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
-    assert caplog.messages == [
+    assert [message for message in caplog.messages if "--max_seq_length" in message] == [
         "--max_seq_length 64 is more than the model takes: it becomes 32",
         "--train_file: 1 of 2 rows are longer than 32 tokens and are cut (--max_seq_length)",
     ]
     caplog.clear()
     config = DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False)
     assert max(len(ids) for ids in encoded(data(**flags), tokenizer, config).train["input_ids"]) == 64
-    assert caplog.messages[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training"
-    assert len(caplog.messages) == 2
+    messages = [message for message in caplog.messages if "--max_seq_length" in message]
+    assert messages[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training"
+    assert len(messages) == 2
 
 
 def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):

@@ -27,6 +27,7 @@ from hf_deberta_ext.finetuning.tasks.token_classification import (
     read_conll,
     sorted_labels,
     take_prefix_space,
+    word_positions,
 )
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import load_tokenizer
@@ -146,7 +147,7 @@ def test_label_all_tokens_goes_on_with_the_inside_of_the_entity(tmp_path, wordpi
     assert task.train[0]["labels"] == [-100, 1, 2, 2, 0, 0, -100]
 
 
-def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, wordpiece, caplog):
+def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_windows(tmp_path, wordpiece, caplog):
     rows = [
         {"tokens": ["Ada", "\u200b", "Ada", "Ada", "Paris"], "ner_tags": ["B-PER", "B-PER", "O", "B-PER", "B-LOC"]},
         {"tokens": ["Ada"], "ner_tags": ["B-PER"]},
@@ -154,12 +155,19 @@ def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, word
     ]
     data = data_of(tmp_path, rows, split="validation", max_seq_length=5)
     measured = data.encode(wordpiece, None).evaluation[""]
-    assert "3 words in 2 sentences of the data of --validation_file have no token" in caplog.text
-    assert measured.rows["word_tokens"][:] == [[1, -1, 2, 3, -1], [1], [-1]]
-    logits = logits_of(measured.rows["word_tokens"], [row["ner_tags"] for row in rows], data.labels)
-    # Found are 3 of the 5 entities, and 5 of the 7 words.
+    assert caplog.messages == [
+        "1 of 3 sentences of --validation_file have more than 5 tokens (--max_seq_length), such as sentence 1 of 5 words: "
+        "they are read in windows that overlap (--long_sentences)",
+        "2 words of --validation_file have no token, since the tokenizer drops them: all count as 'O'",
+    ]
+    # [CLS] ada ada ada [SEP], [CLS] ada paris [SEP]
+    assert measured.rows["sentence"][:] == [0, 0, 1, 2] and measured.examples == 3
+    assert measured.rows["word_tokens"][:] == [[1, -1, 2, 3, -1], [-1, -1, -1, -1, 2], [1], [-1]]
+    tags = [rows[number]["ner_tags"] for number in measured.rows["sentence"]]
+    logits = logits_of(measured.rows["word_tokens"], tags, data.labels)
+    # Found are 4 of the 5 entities, and 6 of the 7 words.
     assert measured.metrics(logits, None) == {
-        "precision": 1.0, "recall": pytest.approx(3 / 5), "f1": pytest.approx(3 / 4), "accuracy": pytest.approx(5 / 7),
+        "precision": 1.0, "recall": pytest.approx(4 / 5), "f1": pytest.approx(8 / 9), "accuracy": pytest.approx(6 / 7),
     }  # fmt: skip
     file = measured.write(logits, tmp_path, "eval")[0]
     table = measured.table(logits).to_pydict()
@@ -170,8 +178,67 @@ def test_words_that_are_cut_off_or_have_no_token_count_as_outside(tmp_path, word
     ]  # fmt: skip
     assert file.name == "eval_predictions.txt"
     assert file.read_text(encoding="utf-8") == (
-        "Ada B-PER\n\u200b O\nAda O\nAda B-PER\nParis O\n\nAda B-PER\n\n\u200b O\n\n"
+        "Ada B-PER\n\u200b O\nAda O\nAda B-PER\nParis B-LOC\n\nAda B-PER\n\n\u200b O\n\n"
     )
+
+
+def test_a_word_belongs_to_the_window_in_which_it_has_most_context():
+    """At equal context to the first: there its first token stands."""
+    first, second = [None, 0, 1, 2, 2, 3, None], [None, 2, 2, 3, 4, None]
+    # Word 3 has one token on its shorter side in the first window, two in the second.
+    assert word_positions([(0, first), (0, second)], [5]) == [[1, 2, 3, -1, -1], [-1, -1, -1, 3, 4]]
+    # Word 1 is longer than a window, and word 0 of another sentence is another word.
+    windows = [(0, [None, 0, 1, None]), (0, [None, 1, 1, None]), (1, [None, 0, None])]
+    assert word_positions(windows, [2, 2]) == [[1, 2], [-1, -1], [1, -1]]
+
+
+@pytest.mark.parametrize("length", [3, 5, 16, 40])
+@pytest.mark.parametrize("all_tokens", [False, True])
+def test_each_word_is_trained_on_and_predicted_once(length, all_tokens, tmp_path, wordpiece):
+    rows = [{"tokens": ["Ada", "smiles"] * 30, "ner_tags": ["B-PER", "O"] * 30}, *ROWS]
+    file = write_lines(tmp_path / "validation.jsonl", *rows)
+    flags = dict(validation_file=[file], max_seq_length=length, label_all_tokens=all_tokens)
+    data = data_of(tmp_path, rows, **flags)
+    task = data.encode(wordpiece, None)
+    assert max(map(len, task.train["input_ids"])) == length
+    labels = [label for row in task.train["labels"] for label in row if label != -100]
+    if not all_tokens:
+        assert sorted(labels) == sorted(data.labels.index(tag) for row in rows for tag in row["ner_tags"])
+    measured = task.evaluation[""]
+    tags = [rows[number]["ner_tags"] for number in measured.rows["sentence"]]
+    scores = measured.metrics(logits_of(measured.rows["word_tokens"], tags, data.labels), None)
+    assert scores["f1"] == scores["accuracy"] == 1.0
+
+
+def test_long_sentences_are_refused_by_flag(tmp_path, wordpiece):
+    data = data_of(tmp_path, max_seq_length=9, long_sentences="refuse")
+    with pytest.raises(
+        ValueError, match=r"1 of 2 sentences of --train_file .* sentence 1 of 3 words: raise --max_seq_length"
+    ):
+        data.encode(wordpiece, None)
+
+
+def test_words_of_rare_classes_weigh_more(tmp_path, wordpiece):
+    task = data_of(tmp_path, class_weights="balanced").encode(wordpiece, None)
+    # O occurs twice, the others once.
+    assert task.loss.weights.tolist() == pytest.approx([5 / 8, 5 / 4, 5 / 4, 5 / 4])
+    given = data_of(tmp_path, class_weights='{"O": 0.1}').encode(wordpiece, None)
+    assert given.loss.weights.tolist() == pytest.approx([0.1, 1, 1, 1])
+
+
+def test_rare_tags_and_repeated_sentences_are_shown_before_training(tmp_path, caplog):
+    file = write_lines(tmp_path / "validation.jsonl", ROWS[1])
+    other = {"tokens": ["Paris", "sleeps"], "ner_tags": ["O", "O"]}
+    data_of(tmp_path, [*ROWS, ROWS[0], other], validation_file=[file])
+    assert caplog.messages == [
+        "the data before the training              training  evaluation\n"
+        "rows                                             4           1\n"
+        "rows with the text of an earlier row             2           0\n"
+        "texts with several labels                        1           0\n"
+        "rows with a text of the evaluation               2           0\n"
+        "labels with fewer than 2 training words: B-LOC 1\n"
+        "labels with fewer than 2 evaluation words: O 1, B-LOC 1, B-PER 0, I-PER 0"
+    ]
 
 
 def test_metrics_of_each_type_when_asked(tmp_path, wordpiece):

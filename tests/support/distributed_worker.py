@@ -10,6 +10,7 @@ the wrappers "tensor" and "sharded" it holds the return value of `tensor_step` o
 process, tests call these functions directly.
 """
 
+import dataclasses
 import json
 import sys
 import traceback
@@ -34,6 +35,7 @@ from hf_deberta_ext import (
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
 )
+from hf_deberta_ext.finetuning.class_weights import WeightedLoss
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.heads import HEADS as TABLE
@@ -162,10 +164,12 @@ def sift(folder, form="virtual", fields=None, **arguments):
     return SiftTrainer(model, args, train_dataset=make_rows(DebertaExtForTokenClassification))
 
 
-def task(folder, sift_weight, fields=None, count=ROWS, **arguments):
+def task(folder, sift_weight, fields=None, count=ROWS, weights=None, **arguments):
     rows = [{name: value.tolist() for name, value in row.items()} for row in make_rows(DebertaExtForSequenceClassification)]
     rows = Dataset.from_list(rows[:count])
     encoded = EncodedTask(train=rows, evaluation={}, test={}, collator=default_data_collator, metric="accuracy")
+    if weights is not None:
+        encoded = dataclasses.replace(encoded, loss=WeightedLoss(weights), balanced_sampling=True)
     model = shaken(DebertaExtForSequenceClassification(make_config("v2", **(fields or {}))))
     return TaskTrainer(model, sharded(SiftArguments(folder, sift_weight=sift_weight, **arguments)), task=encoded)
 
@@ -208,6 +212,9 @@ TRAININGS = {
     "task": Training(partial(task, sift_weight=0.0)),
     # Of the last five rows, one process gets three and the other two.
     "task, uneven": Training(partial(task, sift_weight=0.0, count=21, fields=DROPOUT), random=True),
+    "task, weighted": Training(
+        partial(task, sift_weight=0.0, count=21, fields=DROPOUT, weights=(0.2, 5.0, 1.0)), random=True
+    ),
     "task with sift": Training(partial(task, sift_weight=1.0), random=True),
     "lora, checkpointed": Training(
         partial(head, model_class=DebertaExtForSequenceClassification, lora=True), arguments=CHECKPOINTED

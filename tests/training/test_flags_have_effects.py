@@ -53,7 +53,7 @@ OWN_FINE_TUNING = dict(
     sift_preset="official", sift_learning_rate=0.5, sift_init_size=0.1, sift_steps=2, sift_radius=1e-3, sift_norm="linf",
     sift_projection="clamp", sift_loss="mse", sift_form="adversarial", sift_same_dropout="false",
     sift_detach_embeddings="true", sift_gradient_eps=1.0, sift_start_step=1, problem_type="regression",
-    label_all_tokens="true",
+    label_all_tokens="true", class_weights="balanced", balanced_sampling="true",
 )  # fmt: skip
 # With dropout; the passes of a step may share its masks.
 SIFT = dict(sift_weight=1, config_overrides="hidden_dropout_prob=0.3")
@@ -63,6 +63,7 @@ OWN_FINE_TUNING_BESIDE = [
     ("sift_radius", 1e-3, dict(sift_weight=1, sift_projection="none")),
     ("sift_loss", "mse", dict(sift_weight=1, sift_form="adversarial")),
     ("doc_stride", 2, dict(max_seq_length=12)),
+    ("long_sentences", "refuse", dict(max_seq_length=6)),
 ]
 OWN_PRETRAINING = dict(
     preset="base", config_overrides=f"{SIZES}0.3", published_optimizer="true", train_tokenizer="byte-level-bpe",
@@ -99,6 +100,7 @@ OWN_PRETRAINING_BESIDE = [
 # push; change memory and speed, the machine and the processes; or only allow what is otherwise an error.
 NOT_TRIED = """
     model model_name_or_path task_name .*_name data_config train_data train_file train_split text_columns? .*_columns?
+    delimiter encoding on_empty on_duplicates split_seed
     language train_language eval_languages validation_.* test_file do_.* (overwrite_)?output_dir seeds recipe streaming
     resume_.* ignore_data_skip restore_callback.* ignore_mismatched_sizes trust_remote_code version_2_with_negative
     sift_layer_norm log(ging)?_.* disable_tqdm report_to project trackio_.* include_.* debug skip_memory_metrics eval_.*

@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
 from ...data.columns import first
-from ...data.files import FLAGS, read_files
+from ...data.files import FLAGS
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
@@ -166,8 +166,7 @@ class MultipleChoiceData(TaskData):
 
     def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
         """Return the questions of a file, or of a folder of RACE."""
-        read = read_raw_race if file.is_dir() else read_files
-        rows = read(file, source=FLAGS[split])
+        rows = read_raw_race(file, source=FLAGS[split]) if file.is_dir() else self.arguments.read(file, FLAGS[split])
         return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
     def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding,
 from transformers.utils import logging
 
 from ...data.columns import cells, check_cells, check_columns, first
-from ...data.files import FLAGS, file_kind, parse_json, read_files, read_rows
+from ...data.files import FLAGS, file_kind, parse_json, read_rows
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
@@ -182,9 +182,9 @@ class QuestionAnsweringData(TaskData):
         def from_file(file, split):
             source, articles = f"{FLAGS[split]} {file.name}", []
             if file_kind(file) == "json" and file.is_file():
-                articles = [row for _, row in read_rows(file)]
+                articles = [row for _, row in read_rows(file, encoding=data_args.encoding)]
             if not articles or "paragraphs" not in articles[0]:
-                return from_rows(read_files([file], source=FLAGS[split]), source, split)
+                return from_rows(data_args.read(file, FLAGS[split]), source, split)
             try:
                 rows = nested_rows(articles)
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

@@ -90,26 +90,32 @@ def read_splits(
     return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
 
 
-def hold_out(texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], share: float) -> tuple[list[int], list[int]]:
-    """Return the numbers of the rows to train on, and of a random share to evaluate on, the same at each call.
+def hold_out(
+    texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], share: float, seed: int = 0
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of the rows to train on, and of a share to evaluate on, in ascending order.
 
-    Rows of equal text stay together, and those to train on have every label.
+    The share is stratified by label, or combination of labels, to within a text. Rows of equal text stay together, and those
+    to train on have every label: a label of one row is only trained on.
 
     Args:
         texts, labels: of each row, the text or texts and the labels that it has.
-        share (`float`): of the rows that are held out, in (0, 1).
+        share, seed: share of the rows that are held out, in (0, 1), and seed of which.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):
         groups.setdefault(text, []).append(row)
-    shuffled, seen = [*groups.values()], set()
-    random.Random(0).shuffle(shuffled)
-    to_train, held_out = [], []
-    for number, group in enumerate(shuffled):
+    shuffled = [*groups.values()]
+    random.Random(seed).shuffle(shuffled)
+    # Rows of one label after one another; sorting keeps the order of draws.
+    shuffled.sort(key=lambda group: str([*labels[group[0]]]))
+    seen, to_train, held_out, held_texts = set(), [], [], 0
+    for number, group in enumerate(shuffled, start=1):
         new = set().union(*(labels[row] for row in group)) - seen
         seen |= new
-        if not new and int((number + 1) * share) > int(number * share):
+        if not new and held_texts + 1 <= number * share + 1e-9:
+            held_texts += 1
             held_out += group
         else:
             to_train += group
-    return to_train, held_out
+    return sorted(to_train), sorted(held_out)

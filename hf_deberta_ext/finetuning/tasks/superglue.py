@@ -75,6 +75,8 @@ def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | N
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
         raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
     if name == "copa":
+        if data_args.class_weights or data_args.balanced_sampling:
+            raise ValueError("--class_weights and --balanced_sampling are of classes: copa has choices, leave them out")
         return CopaData(data_args, hub)
     return SuperGlueData(data_args, hub)
 

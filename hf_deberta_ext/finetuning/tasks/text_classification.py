@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +22,19 @@ from transformers import (
 from transformers.utils import logging
 
 from ...data.columns import TEXT_COLUMNS, cells, check_cells, check_columns, first
-from ...data.files import FLAGS, named_files, read_files, shown_files
+from ...data.files import FLAGS, named_files, shown_files
 from ...data.hub import read_hub
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY, TFIDF, TFIDF_SCORES, majority_logits, tfidf_logits
+from ..class_weights import HELP, WeightedLoss, class_weights
 from ..failures import Failures, class_failures, multi_label_failures, regression_failures
 from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData
+from .data_checks import CheckedSet, data_table
 from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out, hub_source
@@ -61,6 +63,15 @@ class TextClassificationArguments(DataArguments):
     validation_share: float | None = option(
         None, "without --validation_file: share of the training rows that are held out to evaluate on, such as 0.2"
     )
+    split_seed: int = option(0, "which rows --validation_share holds out, the same share of each class")
+    on_empty: str = option("refuse", "your own rows without text or label, unless to predict on", choices=["refuse", "drop"])
+    on_duplicates: str = option(
+        "keep",
+        "your own training rows that occur before or have a text of the evaluation",
+        choices=["keep", "drop", "refuse"],
+    )
+    class_weights: str | None = option(None, HELP)
+    balanced_sampling: bool = option(False, "draw training rows with replacement, each class equally often")
     text_columns: list[str] = option(
         list,
         "the column of the text, or two of a pair; default: those of the task, or of GLUE",
@@ -74,6 +85,16 @@ class TextClassificationArguments(DataArguments):
     language: str | None = option(None, "of XNLI, to evaluate on, and to train on")
     train_language: str | None = option(None, "of XNLI, to train on; default: --language")
     eval_languages: list[str] = option(list, "several languages of XNLI to evaluate on (eval_de_accuracy)")
+
+    needs: ClassVar = {
+        "split_seed": ("without --validation_share", lambda args: args.validation_share is not None),
+        **dict.fromkeys(("on_empty", "on_duplicates"), ("with --task_name", lambda args: args.task_name is None)),
+        "class_weights": ("without --do_train", lambda args: args.do_train),
+        "balanced_sampling": (
+            "without --do_train, or with --class_weights or --train_sampling_strategy",
+            lambda args: args.do_train and not args.class_weights and args.train_sampling_strategy == "random",
+        ),
+    }
 
     def __post_init__(self):
         super().__post_init__()
@@ -99,6 +120,7 @@ class Part:
         test (`bool`): labels are not needed.
         labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
         numbers (*optional*): of the rows in the data, from 1; default: 1, 2, ...
+        left_out (`int`): empty rows and duplicates that were left out.
     """
 
     rows: Dataset
@@ -106,6 +128,7 @@ class Part:
     test: bool
     labels: list | None = None
     numbers: np.ndarray | None = None
+    left_out: int = 0
 
 
 class TextClassificationData(TaskData):
@@ -133,6 +156,9 @@ class TextClassificationData(TaskData):
         self.parts: dict[str, dict[str, Part]] = {kind: {} for kind in SPLITS}
         self.dataset = self.read_parts()
         self.text_columns = self.text_columns_of(next(self.all_parts()))
+        if self.task is None:
+            for part in chain(self.parts["train"].values(), self.parts["validation"].values()):
+                self.treat_empty_rows(part)
         self.labels = self.labels_of()
         if data_args.validation_share is not None:
             self.hold_validation_out(data_args.validation_share)
@@ -140,6 +166,10 @@ class TextClassificationData(TaskData):
             for part in parts.values():
                 part.rows = self.examples(first(part.rows, data_args.limits[kind]), part.source)
         self.encode_labels()
+        if self.task is None and "" in self.parts["train"]:
+            self.treat_duplicates(self.parts["train"][""])
+            if table := data_table(self.checked("train"), self.checked("validation")):
+                logger.warning(f"{table}\n(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)")
         self.check_training()
         self.num_train, self.num_evaluation = (
             sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
@@ -156,6 +186,49 @@ class TextClassificationData(TaskData):
             if self.labels is not None and not (part.test and column not in part.rows.column_names):
                 values, _ = label_cells(part.rows, column, source=part.source, flag="--label_column")
                 part.labels = self.labels.encode(values, source=part.source, test=part.test)
+
+    def treat_empty_rows(self, part: Part):
+        """Refuse or leave out rows without text or label, as --on_empty says; columns without any are other errors."""
+        is_empty = np.zeros(len(part.rows), dtype=bool)
+        for names in (self.text_columns, (self.data_args.label_column,)):
+            columns = [cells(part.rows, name) for name in names if name in part.rows.column_names]
+            without = [not any(cell is not None and str(cell).strip() for cell in row) for row in zip(*columns, strict=True)]
+            if without and not all(without):
+                is_empty |= without
+        part.left_out = int(is_empty.sum())
+        if part.left_out and self.data_args.on_empty == "refuse":
+            raise ValueError(
+                f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
+                f"{is_empty.argmax() + 1}: fill them, or leave them out with --on_empty drop"
+            )
+        if part.left_out:
+            part.rows = part.rows.select(np.flatnonzero(~is_empty))
+            part.source += " without its empty rows"
+
+    def treat_duplicates(self, train: Part):
+        """Refuse or leave out rows that equal an earlier one or have a text of the evaluation, as --on_duplicates says."""
+        held_out, kept = {*self.checked("validation").texts}, {}
+        for number, row in enumerate(zip(*self.checked("train")[:2], strict=True)):
+            if row[0] not in held_out:
+                kept.setdefault(row, number)
+        duplicates = sorted({*range(len(train.rows))} - {*kept.values()})
+        if not duplicates or self.data_args.on_duplicates == "keep":
+            return
+        if self.data_args.on_duplicates == "refuse" or not kept:
+            raise ValueError(
+                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have a text of the "
+                f"evaluation, the first is row {duplicates[0] + 1}: remove them, or give --on_duplicates drop or keep"
+            )
+        train.left_out += len(duplicates)
+        train.rows, train.labels = train.rows.select(kept.values()), [train.labels[number] for number in kept.values()]
+
+    def checked(self, kind: str) -> CheckedSet:
+        """Return texts and labels of all training or evaluation sets."""
+        texts, labels, parts = [], [], self.parts[kind].values()
+        for part in parts:
+            texts += zip(*self.texts(part.rows), strict=True)
+            labels += map(str, self.labels.shown(np.array(part.labels)))
+        return CheckedSet(texts, labels, self.counts_of(kind), sum(part.left_out for part in parts))
 
     def check_training(self):
         """Check that there is something to learn."""
@@ -212,7 +285,8 @@ class TextClassificationData(TaskData):
             labels = [*map(np.flatnonzero, train.labels)]
         elif self.labels.problem_type == SINGLE:
             labels = [*zip(train.labels, strict=True)]
-        to_train, held_out = hold_out([*zip(*self.texts(rows), strict=True)], labels, share)
+        texts = [*zip(*self.texts(rows), strict=True)]
+        to_train, held_out = hold_out(texts, labels, share, self.data_args.split_seed)
         if not held_out:
             raise ValueError(
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
@@ -251,10 +325,14 @@ class TextClassificationData(TaskData):
     @property
     def label_counts(self) -> dict[str, int]:
         """Return the number of training rows of each label; empty without training data or classes."""
-        train = self.parts["train"].get("")
-        if train is None or self.labels.problem_type == REGRESSION:
+        return self.counts_of("train")
+
+    def counts_of(self, kind: str) -> dict[str, int]:
+        """Return the number of rows of each label in the training or evaluation sets; empty without any or classes."""
+        labels = [*chain.from_iterable(part.labels for part in self.parts[kind].values())]
+        if not labels or self.labels.problem_type == REGRESSION:
             return {}
-        shown = self.labels.shown(np.array(train.labels, dtype=np.int64))
+        shown = self.labels.shown(np.array(labels, dtype=np.int64))
         if self.labels.problem_type == MULTI:
             shown = chain.from_iterable(shown)
         counts = Counter(shown)
@@ -313,7 +391,7 @@ class TextClassificationData(TaskData):
             for kind, flag in FLAGS.items():
                 for name, paths in named_files(getattr(data_args, f"{kind}_file"), source=flag).items():
                     source = f"{flag} {name}".strip()
-                    self.parts[kind][name] = Part(read_files(paths, source=source), source, kind == "test")
+                    self.parts[kind][name] = Part(data_args.read(paths, source), source, kind == "test")
             return shown_files([*data_args.train_file, *data_args.validation_file, *data_args.test_file])
         # (kind, set) -> configuration and names of the split on the Hub.
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
@@ -392,7 +470,21 @@ class TextClassificationData(TaskData):
                 rows = self.encoded_rows(parts[name], tokenizer=tokenizer, length=length)
                 sets[kind][name] = rows if kind == "train" else self.evaluation_set(parts[name], name, rows)
         collator = DataCollatorWithPadding(tokenizer, **self.data_args.padding(length))
-        return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric)
+        options = dict(loss=self.weighted_loss(), balanced_sampling=self.data_args.balanced_sampling)
+        return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric, **options)
+
+    def weighted_loss(self) -> WeightedLoss | None:
+        """Return the loss with --class_weights; None for the model's own."""
+        flag, kind = self.data_args.class_weights, self.labels.problem_type
+        if (flag and kind == REGRESSION) or (self.data_args.balanced_sampling and kind != SINGLE):
+            raise ValueError(
+                f"--class_weights needs classes and --balanced_sampling one class a text: leave them out for this {kind}"
+            )
+        if flag is None or not self.label_counts:
+            return None
+        rows = self.num_train if kind == MULTI else None
+        weights = class_weights(flag, self.label_counts, [*self.config_fields()["label2id"]], rows)
+        return WeightedLoss(weights, multi_label=kind == MULTI)
 
     def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the features of a set, with a warning of rows that are longer than `length`."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A label for each word: named entities, parts of speech and the like, for any token classification model.
 
-The first token of a word carries its label and gives its prediction. A word that no token stands for, because its tokenizer
-drops its characters or because the sentence is cut before it, is predicted as "O" and counted all the same: every metric is
-over all words of all sentences.
+The first token of a word carries its label and gives its prediction. A sentence that is too long for the model is read in
+windows that overlap; each of its words belongs to the window in which it has most context. A word without a token, because
+the tokenizer drops its characters, is predicted as "O" and counted: every metric is over all words of all sentences.
 """
 
 import copy
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -28,16 +28,18 @@ from transformers import (
 from transformers.utils import logging
 
 from ...data.columns import cells, check_cells, check_columns, first
-from ...data.files import FLAGS, open_text, read_files
+from ...data.files import FLAGS, UTF_8, open_text
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..baselines import MAJORITY
+from ..class_weights import HELP, WeightedLoss, class_weights
 from ..failures import tag_failures
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
+from .data_checks import CheckedSet, data_table
 from .entity_metrics import entity_scores
 from .labels import check_logits, label_cells
 from .span_failures import entity_failures
@@ -67,19 +69,19 @@ class Sentence(NamedTuple):
     tags: list[str] | None
 
 
-def read_conll(file: Path, *, source: str) -> list[Sentence]:
+def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Sentence]:
     """Read a CoNLL text file: a word a line, its tag in the last column, a blank line between sentences; also .gz.
 
     Columns are parted by tabs where a line has any, or else by spaces. Lines of -DOCSTART- are left out, and so are
     comments of CoNLL-U, "# name = value". Lines of one column alone are words without tags.
 
     Raises:
-        ValueError: it is not UTF-8, without a word, or some lines have a tag and others none; its first column numbers the
-            words, as that of CoNLL-U.
+        ValueError: it is in another encoding, without a word, or some lines have a tag and others none; its first column
+            numbers the words, as in CoNLL-U.
     """
     sentences: list[list[list[str]]] = [[]]
     without = with_tags = None
-    with open_text(file) as lines:
+    with open_text(file, encoding) as lines:
         for line in lines:
             if not line.strip() or line.startswith("-DOCSTART-"):
                 sentences.append([])
@@ -184,6 +186,12 @@ class TokenClassificationArguments(DataArguments):
     label_names: list[str] = option(list, "names of labels that are numbers, from 0: O B-PER I-PER ...")
     label_all_tokens: bool = option(False, "train on all tokens of a word (I- behind the B- of the first), not on its first")
     return_entity_level_metrics: bool = option(False, "precision, recall and F1 of each type of entity, too")
+    long_sentences: str = option(
+        "window", "of more than --max_seq_length tokens; windows overlap by a quarter", choices=["window", "refuse"]
+    )
+    class_weights: str | None = option(None, HELP)
+
+    needs: ClassVar = {"class_weights": ("without --do_train", lambda args: args.do_train)}
 
 
 def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
@@ -207,30 +215,50 @@ def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
 def encode_words(
     batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, inside: Sequence[int] | None
 ) -> dict[str, list]:
-    """Return the features, and `word_tokens`: the position of each word's first token, -1 for a word without any.
+    """Return the features of windows, one for each sentence of up to `max_length` tokens.
 
-    `inside` has for each label of a word's first token that of its other ones; None = -100.
+    "sentence" is the number of a window's sentence; "word_tokens" has for each word of it the position of its first token,
+    -1 for a word without any or of another window. Words only have labels in their own window. `inside` has for each label
+    of a word's first token the label of its other ones; None = -100.
     """
-    encoding = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=max_length)
-    features = {**encoding, "word_tokens": []}
+    options = dict(truncation=True, max_length=max_length, return_overflowing_tokens=True, stride=max_length // 4)
+    encoding = tokenizer(batch["words"], is_split_into_words=True, **options)
+    numbers = encoding.pop("overflow_to_sample_mapping")
+    windows = [(number, encoding.word_ids(window)) for window, number in enumerate(numbers)]
+    features = {**encoding, "sentence": [batch["sentence"][number] for number in numbers]}
+    features["word_tokens"] = word_positions(windows, [*map(len, batch["words"])])
     if "label_ids" in batch:
         features["labels"] = []
-    for number, words in enumerate(batch["words"]):
-        word_ids = encoding.word_ids(number)
-        positions = [-1] * len(words)
-        for position, word in reversed([*enumerate(word_ids)]):
-            if word is not None:
-                positions[word] = position
-        features["word_tokens"].append(positions)
-        if "label_ids" in batch:
+        for (number, word_ids), positions in zip(windows, features["word_tokens"], strict=True):
             labels, row = batch["label_ids"][number], [ABSENT] * len(word_ids)
             for position, word in enumerate(word_ids):
-                if word is not None and position == positions[word]:
+                if word is None or positions[word] < 0:
+                    continue
+                if position == positions[word]:
                     row[position] = labels[word]
-                elif word is not None and inside is not None:
+                elif inside is not None:
                     row[position] = inside[labels[word]]
             features["labels"].append(row)
     return features
+
+
+def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
+    """Return for each window the positions of the first tokens of the words that belong to it, -1 for other words.
+
+    A word belongs to the window in which it has most tokens on its shorter side (of equals the first). `windows` are the
+    sentence and the words of the tokens (None: special) of each, `lengths` the number of words of each sentence.
+    """
+    best: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for window, (number, word_ids) in enumerate(windows):
+        for position, word in enumerate(word_ids):
+            is_first = word is not None and (position == 0 or word_ids[position - 1] != word)
+            context = min(position, len(word_ids) - 1 - position)
+            if is_first and ((number, word) not in best or context > best[number, word][0]):
+                best[number, word] = (context, window, position)
+    positions = [[-1] * lengths[number] for number, _ in windows]
+    for (_, word), (_, window, position) in best.items():
+        positions[window][word] = position
+    return positions
 
 
 @dataclass
@@ -281,8 +309,8 @@ class TokenClassificationData(TaskData):
         def from_file(file, split):
             flag = FLAGS[split]
             if not file.name.lower().endswith(CONLL_ENDINGS):
-                return from_rows(read_files([file], source=flag), f"{flag} {file.name}", split)
-            sentences = read_conll(file, source=flag)
+                return from_rows(data_args.read(file, flag), f"{flag} {file.name}", split)
+            sentences = read_conll(file, source=flag, encoding=data_args.encoding)
             if split != "test" and sentences[0].tags is None:
                 raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
             self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
@@ -300,6 +328,15 @@ class TokenClassificationData(TaskData):
         self.set_labels(sorted_labels(names or ()))
         self.sets = {split: sentences[: data_args.limits[split]] for split, sentences in sets.items()}
         self.num_train, self.num_evaluation = (len(self.sets.get(split, ())) for split in ("train", "validation"))
+        table = data_table(self.checked("train"), self.checked("validation"), unit="words")
+        if table and self.num_train and data_args.task_name is None:
+            logger.warning(table)
+
+    def checked(self, split: str) -> CheckedSet:
+        """Return words and tags of the sentences of a set."""
+        sentences = self.sets.get(split, ())
+        words, tags = [tuple(sentence.words) for sentence in sentences], [tuple(sentence.tags) for sentence in sentences]
+        return CheckedSet(words, tags, self.counts_of(split))
 
     def set_labels(self, labels: list[str]):
         """Set the labels in the order of their numbers, which the data may have; none of them: they are not known yet."""
@@ -344,13 +381,16 @@ class TokenClassificationData(TaskData):
             # A batch of nothing to learn has no mean loss.
             sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
         collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
-        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy")
+        loss = None
+        if self.data_args.class_weights and "train" in sets:
+            loss = WeightedLoss(class_weights(self.data_args.class_weights, self.label_counts, self.labels))
+        return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy", loss)
 
     def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return the features of a set, with a warning of words that no token stands for."""
-
+        """Return the features of a set, with warnings of long sentences and of words without a token."""
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
         columns: dict[str, list] = {"words": [sentence.words for sentence in sentences]}
+        columns["sentence"] = [*range(len(sentences))]
         if sentences[0].tags is not None:
             columns["label_ids"] = [[ids[label] for label in sentence.tags] for sentence in sentences]
         inside = None
@@ -358,13 +398,18 @@ class TokenClassificationData(TaskData):
             inside = [ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()]
         options = dict(tokenizer=tokenizer, max_length=max_length, inside=inside)
         rows = self.data_args.tokenise(Dataset.from_dict(columns), encode_words, split, **options)
-        lost = [positions.count(-1) for positions in rows["word_tokens"]]
-        if any(lost):
-            logger.warning(
-                f"{sum(lost):,} words in {sum(map(bool, lost)):,} sentences of the data of {FLAGS[split]} have no token: "
-                f"they are cut off at --max_seq_length {max_length}, or of characters that the tokenizer drops. They count "
-                f"as {OUTSIDE!r}"
-            )
+        data = f"of {FLAGS[split]}"
+        long = [number for number, windows in Counter(rows["sentence"][:]).items() if windows > 1]
+        if long:
+            message = f"{len(long):,} of {len(sentences):,} sentences {data} have more than {max_length} tokens "
+            message += f"(--max_seq_length), such as sentence {long[0] + 1:,} of {len(sentences[long[0]].words):,} words"
+            if self.data_args.long_sentences == "refuse":
+                raise ValueError(f"{message}: raise --max_seq_length, split them, or give --long_sentences window")
+            logger.warning(f"{message}: they are read in windows that overlap (--long_sentences)")
+        lost = sum(len(sentence.words) for sentence in sentences)
+        lost -= sum(len(positions) - positions.count(-1) for positions in rows["word_tokens"][:])
+        if lost:
+            logger.warning(f"{lost:,} words {data} have no token, since the tokenizer drops them: all count as {OUTSIDE!r}")
         return rows
 
     def scores(self, predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -382,9 +427,11 @@ class TokenClassificationData(TaskData):
     @property
     def label_counts(self) -> dict[str, int]:
         """Return the number of training words of each label."""
-        if "train" not in self.sets:
-            return {}
-        counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets["train"]))
+        return self.counts_of("train")
+
+    def counts_of(self, split: str) -> dict[str, int]:
+        """Return the number of words of each label that a set has."""
+        counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets.get(split, ())))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property
@@ -399,14 +446,16 @@ class TokenClassificationData(TaskData):
 
     def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
         """Return the set of `sentences`, whose features are `rows`, and which were read from `inputs`."""
-        positions = rows["word_tokens"][:]
+        numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
 
         def tags_of(logits: Any) -> list[list[str]]:
-            """Return a tag for each word of each sentence, from logits [n, N, C]."""
-            return [
-                [self.labels[row[position]] if position >= 0 else OUTSIDE for position in tokens]
-                for row, tokens in zip(check_logits(logits).argmax(-1), positions, strict=True)
-            ]
+            """Return a tag for each word of each sentence, from logits [n, N, C] of n windows."""
+            tags = [[OUTSIDE] * len(sentence.words) for sentence in sentences]
+            for row, number, tokens in zip(check_logits(logits).argmax(-1), numbers, positions, strict=True):
+                for word, position in enumerate(tokens):
+                    if position >= 0:
+                        tags[number][word] = self.labels[row[position]]
+            return tags
 
         def metrics(predictions, labels):
             return self.scores(tags_of(predictions), [sentence.tags for sentence in sentences])
@@ -427,13 +476,16 @@ class TokenClassificationData(TaskData):
                 return entity_failures(tags, predicted, [sentence.words for sentence in sentences])
             # Words without a token are "O", which may be none of the labels.
             names = [*dict.fromkeys([*self.labels, *chain.from_iterable(predicted)])]
-            numbers = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
-            return tag_failures(*numbers, names)
+            classes = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
+            return tag_failures(*classes, names)
 
         def table(predictions):
-            best, scores = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6), []
-            for row, tokens in zip(best, positions, strict=True):
-                scores.append([row[position] if position >= 0 else None for position in tokens])
+            best = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6)
+            scores: list[list[float | None]] = [[None] * len(sentence.words) for sentence in sentences]
+            for row, number, tokens in zip(best, numbers, positions, strict=True):
+                for word, position in enumerate(tokens):
+                    if position >= 0:
+                        scores[number][word] = row[position]
             gold = None if sentences[0].tags is None else [sentence.tags for sentence in sentences]
             return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labelled texts before they are trained on: a table of rare classes, duplicates and texts with several labels."""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = ["CheckedSet", "data_table"]
+
+
+class CheckedSet(NamedTuple):
+    """Text and label of each row, number of rows (of sentences: words) of each class, and of rows that were left out."""
+
+    texts: Sequence[Hashable]
+    labels: Sequence[Hashable]
+    counts: Mapping[str, int]
+    left_out: int = 0
+
+    def irregular_rows(self) -> dict[str, int]:
+        """Return the number of rows, and of those that are irregular, by how."""
+        labels_of_text = Counter(text for text, _ in {*zip(self.texts, self.labels, strict=True)})
+        return {
+            "rows": len(self.texts),
+            "rows left out": self.left_out,
+            "rows with the text of an earlier row": len(self.texts) - len(labels_of_text),
+            "texts with several labels": sum(count > 1 for count in labels_of_text.values()),
+        }
+
+
+def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
+    """Return a table of what is irregular in training and evaluation data, None if nothing is; `unit` is what the sets count
+    of each class, rows or words."""
+    held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
+    numbers = train.irregular_rows() | {"rows with a text of the evaluation": sum(text in held_out for text in train.texts)}
+    lines = [f"{'the data before the training':<40}{'training':>10}{'evaluation':>12}"]
+    for name, number in numbers.items():
+        if number or of_evaluation.get(name):
+            lines.append(f"{name:<40}{number:>10,}{of_evaluation.get(name, 0):>12,}")
+    regular = len(lines)
+    for kind, counts in (("training", train.counts), ("evaluation", evaluation.counts)):
+        rare = [f"{name} {counts.get(name, 0)}" for name in train.counts if counts.get(name, 0) < 2]
+        if rare and (held_out or kind == "training"):
+            lines.append(f"labels with fewer than 2 {kind} {unit}: {', '.join(rare[:10])}{', ...' * (len(rare) > 10)}")
+    if len(lines) == regular == 2:
+        return None
+    return "\n".join(lines)
