@@ -109,15 +109,15 @@ REMAINDERS = [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (612, 617
 
 
 @backends
-@pytest.mark.parametrize("reach", [40, None], ids=["saturated", "unknown-reach"])
+@pytest.mark.parametrize("max_distance", [40, None], ids=["saturated", "unknown-max_distance"])
 @pytest.mark.parametrize(("first", "last"), REMAINDERS)
-def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, reach, backend, relative_error):
+def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, max_distance, backend, relative_error):
     """Tables of "blocked" ended before the last tile of keys where N was a little more than a multiple of the tile."""
     for N in range(first, last):
         leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), "clamped", d=16 if backend == "native" else 4, seed=N)
         with torch.no_grad():
             leaves = [x[:1, :1] if x.dim() == 4 else x[:1] for x in leaves]
-            ours = call(backend, leaves, options | dict(reach=reach))
+            ours = call(backend, leaves, options | dict(max_distance=max_distance))
             assert relative_error(backend, ours, call("eager", leaves, options)) < 1e-5, N
 
 

@@ -63,7 +63,7 @@ def random_call(seed):
     longest = max(lengths) if kind == "packed" else N
     terms = draw.choice(ALL_TERMS)
     options = dict(terms=terms, scale=(d * (1 + len(terms))) ** -0.5, delta=position(longest + draw.choice([0, 0, 7])))
-    ours, theirs = dict(reach=draw.choice([distance, None])), {}
+    ours, theirs = dict(max_distance=draw.choice([distance, None])), {}
     if kind == "packed":
         documents = torch.arange(B * len(lengths)).repeat_interleave(torch.tensor(lengths))
         ours["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).int()

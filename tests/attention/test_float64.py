@@ -30,7 +30,7 @@ LENGTHS = {"near": (63, 128, 512), "far": (513, 700, 1100, 2048, 8192)} if GPU e
 CASES = [("bfloat16", mask, dropout, D) for mask in ("none", "padding", "packed", "pairs") for dropout in (0.0, 0.1)]
 CASES += [("float16", "none", 0.0, D), ("float16", "none", 0.1, D), ("float16", "padding", 0.1, D)]
 CASES += [("bfloat16", "none", 0.1, 2 * D), ("float32", "none", 0.0, D), ("float32", "padding", 0.1, D)]
-CASES = [(*case, reach) for case, reach in itertools.product(CASES, LENGTHS)]
+CASES = [(*case, max_distance) for case, max_distance in itertools.product(CASES, LENGTHS)]
 
 
 def documents(N):
@@ -103,7 +103,7 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
     for name in ["triton"] if dropout_p else [name for name in ATTENTION_BACKENDS if name != "eager"]:
         if backend_unavailable(name, DEVICE, dtype, d):
             continue
-        backend, how = ATTENTION_BACKENDS[name], options | dict(reach=MAX_DISTANCE)
+        backend, how = ATTENTION_BACKENDS[name], options | dict(max_distance=MAX_DISTANCE)
         if kind == "packed" and backend.takes_cu_seqlens:
             ends = documents(N).bincount().cumsum(0)
             how |= dict(mask=None, cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int().to(DEVICE))
@@ -126,15 +126,17 @@ def is_right(line):
     return "rows" in line and all(row.get("ok", True) for row in line["rows"])
 
 
-@pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "reach"), CASES)
-def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, kind, dropout_p, d, reach, monkeypatch):
-    file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
+@pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "max_distance"), CASES)
+def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(
+    dtype, kind, dropout_p, d, max_distance, monkeypatch
+):
+    file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {max_distance}"
     if file and any(case == line["case"] and is_right(line) for line in study_lines(file)):
         pytest.skip("the study has it")
     if dropout_p and backend_unavailable("triton", DEVICE, getattr(torch, dtype), d):
         pytest.skip("no backend here says which probabilities its dropout keeps")
     labels, rows = dict(dtype=dtype, mask=kind, dropout=dropout_p, d=d), []
-    for N in LENGTHS[reach]:
+    for N in LENGTHS[max_distance]:
         # Dense masks of float64 at 8,192 tokens need tens of gigabytes.
         if N < 4096 or (kind, d) == ("none", D):
             rows += [labels | row for row in rows_of(N, dtype, kind, dropout_p, d, monkeypatch)]

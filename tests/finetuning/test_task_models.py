@@ -12,7 +12,7 @@ from toy_task import CONFIGS, equal, read, run, sentences, toy_tokenizer, weight
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tokenization import finish
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -282,7 +282,7 @@ def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "v2"])
 def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp_path):
-    big = finish(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))
+    big = wrap_tokenizer(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))
     big.save_pretrained(tmp_path / "big")
     with pytest.raises(ValueError, match=r"32 (embeddings|rows)"):
         run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "big")

@@ -22,10 +22,10 @@ from without_package import run_without_package
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import (
     check_tokenizer,
-    finish,
     load_tokenizer,
     tokenizer_from_spm,
     tokenizer_from_vocab_and_merges,
+    wrap_tokenizer,
 )
 
 MICROSOFT = dict(
@@ -121,7 +121,7 @@ def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
 def test_finish_gives_the_template_and_appends_in_the_official_order():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = finish(backend, model_max_length=64)
+    tokenizer = wrap_tokenizer(backend, model_max_length=64)
     specials = {token: tokenizer.convert_tokens_to_ids(token) for token in ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")}
     assert specials == {"[MASK]": 3, "[SEP]": 4, "[PAD]": 5, "[UNK]": 0, "[CLS]": 6}
     pair = tokenizer("hello world", "world")
@@ -429,7 +429,7 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
         (tokenizer(), config(2100), r"has 1501 tokens for the model's 2100 rows"),
         (tokenizer("generic"), config(1600), r"pad_token has id 1502, the model expects config.pad_token_id = 0"),
         (tokenizer(), SimpleNamespace(vocab_size=1501, pad_token_id=0, bos_token_id=7), r"expects config.bos_token_id = 7"),
-        (finish(Tokenizer(models.BPE())), None, "has no tokens but special ones"),
+        (wrap_tokenizer(Tokenizer(models.BPE())), None, "has no tokens but special ones"),
     ):
         with pytest.raises(ValueError, match=message):
             check_tokenizer(wrong, model, needs_mask=True)
