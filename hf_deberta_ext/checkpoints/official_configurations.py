@@ -82,7 +82,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
         # Needed for the arithmetic below; DebertaExtConfig checks the other fields.
         if not isinstance(config[name], int):
-            raise ValueError(f"{name} = {config[name]!r} must be an integer")
+            raise ValueError(f"{name} must be an integer, got {config[name]!r}")
     hidden_size = config["hidden_size"]
     head_size = hidden_size // max(1, config["num_attention_heads"])
     pooling = config.pop("pooling", None) or {}

@@ -82,7 +82,7 @@ def batch_shape(
 ) -> torch.Size:
     """Return B and N of a batch of ids or embeddings; check that the `others`, by name, are [1 or B, N]."""
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        raise ValueError("give either input_ids or inputs_embeds, not both")
     batch = inputs_embeds if input_ids is None else input_ids
     B, N = batch.shape[:2]
     for name, x in others.items():

@@ -81,7 +81,7 @@ def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
         assert relative_error("switching backends", states, results["eager"], mask.bool()) < 1e-5
 
 
-UNKNOWN = f"is not one of {', '.join(map(repr, BACKENDS))}; without it"
+UNKNOWN = f"must be one of {', '.join(map(repr, BACKENDS))}, got"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUDA")
 
 
@@ -89,7 +89,11 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUD
     ("name", "message"),
     [
         *((name, UNKNOWN) for name in ("fast", "flash_attention_2", "paged|eager", "kernels-community/x", "me/k:f", "")),
-        pytest.param("triton", r"'triton' cannot serve this model here: .*; 'eager', 'sdpa', 'blocked'.* can", marks=NO_GPU),
+        pytest.param(
+            "triton",
+            r"'triton' does not support this model on this machine: .*; use 'eager', 'sdpa', 'blocked'",
+            marks=NO_GPU,
+        ),
     ],
 )
 def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config):
@@ -112,12 +116,12 @@ def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("native", dict(dtype=torch.float16), "serves float32 and bfloat16, not float16; 'eager', 'sdpa', 'blocked'.* can"),
-        ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; 'eager', 'sdpa', 'blocked'.* can"),
-        ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; 'eager'"),
-        ("blocked", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
-        ("sdpa", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
-        ("fast", dict(), "'fast' is not one of"),
+        ("native", dict(dtype=torch.float16), "supports float32 and bfloat16, not float16; use 'eager', 'sdpa', 'blocked'"),
+        ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; use 'eager', 'sdpa', 'blocked'"),
+        ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; use 'eager'"),
+        ("blocked", dict(needs_probs=True), "does not return attention probabilities; use 'eager'"),
+        ("sdpa", dict(needs_probs=True), "does not return attention probabilities; use 'eager'"),
+        ("fast", dict(), "must be one of .*, got 'fast'"),
     ],
 )
 def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config, batch):
@@ -125,7 +129,7 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
         choose_backend(name, **(CALL | arguments))
     if name in NAMES:
         model = DebertaExtModel(tiny_config(attn_implementation=name))
-        with pytest.raises(ValueError, match=f"'{name}' cannot serve this: it {message}"):
+        with pytest.raises(ValueError, match=f"'{name}' does not support this: it {message}"):
             model(batch(1, 9)[0], output_attentions=True)
 
 

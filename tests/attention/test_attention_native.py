@@ -143,7 +143,7 @@ def test_tensors_that_do_not_fit_are_refused_before_the_kernel_reads_them(change
 def test_second_derivatives_are_refused_by_name():
     leaves, options = make_inputs(9, ("c2p", "p2c"))
     (gradient,) = torch.autograd.grad(call("native", leaves, options).square().sum(), leaves[0], create_graph=True)
-    with pytest.raises(ValueError, match="native attention has no second derivatives; attn_implementation = 'eager' has"):
+    with pytest.raises(ValueError, match="native attention has no second derivatives; use attn_implementation = 'eager'"):
         gradient.sum().backward()
 
 

@@ -269,7 +269,7 @@ def test_relative_positions_of_the_callers_own_and_other_queries_go_to_the_code_
     relative = torch.randint(-7, 7, (1, 20, 20), generator=torch.Generator().manual_seed(1))
     ours, theirs = (m.encoder(hidden, mask, relative_pos=relative).last_hidden_state for m in (model, reference))
     assert torch.equal(ours, theirs)
-    assert {module.last_backend for module in attentions(model)} == {("stock", "relative positions of the caller's own")}
+    assert {module.last_backend for module in attentions(model)} == {("stock", "custom relative positions")}
     if family == "v3":
         models = reference, model = pair(family, pos_att_type=["c2p"])
         mask = torch.ones(2, 1, 6, 20)
@@ -445,8 +445,8 @@ def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padde
         ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     assert report.replaced == ["encoder.layer.2.attention.self"]
     assert report.left_alone == {
-        "encoder.layer.0.attention.self": "OwnAttention is a subclass with code of its own",
-        "encoder.layer.1.attention.self": "its forward was replaced by someone else",
+        "encoder.layer.0.attention.self": "OwnAttention is a subclass with custom code",
+        "encoder.layer.1.attention.self": "its forward was replaced by other code",
     }
     assert torch.allclose(ours, expected, atol=1e-5)
 
@@ -458,9 +458,9 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
     ("family", "overrides", "name", "message"),
     [
         ("v1", dict(talking_head=True), "auto", "layer.0.attention.self': 'talking heads"),
-        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not rise"),
-        ("v3", {}, "flash", "'flash' is not one of 'eager', .*'triton'"),
-        pytest.param("v3", {}, "triton", "cannot serve this: .*'blocked'", marks=NO_GPU),
+        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not increase"),
+        ("v3", {}, "flash", "must be one of 'eager', .*'triton'.*, got 'flash'"),
+        pytest.param("v3", {}, "triton", "does not support this: .*'blocked'", marks=NO_GPU),
     ],
     ids=["talking heads", "buckets beyond the distance", "unknown backend", "triton"],
 )
@@ -479,9 +479,9 @@ def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_on
     reference, model = pair("v3")
     replace_attention(model, "blocked")
     ids, mask = padded(20)
-    with pytest.raises(ValueError, match="'blocked' cannot serve this: it does not return attention probabilities"):
+    with pytest.raises(ValueError, match="'blocked' does not support this: it does not return attention probabilities"):
         model(ids, attention_mask=mask, output_attentions=True)
-    with pytest.raises(ValueError, match="'blocked' cannot serve this: relative positions of the caller's own"):
+    with pytest.raises(ValueError, match="'blocked' does not support this call: custom relative positions"):
         model.encoder(torch.zeros(1, 5, 32), torch.ones(1, 5), relative_pos=torch.zeros(1, 5, 5, dtype=torch.long))
     restore_attention(model.encoder.layer[1])
     ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))

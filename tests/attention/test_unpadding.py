@@ -422,7 +422,7 @@ def test_packed_batches_of_other_packages_equal_documents_alone(build, kind, for
 )
 def test_boundaries_that_do_not_fit_are_refused(changes, tiny_config):
     batch, _ = flattened([5, 10], return_flash_attn_kwargs=True, return_position_ids=False)
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q must rise from 0 to T for inputs of shape \[1, T\]"):
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q must increase from 0 to T for inputs of shape \[1, T\]"):
         DebertaExtModel(tiny_config())(**(batch | changes))
 
 
@@ -483,7 +483,7 @@ def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_conf
     [
         (dict(document_ids=torch.ones(2, 5).long()), r"document_ids must have shape \[2, 6\], got \[2, 5\]"),
         (dict(document_ids=torch.tensor([[1, 1, 2, 2, 1, 1]] * 2)), "one run"),
-        (dict(output_attentions=True), "no attention probabilities"),
+        (dict(output_attentions=True), "support neither output_attentions"),
         (dict(attention_mask=torch.ones(2, 6, 6)), r"must be \[B, N\]"),
     ],
     ids=["shape", "in-two-pieces", "probabilities", "mask-of-blocks"],

@@ -45,7 +45,7 @@ def test_presets_are_the_listed_ones_and_take_overrides():
         assert (config.num_hidden_layers, config.hidden_size) == shape
     config = DebertaExtConfig.from_preset("v3-small", num_labels=5, hidden_dropout_prob=0)
     assert (config.num_labels, config.hidden_dropout_prob, config.num_hidden_layers) == (5, 0, 6)
-    with pytest.raises(ValueError, match="no preset 'v4'; there are base, large"):
+    with pytest.raises(ValueError, match="preset must be one of base, large.*, got 'v4'"):
         DebertaExtConfig.from_preset("v4")
 
 
@@ -126,17 +126,17 @@ def test_wrong_type_is_refused_on_assignment(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(hidden_size=100), "hidden_size = 100 must be a multiple of num_attention_heads = 12"),
-        (dict(max_position_embeddings=128), "position_buckets = 256 needs relative distances beyond 129, got 128"),
-        (dict(conv_kernel_size=4), "conv_kernel_size = 4 must be odd"),
-        (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers = 1 must be at least 2 with a convolution"),
-        (dict(conv_groups=7), "hidden_size = 768 must be a multiple of conv_groups = 7"),
+        (dict(hidden_size=100), "hidden_size must be a multiple of num_attention_heads = 12, got 100"),
+        (dict(max_position_embeddings=128), "position_buckets = 256 requires relative distances beyond 129, got 128"),
+        (dict(conv_kernel_size=4), "conv_kernel_size must be odd.*got 4"),
+        (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers must be at least 2 with a convolution, got 1"),
+        (dict(conv_groups=7), "hidden_size must be a multiple of conv_groups = 7, got 768"),
         (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect with position_biased_input"),
         (dict(generator={"hidden_size": "a"}), "generator = .*hidden_size"),
-        (dict(model_type="deberta-v2", talking_head=True), "talking_head = True"),
-        (dict(model_type="deberta-v2", attention_head_size=32), "attention_head_size = 32"),
-        (dict(model_type="deberta-v2", pooler_hidden_size=5), "pooler_hidden_size = 5"),
-        (dict(model_type="deberta-v2", hidden_size="a"), "hidden_size = 'a' must be an integer"),
+        (dict(model_type="deberta-v2", talking_head=True), "talking_head must be False, .* got True"),
+        (dict(model_type="deberta-v2", attention_head_size=32), "attention_head_size must be 64, .* got 32"),
+        (dict(model_type="deberta-v2", pooler_hidden_size=5), "pooler_hidden_size must be .* got 5"),
+        (dict(model_type="deberta-v2", hidden_size="a"), "hidden_size must be an integer, got 'a'"),
         (dict(model_type="deberta-v2", norm_rel_ebd=5), "norm_rel_ebd"),
     ],
 )
@@ -215,14 +215,14 @@ def test_published_v3_config_file_becomes_the_preset(tmp_path):
 def test_an_empty_config_file_is_named(tmp_path):
     """transformers would build a model of the default size."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OSError, match=r"has no config.json, or an empty one; pass config="):
+    with pytest.raises(OSError, match=r"is missing or empty; pass config="):
         DebertaExtConfig.from_pretrained(tmp_path)
 
 
 def test_the_configuration_of_another_model_is_refused(tmp_path):
     """It was read as ours, with the default of every field that has another name there."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
-    with pytest.raises(ValueError, match=f"{tmp_path} is of model_type 'bert'"):
+    with pytest.raises(ValueError, match=f"got 'bert' in {tmp_path}"):
         DebertaExtConfig.from_pretrained(tmp_path)
 
 

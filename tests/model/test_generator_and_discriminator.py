@@ -356,12 +356,15 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(generator={"layers": 2}), "generator = .*layers is not a field of a generator"),
-        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers = 0"),
-        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda is not a field of a generator"),
-        (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
-        (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
-        (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),
+        (dict(generator={"layers": 2}), "generator = .* has unknown fields: layers"),
+        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers must be at least 1, got 0"),
+        (dict(generator={"rtd_lambda": 1.0}), "has unknown fields: rtd_lambda"),
+        (dict(generator={"vocab_size": 32}), "generator: vocab_size must equal the discriminator's, 64, .* got 32"),
+        (dict(generator={"embedding_size": 16}), "embedding_size must .*, 32, with embedding_sharing = 'gdes', got 16"),
+        (
+            dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"),
+            "num_hidden_layers must .*, 3, with .*'all', got 2",
+        ),
         (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be in \[0, vocab_size = 64\)"),
     ],
 )
@@ -374,13 +377,13 @@ def test_wrong_calls_of_a_joint_model_are_refused(joint, masked):
     batch, _ = masked
     model = joint()
     for call, message in (
-        (lambda: model(**batch, part="both"), "part = 'both' must be None, 'generator' or 'discriminator'"),
-        (lambda: model(batch["input_ids"], part="generator"), "part = 'generator' needs labels"),
+        (lambda: model(**batch, part="both"), "part must be None, 'generator' or 'discriminator', got 'both'"),
+        (lambda: model(batch["input_ids"], part="generator"), "part = 'generator' requires labels"),
         (lambda: model.resize_token_embeddings(70), "export generator and discriminator, resize both"),
         (lambda: model.extend_position_embeddings(128), "cannot be extended to 128 positions"),
         (
             lambda: joint(special_token_ids=None)(**batch),
-            r"special_token_ids is None.*config.special_token_ids = tokenizer.all_special_ids",
+            r"special_token_ids must be a list, got None.*tokenizer.all_special_ids",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -392,7 +395,7 @@ def test_a_joint_checkpoint_keeps_its_generator_and_its_sharing(joint, tmp_path)
     for changes in (dict(embedding_sharing="nes"), dict(generator={"num_hidden_layers": 3})):
         name = next(iter(changes))
         for auto in (DebertaExtForPreTraining, AutoModelForPreTraining):
-            with pytest.raises(ValueError, match=f"is a joint model with {name} = .* cannot become .*from_checkpoints"):
+            with pytest.raises(ValueError, match=f"{name} must be .* as in the joint model .*, got .*from_checkpoints"):
                 auto.from_pretrained(tmp_path, **changes)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path, rtd_lambda=3.0).config.rtd_lambda == 3.0
 
@@ -421,7 +424,9 @@ def test_exchanging_the_table_keeps_what_is_shared(joint):
 
 def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
     joint().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a generator and a discriminator, no DebertaExtForMaskedLM: take"):
+    with pytest.raises(
+        ValueError, match=r"DebertaExtForMaskedLM needs a single model, but .* has a generator and a discriminator: load"
+    ):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is generator and discriminator already: .*from_pretrained loads it"):
+    with pytest.raises(ValueError, match=r"expects a single model, got the joint model .*from_pretrained"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path)

@@ -130,7 +130,7 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
     assert torch.allclose(out.loss, expected)
     # One end of an answer is no answer; there was no loss, and no word about it.
     for positions, message in (
-        (dict(start_positions=start), "start_positions and end_positions come together"),
+        (dict(start_positions=start), "expected both start_positions and end_positions, or neither"),
         (
             dict(start_positions=start.float(), end_positions=end),
             "start_positions and end_positions must be integers, got torch.float32",
@@ -268,7 +268,7 @@ def test_flat_labels_are_taken_at_masked_positions_and_beside_document_ids(maske
 def test_rtd_labels_are_fractions(value, shown, tiny_config):
     """Labels of 5 gave a loss without a lower end."""
     model = DebertaExtForReplacedTokenDetection(tiny_config())
-    with pytest.raises(ValueError, match=rf"labels must be in \[0, 1\], or -100 \(not counted\), got {shown}"):
+    with pytest.raises(ValueError, match=rf"labels must be in \[0, 1\], or -100 \(ignored\), got {shown}"):
         model(IDS, labels=torch.full((2, 4), value))
     with pytest.raises(ValueError, match=r"labels must have shape \[2, 4\] or \[8\], got \[4, 2\]"):
         model(IDS, labels=IDS.T)
@@ -323,7 +323,7 @@ def test_labels_of_texts_have_their_loss_or_are_refused(problem, num_labels, dty
     ("arguments", "message"),
     [
         (dict(labels=torch.zeros(3).long()), r"labels must have shape \[2\] or \[2, 1\], got \[3\]"),
-        (dict(input_ids=IDS), r"multiple choice takes input_ids \[batch, choices, length\], got \[2, 4\]"),
+        (dict(input_ids=IDS), r"input_ids must have shape \[batch, choices, length\] for multiple choice, got \[2, 4\]"),
     ],
 )
 def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments, message, tiny_config):
@@ -350,8 +350,8 @@ def test_labels_of_any_usual_type_give_the_same_loss(dtype, tiny_config):
         (torch.ones(2, 5), r"attention_mask must have shape \[2, 4\], .* got \[2, 5\]"),
         (torch.ones(1, 4), r"attention_mask must have shape \[2, 4\], .* got \[1, 4\]"),
         (torch.ones(2, 1, 5, 4), "attention_mask must have shape"),
-        (torch.tensor([[0.0, 0, 0, -10000], [0, 0, 0, 0]]), r"attention_mask has the value -10000\.0; give 1"),
-        (torch.tensor([[1, 1, 2, 2], [1, 1, 1, 0]]), "attention_mask has the value 2; give 1 .*document_ids separate"),
+        (torch.tensor([[0.0, 0, 0, -10000], [0, 0, 0, 0]]), r"attention_mask must be 1 where .*, got -10000\.0"),
+        (torch.tensor([[1, 1, 2, 2], [1, 1, 1, 0]]), "attention_mask must be 1 where .*, got 2; .*pass document_ids"),
     ],
 )
 def test_masks_that_would_broadcast_or_mean_something_else_are_refused(mask, message, tiny_config):

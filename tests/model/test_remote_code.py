@@ -273,7 +273,7 @@ def test_an_old_transformers_is_told_in_the_first_line_which_one_is_needed(monke
     monkeypatch.setitem(sys.modules, "transformers", old)
     file = Path(configuration_deberta_ext.__file__)
     spec = importlib.util.spec_from_file_location(f"{configuration_deberta_ext.__package__}.again", file)
-    with pytest.raises(ImportError, match=r"^the code of this model needs transformers 5\.4 .* found 4\.57\.6\."):
+    with pytest.raises(ImportError, match=r"^this model's code requires transformers 5\.4 .* got 4\.57\.6\."):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 

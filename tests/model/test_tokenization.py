@@ -394,7 +394,7 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     [
         ("$A", "$A $B", r"encoded as \[CLS\] A \[SEP\], got .*load_tokenizer"),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", r"must be encoded as \[CLS\] A \[SEP\] B \[SEP\], got"),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", r"must have the types \[0, .*1\], got \[0, 0"),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", r"must have the token types \[0, .*1\], got \[0, 0"),
     ],
 )
 def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
@@ -425,11 +425,11 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
         (tokenizer(unset="cls"), None, "cls_token None"),
         (tokenizer(unset="pad"), None, r"has no pad_token, expected \[PAD\]"),
         (tokenizer(unset="mask"), None, r"has no mask_token, expected \[MASK\]"),
-        (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only 1500 rows"),
-        (tokenizer(), config(2100), r"has 1501 tokens for the model's 2100 rows"),
+        (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only has 1500 rows"),
+        (tokenizer(), config(2100), r"has 1501 tokens, probably of another model, for the model's 2100 rows"),
         (tokenizer("generic"), config(1600), r"pad_token has id 1502, the model expects config.pad_token_id = 0"),
         (tokenizer(), SimpleNamespace(vocab_size=1501, pad_token_id=0, bos_token_id=7), r"expects config.bos_token_id = 7"),
-        (wrap_tokenizer(Tokenizer(models.BPE())), None, "has no tokens but special ones"),
+        (wrap_tokenizer(Tokenizer(models.BPE())), None, "only has special tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             check_tokenizer(wrong, model, needs_mask=True)
@@ -441,11 +441,11 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n"
 @pytest.mark.parametrize(
     ("kind", "file", "text", "message"),
     [
-        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"),
+        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, vocab.json and merges.txt, or tokenizer"),
         (None, "spm.model", LFS, "not a SentencePiece model; is it truncated, or a Git LFS pointer"),
         ("bpe", "README.md", "", "must be a SentencePiece unigram model"),
-        ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' is recorded with id 0, but .* gives it 1503"),
-        ("microsoft", "added_tokens.json", '{"[MASK]": 128000}', "recorded with id 128000, but .* gives it 1500"),
+        ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' must have the recorded id 0, got 1503"),
+        ("microsoft", "added_tokens.json", '{"[MASK]": 128000}', "must have the recorded id 128000, got 1500"),
     ],
 )
 def test_other_files_are_refused(kind, file, text, message, spm_folder, tmp_path):
