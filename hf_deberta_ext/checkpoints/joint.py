@@ -83,7 +83,7 @@ class JointCheckpointsMixin:
                 two tables. None: the file `pytorch_model.generator.bin` of an official discriminator, if there is one;
                 otherwise the first layers of `discriminator`, its tables and its masked-language-model head, if it has one.
                 If the generator's layers have other sizes, only the tables are copied and the rest is newly initialised.
-            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None = that of `discriminator`.
+            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None = the discriminator's.
             dtype (`torch.dtype` or `str`, *optional*): dtype of the joint model; None and "auto" = float32.
             attn_implementation (`str`, *optional*): attention backend, as in transformers.
             output_loading_info (`bool`): also return the loading info of transformers.

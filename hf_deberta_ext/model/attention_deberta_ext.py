@@ -376,7 +376,7 @@ class _Chunk:
         return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
-        """Return the range [a, z) of keys, in whole tiles, outside of which delta is constant for the queries [i0, i1)."""
+        """Return the range [a, z) of near keys, in whole tiles; outside, delta is constant for the queries [i0, i1)."""
         a = max(0, self.N - i1 - self.max_distance + 1) // self.keys * self.keys
         return a, _round_up(min(self.N, self.N - 1 - i0 + self.max_distance), self.keys)
 

@@ -70,7 +70,7 @@ def package_mixin(module: str, name: str) -> type:
 
 @strict
 class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfigMixin"), PreTrainedConfig):
-    """Configuration of all `DebertaExt` models. The defaults are those of DeBERTa-v3-base.
+    """Configuration of all `DebertaExt` models. The defaults are DeBERTa-v3-base.
 
     With the package installed, `DebertaExtConfig.from_preset(name)` creates the published sizes, and `from_pretrained` also
     reads official `deberta` and `deberta-v2` checkpoints.

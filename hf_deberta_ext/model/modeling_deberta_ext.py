@@ -863,7 +863,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
         If EMD runs, the encoder's own pass of the last layer is only run for output_hidden_states or output_attentions.
         """
-        # The last attentions are those of the encoder's own pass of the last layer.
+        # The encoder's own pass of the last layer returns the last attentions.
         output_hidden_states = output_hidden_states or output_attentions
         skip_last_layer = self.mask_decoder is not None and not output_hidden_states
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

@@ -126,7 +126,7 @@ def kernel_status() -> str:
 def arguments_of(
     out, lse, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, max_distance, scale, dropout
 ) -> Arguments:
-    """Convert the operator's arguments (`AttentionInputs`, with p2p as a bias by offset) to those of the library.
+    """Convert the operator's arguments (`AttentionInputs`, with p2p as a bias by offset) to the library's.
 
     Raises:
         ValueError: shapes or dtypes do not match.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernels beside the equation: on a GPU where there is one, else small shapes by Triton's interpreter."""
+"""Compare the Triton kernels with the equation: on a GPU if there is one, otherwise small shapes in Triton's interpreter."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ from hf_deberta_ext.model.attention_deberta_ext import (
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 UNSERVED = triton_unavailable(torch.device("cuda"), torch.float32, 64)
-# Triton decides when it is imported, long before this file, whether it interprets.
+# Triton decides if it interprets when it is first imported, before this file.
 HERE = UNSERVED is None and (GPU or attention_triton.INTERPRETED)
 pytestmark = pytest.mark.skipif(UNSERVED is not None, reason=f"the kernels cannot run here: {UNSERVED}")
 
@@ -49,7 +49,7 @@ def test_all_cases_pass_in_a_process_whose_triton_interprets(part):
 
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
-    """Blocks of 16, so that short inputs have tiles of all three kinds."""
+    """Set blocks of 16, so that short inputs have near tiles and far tiles on both sides."""
     if not HERE and request.function is not test_all_cases_pass_in_a_process_whose_triton_interprets:
         pytest.skip("run by test_all_cases_pass_in_a_process_whose_triton_interprets")
     if not request.node.get_closest_marker("gpu"):
@@ -57,7 +57,7 @@ def small_blocks(request, monkeypatch):
 
 
 def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.float32, terms=BOTH, seed=0):
-    """[Q_c, K_c, V_c, K_r, Q_r] that ask for gradients, and the keyword arguments that both backends take."""
+    """Return [Q_c, K_c, V_c, K_r, Q_r] with requires_grad, and keyword arguments for both backends."""
     generator = torch.Generator().manual_seed(seed)
     R = 2 * (max_distance if buckets < 0 else buckets)
     content = [torch.randn(B, N, H, d, generator=generator).to(DEVICE, dtype).transpose(1, 2) for _ in range(3)]
@@ -68,12 +68,12 @@ def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.
 
 
 def reads(terms):
-    """Which of NAMES the logits and the output depend on."""
+    """Return the NAMES of tensors on which the logits and the output depend."""
     return [True] * 3 + [bool({"c2p", "p2p"} & {*terms}), bool({"p2c", "p2p"} & {*terms})]
 
 
 def run(function, tensors, **kwargs):
-    """out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
+    """Return out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
     Q_c, K_c, V_c, K_r, Q_r = tensors
     out = function(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **kwargs))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.device, out.dtype)
@@ -86,14 +86,14 @@ def eager(inputs):
 
 
 def compare(relative_error, tensors, *, max_distance, tolerance=1e-5, replay=eager, **kwargs):
-    """Output and every gradient against eager, the worst row of each."""
+    """Compare the output and every gradient with eager, by the worst row of each."""
     out, grads = run(disentangled_attention_triton, tensors, max_distance=max_distance, **kwargs)
     expected, references = run(replay, tensors, **kwargs)
     assert relative_error("triton: out", out, expected) < tolerance
     names = [name for name, read in zip(NAMES, reads(kwargs["terms"]), strict=True) if read]
     for name, grad, reference in zip(names, grads, references, strict=True):
         assert grad.dtype == reference.dtype and reference.any()
-        # Rows that nearly cancel are measured by the size of the others.
+        # Errors of rows that nearly cancel are relative to the size of the other rows.
         floor = 0.1 * reference.norm() / math.sqrt(reference[..., 0].numel())
         ours, theirs = (torch.cat([x, floor.expand_as(x[..., :1])], -1) for x in (grad, reference))
         assert relative_error(f"triton: gradient of {name}", ours, theirs) < tolerance, name
@@ -127,7 +127,7 @@ def test_one_token_attends_to_itself():
     tensors, kwargs = random_inputs(1)
     out, grads = run(disentangled_attention_triton, tensors, max_distance=8, **kwargs)
     assert torch.equal(out, tensors[2])
-    # The probability is 1 whatever the logits are.
+    # The probability is 1 for any logits.
     assert all(grad.abs().max() < 1e-6 for grad in (*grads[:2], *grads[3:])) and grads[2].any()
 
 
@@ -137,7 +137,7 @@ def padding(N, lengths, *, left=False):
 
 
 def document_blocks(N):
-    """[1, 1, N, N] documents of 9, 20 and N - 29 tokens; query 4 may attend to nothing."""
+    """Return a mask [1, 1, N, N] of documents of 9, 20 and N - 29 tokens, in which query 4 may not attend to anything."""
     document = torch.bucketize(torch.arange(N), torch.tensor([9, 29]), right=True)
     mask = document[:, None] == document
     mask[4] = False
@@ -161,7 +161,7 @@ def test_any_mask_equals_eager(mask, relative_error):
 
 
 def test_tiles_of_padding_are_not_read():
-    """Keys that a [B, 1, 1, N] mask hides, and queries whose output has no gradient: NaN there would spread."""
+    """Put NaN, which would spread, in keys that a [B, 1, 1, N] mask hides and in queries without gradient."""
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(70, B=2)
     mask = padding(70, [70, 20]).to(DEVICE)
     expected = eager(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs))
@@ -220,8 +220,8 @@ def test_packed_documents_equal_runs_of_each(relative_error):
     ids=["max_distance unknown", "max_distance within documents", "max_distance beyond documents"],
 )
 def test_an_offset_table_for_the_longest_document_serves_the_stream(max_distance, relative_error):
-    """That is what models give. It was taken for a table of the whole stream and read from a place before its middle, so
-    that every packed batch whose documents were shorter than `max_distance` had wrong positions, and wrong gradients."""
+    """Regression test: models pass a table for the longest document. It was treated as a table for the whole stream, so
+    that packed batches with documents shorter than `max_distance` had wrong positions and gradients."""
     terms = ("c2p", "p2c", "p2p")
     tensors, kwargs, cu_seqlens, mask = packed_inputs(max_distance=max_distance or 64, terms=terms)
     longest = RelativePosition(buckets=-1, max_distance=max_distance or 64)(33).to(DEVICE)
@@ -236,7 +236,7 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(max_distance
 
 
 def replay_dropout(keep, p):
-    """Eager with the kernels' own dropout mask."""
+    """Return an eager backend with the dropout mask of the kernels."""
 
     def dropped(inputs):
         _, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
@@ -323,8 +323,8 @@ def test_one_graph_of_torch_compile_gives_the_same_output_and_gradients(backend)
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_module_trains_as_one_that_is_not(backend):
-    """The tables of a module are transposed views. The fake of the backward gave its gradients their strides, the operator
-    gives contiguous ones: compiled training crashed."""
+    """Regression test: compiled training crashed because the fake backward returned gradients with the strides of the
+    tables, which are transposed views in a module, and the operator returned contiguous ones."""
     torch.manual_seed(0)
     config = DebertaExtConfig(hidden_size=32, num_attention_heads=2, position_buckets=4, max_relative_positions=8)
     config._attn_implementation = "triton"
@@ -344,7 +344,7 @@ def test_a_compiled_module_trains_as_one_that_is_not(backend):
 @pytest.mark.parametrize("terms", [BOTH, ("c2p", "p2c", "p2p"), ()], ids=lambda terms: "+".join(terms) or "none")
 def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17, H=2)
-    # As modules give them, transposed.
+    # Transposed, as in modules.
     K_r, Q_r = (x.transpose(0, 1).contiguous().transpose(0, 1).detach().requires_grad_() for x in (K_r, Q_r))
     bias = torch.randn(2, 17, device=DEVICE, requires_grad=True) if "p2p" in terms else None
     tables = (K_r, Q_r, bias, kwargs["delta"][8:25]) if terms else (None, None, None, None)

@@ -105,7 +105,7 @@ WIDE = torch.zeros(2, 4, 32)
 )
 @pytest.mark.parametrize("unpadding", [True, False])
 def test_wrong_masks_are_refused(unpadding, arguments, message, tiny_config):
-    """An additive mask, or numbers of documents as a mask, would be read as another mask in silence."""
+    """Check that an additive mask, or document numbers as a mask, are not silently read as another mask."""
     model = DebertaExtModel(tiny_config("v3", position_biased_input=True, type_vocab_size=2))
     model.set_unpadding(unpadding)
     with pytest.raises(ValueError, match=message):

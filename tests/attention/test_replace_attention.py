@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock DeBERTa models on our backends: same outputs, gradients, parameters and files, wherever the attention sits."""
+"""transformers' DeBERTa models with this package's backends: same outputs, gradients, parameters and files, in any
+wrapper."""
 
 import copy
 import pickle
@@ -23,7 +24,8 @@ LENGTHS = [1, 17, 64, 65, 300]
 
 @pytest.fixture
 def stock(stock_config, shake):
-    """stock(family, auto_class=AutoModel, **overrides): a stock model with random weights, in eval mode."""
+    """Return `stock(family, auto_class=AutoModel, **overrides)`, which makes a model of transformers with random weights,
+    in eval mode."""
 
     def build(family="v3", auto_class=AutoModel, **overrides):
         return shake(stock_model(family, stock_config, auto_class, **overrides))
@@ -33,7 +35,7 @@ def stock(stock_config, shake):
 
 @pytest.fixture
 def pair(stock):
-    """pair(...): a stock model as `stock` builds it, and the same with its attention replaced."""
+    """Return `pair(...)`, which makes a model with `stock` and a copy with replaced attention."""
 
     def build(*arguments, **overrides):
         reference = stock(*arguments, **overrides)
@@ -46,7 +48,7 @@ def pair(stock):
 
 @pytest.fixture
 def padded(batch):
-    """padded(N, side): ids and mask of two rows, of which the second has padding; side "none": no padding."""
+    """Return `padded(N, side)`, which makes ids and mask of two rows; the second row has padding unless side is "none"."""
 
     def build(N, side="right"):
         lengths = [N, N if side == "none" else (N + 1) // 2]
@@ -65,7 +67,7 @@ def backends(model):
 
 
 def gradients(model, ids, mask, **options):
-    """Of a loss on real positions, for every parameter."""
+    """Return the gradient of every parameter for a loss on real positions."""
     model.zero_grad()
     states = model(ids, attention_mask=mask, **options).last_hidden_state
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(states.dtype)
@@ -74,7 +76,8 @@ def gradients(model, ids, mask, **options):
 
 
 def largest_difference(ours, reference):
-    """Of gradients by name, each relative to its norm or to a thousandth of the largest; some are zero but for rounding."""
+    """Return the largest difference of gradients by name, relative to their norm or to a thousandth of the largest norm,
+    since some are zero up to rounding."""
     assert [name for name, grad in ours.items() if grad is None] == [n for n, grad in reference.items() if grad is None]
     reference = {name: grad for name, grad in reference.items() if grad is not None}
     least = 1e-3 * max(grad.norm() for grad in reference.values())
@@ -155,7 +158,7 @@ def test_outputs_at_real_positions_are_those_of_stock(family, length, pair, padd
         with torch.no_grad():
             theirs = reference(ids, attention_mask=mask).last_hidden_state
             ours = model(ids, attention_mask=mask).last_hidden_state
-            # Again, from what is kept.
+            # Again, from the cache.
             again = model(ids, attention_mask=mask).last_hidden_state
         assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
         assert torch.equal(ours, again)
@@ -194,7 +197,8 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
 
 @pytest.mark.parametrize("family", BOTH)
 def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, padded):
-    """v1 under autocast beside bfloat16 of stock: stock v1 stops there, its biases make a product wider than its mask."""
+    """Compare v1 under autocast with bfloat16 in transformers, whose v1 fails under autocast: its biases make a product
+    wider than its mask."""
     reference, model = pair(family)
     ids, mask = padded(70)
 
@@ -247,7 +251,7 @@ def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
     assert backends(model) == {AUTO}
-    # As stock's own code for EMD does.
+    # As transformers' code for EMD does.
     ours, theirs = (
         m.encoder.layer[-1](
             hidden,
@@ -322,7 +326,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
             assert module.position_cache is not None
             for name, parameter in model.named_parameters():
                 if part in name and name.endswith("weight"):
-                    # Not the row in the middle, and not what a LayerNorm takes away.
+                    # Not the row in the middle, and not a change that LayerNorm removes.
                     rows = len(parameter) // 3
                     parameter[:rows] = parameter[:rows].flip(1)
             ours = model(ids, attention_mask=mask).last_hidden_state
@@ -336,7 +340,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
 
 
 def test_a_model_that_holds_a_backbone(stock, padded):
-    """As GLiNER does: the backbone some attributes down."""
+    """Test a backbone that is nested in attributes, as in GLiNER."""
     model = torch.nn.ModuleDict({"bert_layer": torch.nn.ModuleDict({"model": stock("v3")})})
     ids, mask = padded(33)
     before = model["bert_layer"]["model"](ids, mask).last_hidden_state
@@ -370,7 +374,7 @@ def test_lora_before_and_after(family, order, stock, padded):
         expected = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
         with model.disable_adapter():
             plain = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        # The positions that were kept above are those without the adapter.
+        # The positions cached above do not include the adapter.
         ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     assert torch.allclose(ours, expected, atol=1e-5) and (ours - plain).norm() > 1e-2 * plain.norm()
     ours, theirs = gradients(model, ids, mask), gradients(reference, ids, mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of checkpoint files: headers, types and shapes, tokenizers, sizes; damage is one ValueError."""
+"""The reader of checkpoint files: headers, dtypes and shapes, tokenizers, sizes; corrupt files raise one ValueError."""
 
 import pytest
 import torch
