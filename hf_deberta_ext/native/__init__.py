@@ -96,8 +96,8 @@ class Arguments(ctypes.Structure):
             raise MemoryError(f"native attention: not enough memory for {self.M} queries of {self.N} keys")
         if result:
             raise ValueError(
-                f"native attention expects head sizes from 16 to 128 and valid indices in delta, positions and cu_seqlens; "
-                f"got {self.M} queries of {self.N} keys and head size {self.d}"
+                f"native attention expects head sizes from 16 to 128, got {self.d}, or an index is out of range in delta, "
+                f"positions or cu_seqlens, for {self.M} queries of {self.N} keys"
             )
 
 

@@ -89,8 +89,8 @@ def largest_difference(ours, reference):
     [(256, 512, (True, 512)), (-1, 64, (True, 64)), (256, 256, (True, 256)), (15, 64, (True, 91)), (5, 1000, (True, None))],
     ids=["released", "no buckets", "few far ones", "odd", "far away"],
 )
-def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
-    assert unit._rises_and_reach(buckets, max_distance) == expected
+def test_the_maximum_distance_is_where_delta_stops_to_change(buckets, max_distance, expected):
+    assert unit._find_saturation(buckets, max_distance) == expected
 
 
 @pytest.mark.parametrize("family", BOTH)
