@@ -67,9 +67,9 @@ class LoadingMixin(AdapterMixin):
         tables of a generator by name ("word_embeddings"), for an official discriminator that was saved with only its deltas.
 
         Raises:
-            ValueError: the checkpoint's embeddings are only the `_weight` deltas of RTD pre-training, its configuration is
-                not supported, no tensor fits, it is a joint checkpoint and the class is not, it has an adapter for an
-                official checkpoint, or a file is corrupt.
+            ValueError: the checkpoint only has the `_weight` deltas of RTD pre-training as embeddings, its configuration is
+                not supported, no tensor fits, a joint checkpoint is loaded into a single model, there is an adapter for
+                an official checkpoint, or a file is corrupt.
         """
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}

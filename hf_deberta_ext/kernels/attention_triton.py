@@ -379,7 +379,7 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
 
 
 def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:
-    """Return the begin and end of each token's document, int32 [2, N]."""
+    """Return the start and end of each token's document, int32 [2, N]."""
     tokens = torch.arange(N, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     document = torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
     return cu_seqlens.unfold(0, 2, 1).T.index_select(1, document).int()

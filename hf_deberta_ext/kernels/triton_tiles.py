@@ -59,8 +59,8 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 def unknown_zero(start):
     """Return zero as an expression of `start` < 2^30, which the compiler does not recognise as constant.
 
-    Otherwise, the compiler would hoist indices, masks and addresses out of the loop and keep hundreds of them in registers.
-    Expressions that include this zero are computed in place.
+    Expressions that include this zero are computed in place. Without it, the compiler would hoist indices, masks and
+    addresses out of the loop and keep hundreds of them in registers.
     """
     return (start + (1 << 30)) >> 31
 
@@ -75,8 +75,8 @@ def hide(start):
 def flatten(x, BITS: tl.constexpr):
     """Flatten [P/8, 8, Q/8, 4, 2] so that the 32 lanes of a warp access different banks of shared memory.
 
-    32 bits: the lanes have 8 rows by 4 pairs of columns, the layout of products, which become 32 adjacent words. 16 bits:
-    values are stored in that layout but read along diagonals of 32 columns; pairs of columns in two rows are words.
+    In products, the lanes have 8 rows by 4 pairs of columns. With 32 bits, these become 32 adjacent words. With 16 bits,
+    they are stored so but read along diagonals of 32 columns; a word is a pair of columns, and 32 columns take two rows.
     """
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8

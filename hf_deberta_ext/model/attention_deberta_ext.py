@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disentangled attention (DeBERTa, He et al. 2021, section 3.1), in the order of the paper.
 
-The file defines relative positions (Eq. 3), the attention equation (Eq. 4) with its backends `eager`, `sdpa` and `blocked`,
-which give equal outputs, packed documents, and the module `DisentangledSelfAttention`.
+Contents: relative positions (Eq. 3); attention (Eq. 4) in the backends `eager`, `sdpa` and `blocked`, with equal outputs;
+the table of backends; packed documents; the module `DisentangledSelfAttention`.
 """
 
 import functools
@@ -937,7 +937,7 @@ class DisentangledSelfAttention(PositionCache):
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the context [B, Q, hidden], and the probabilities or None, from the requested or else the best backend.
+        """Return the context [B, Q, hidden], and the probabilities or None, from the `requested` backend (None: the best).
         With `packed`, `inputs` is a stream without a mask."""
         Q_c, positions = inputs.Q_c, inputs.query_positions
         query_share = 1.0 if positions is None or packed is not None else Q_c.shape[2] / inputs.K_c.shape[2]

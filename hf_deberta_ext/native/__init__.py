@@ -96,8 +96,8 @@ class Arguments(ctypes.Structure):
             raise MemoryError(f"native attention: not enough memory for {self.M} queries of {self.N} keys")
         if result:
             raise ValueError(
-                f"native attention expects head sizes from 16 to 128, got {self.d}, or an index is out of range in delta, "
-                f"positions or cu_seqlens, for {self.M} queries of {self.N} keys"
+                f"native attention failed for {self.M} queries of {self.N} keys: head size {self.d} is not in [16, 128], or "
+                "an index is out of range in delta, positions or cu_seqlens"
             )
 
 
@@ -140,8 +140,8 @@ def arguments_of(
     queries_are_keys = positions is None or cu_seqlens is not None
     if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
-            "native attention expects float32 or bfloat16, as many queries as keys unless positions are passed, and tables "
-            f"only with delta; got {q.dtype}, {M} queries, {N} keys, {R} rows and {length} offsets"
+            "native attention expects float32 or bfloat16, one query per key unless positions are passed, and delta with "
+            f"tables; got {q.dtype}, {M} queries, {N} keys, {R} rows of tables and {length} offsets in delta"
         )
     result = Arguments(dtype=DTYPES[q.dtype], isa=instruction_set, B=B, H=H, M=M, N=N, d=d, R=R, middle=length // 2)
     result.max_distance, result.scale, result.dropout, result.threads = max_distance, scale, dropout, torch.get_num_threads()

@@ -62,7 +62,7 @@ def test_triton_passes_in_a_process_whose_triton_interprets(part):
 
 
 def extreme(model, factor):
-    """Scale content and position queries and keys so that they fit float16, but their products do not."""
+    """Scale queries and keys, of content and positions, so that they fit in float16 but their products overflow."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "query_proj." in name or "key_proj." in name:

@@ -197,8 +197,8 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
 
 @pytest.mark.parametrize("family", BOTH)
 def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, padded):
-    """Compare v1 under autocast with bfloat16 in transformers, whose v1 fails under autocast: its biases make a product
-    wider than its mask."""
+    """Compare v1 under autocast with plain bfloat16 of transformers, because transformers' v1 fails under autocast (its
+    biases make a product wider than its mask)."""
     reference, model = pair(family)
     ids, mask = padded(70)
 
