@@ -277,7 +277,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
     monkeypatch.setitem(sys.modules, missing, None)
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError, match=rf"{missing}.* is missing.*pip install 'hf_deberta_ext\[onnx\]'"):
+    with pytest.raises(ImportError, match=rf"{missing}.*pip install 'hf_deberta_ext\[onnx\]'"):
         if missing == "onnxruntime":
             quantise_onnx(file, tmp_path / "int8.onnx")
         else:
