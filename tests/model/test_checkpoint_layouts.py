@@ -152,7 +152,7 @@ def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_
     with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin; remove"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch.model-000500.bin").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"holds pytorch\.model-001000\.bin, pytorch_model\.bin: keep only"):
+    with pytest.raises(ValueError, match=r"got pytorch\.model-001000\.bin, pytorch_model\.bin; remove"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch_model.bin").unlink()
     (folder / "config.json").write_text("{}")
@@ -358,7 +358,7 @@ def test_weights_that_are_integers_are_refused(kind, tmp_path):
     path = own_or_official(kind, tmp_path)
     tensors = {name: (100 * tensor).to(torch.int8) for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(ValueError, match="must have a floating-point dtype, got int8"):
+    with pytest.raises(ValueError, match=r"must have a floating-point dtype, got (torch\.)?int8"):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
 
 
