@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeBERTa v1, v2, v3 and mDeBERTa for transformers. Importing this package registers its classes with the Auto classes."""
+"""DeBERTa v1, v2, v3 and mDeBERTa for transformers. Importing the package registers its classes with the Auto classes."""
 
 import transformers
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export models as `torch.export` programs and as ONNX files with dynamic shapes, also in int8.
 
-ONNX needs `pip install 'hf_deberta_ext[onnx]'`; `examples/export_onnx.py` measures a file against its model.
+ONNX export requires `pip install 'hf_deberta_ext[onnx]'`. `examples/export_onnx.py` compares a file with its model.
 """
 
 import importlib
@@ -25,32 +25,32 @@ from .model.configuration_deberta_ext import DebertaExtConfig
 
 __all__ = ["export_onnx", "export_program", "quantise_onnx", "reads_absolute_positions"]
 
-# The first with LayerNormalization, which onnxruntime runs as one operation, and all that the graphs need.
+# The first version with all required operators, and with LayerNormalization, which onnxruntime runs as one operation.
 OPSET = 18
-# torch 2.6 refuses sizes without an end.
+# torch 2.6 requires an upper bound for dynamic sizes.
 ANY = 2**31 - 1
-# The shape that is traced. No two sizes are equal, or the graph would hold them to be one.
+# The traced shape. All sizes differ, otherwise the graph would treat equal sizes as one dimension.
 TRACED = dict(batch=2, choices=3, sequence=20)
 
 
 def export_program(model: PreTrainedModel, *, choices: int | None = None) -> torch.export.ExportedProgram:
     """Export the model in eval mode as a `torch.export` program, for any batch size and length.
 
-    Its inputs are keywords, int64 [B, N] ([B, C, N] for multiple choice): input_ids, attention_mask (1 = token; needed,
-    all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict of last_hidden_state, logits,
-    or start_logits and end_logits, as the model names them. Padding is computed like any token, never left out. Where the
-    model reads absolute positions, in the input or in EMD, lengths go up to the end of that table.
+    The program takes keyword arguments, int64 [B, N] ([B, C, N] for multiple choice): input_ids, attention_mask (1 = token;
+    required, all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict of last_hidden_state,
+    logits, or start_logits and end_logits, depending on the model. Padding is computed like any token, never skipped. If
+    the model reads absolute positions, in the input or in EMD, the length is limited to `max_position_embeddings`.
 
     Args:
-        model: Any model of this package except the joint one of pre-training, of any dtype, on any device.
-        choices (`int`, *optional*): Fixes the number of choices of multiple choice; None: any number.
+        model: Any model of this package except the joint and entity-scoring models, of any dtype, on any device.
+        choices (`int`, *optional*): Fixed number of choices for multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; `.module()` runs, `torch.export.save` writes it (torch 2.6 cannot).
+        `torch.export.ExportedProgram`; call `.module()` to run it and `torch.export.save` to save it (torch 2.6 cannot).
 
     Raises:
-        TypeError: The model is none of this package.
-        ValueError: The joint model of pre-training, or `choices` for another head than multiple choice.
+        TypeError: The model does not belong to this package.
+        ValueError: The model is joint or scores entities, or `choices` is passed for another head than multiple choice.
     """
     head = exported_head(model)
     sizes = dict(TRACED)
@@ -59,11 +59,12 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
         dims["sequence"] = torch.export.Dim("sequence", min=1, max=model.base_model.embeddings.max_positions)
     if choices is not None:
         if head.labels != "choice":
-            raise ValueError(f"choices is for {HEADS['multiple-choice'].model_class}, got {choices} for {head.model_class}")
+            expected = HEADS["multiple-choice"].model_class
+            raise ValueError(f"choices is only valid for {expected}, got {choices} for {head.model_class}")
         sizes["choices"], dims["choices"] = choices, None
     if head.labels != "choice":
         del sizes["choices"], dims["choices"]
-    # Not all ones: some code looks for that.
+    # Not all ones, because a mask without padding may take another code path.
     mask = torch.ones(*sizes.values(), dtype=torch.long, device=model.device)
     mask[-1, ..., -3:] = 0
     inputs = {"input_ids": torch.full_like(mask, model.config.pad_token_id or 0), "attention_mask": mask}
@@ -77,7 +78,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
 
 
 class _Named(nn.Module):
-    """A model whose outputs are a plain dict, so that its program can be loaded without transformers."""
+    """Wrapper that returns the outputs as a plain dict, so that the program loads without transformers."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]):
         super().__init__()
@@ -86,7 +87,7 @@ class _Named(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        # Tells torch that these sizes are one, before a product of two of them is compared (multiple choice).
+        # Tells torch that these sizes are equal, before products of them are compared (multiple choice).
         if attention_mask.shape != input_ids.shape:
             raise ValueError(f"attention_mask must have shape {list(input_ids.shape)}, got {list(attention_mask.shape)}")
         options = dict(output_attentions=False, output_hidden_states=False, return_dict=True)
@@ -95,28 +96,28 @@ class _Named(nn.Module):
 
 
 def exported_head(model: nn.Module) -> Head:
-    """Return the entry in `HEADS` of a model or of its base class, by name: remote code brings a second copy of the class.
+    """Return the entry in `HEADS` of a model or its base class, by name, because remote code has its own copy of the class.
 
     Raises:
-        TypeError: The model is none of this package.
-        ValueError: The joint model of pre-training, or entity scoring.
+        TypeError: The model does not belong to this package.
+        ValueError: The model is joint or scores entities.
     """
     names = [cls.__name__ for cls in type(model).__mro__]
     head = next(filter(lambda head: head.model_class in names, HEADS.values()), None)
     if head is None or model.config.model_type != DebertaExtConfig.model_type:
-        raise TypeError(f"{type(model).__name__} is no model of this package; merge adapters first")
+        raise TypeError(f"expected a model of hf_deberta_ext, got {type(model).__name__}; merge adapters first")
     if head == HEADS["pretraining"]:
         raise ValueError(
-            f"{head.model_class} is a generator and a discriminator; export one of them: model.export_discriminator() or "
+            f"{head.model_class} cannot be exported as one graph; export model.export_discriminator() or "
             "model.export_generator()"
         )
     if head == HEADS["entity-scoring"]:
-        raise ValueError(f"{head.model_class} reads entity_indices, which exported graphs do not; export model.deberta")
+        raise ValueError(f"{head.model_class} reads entity_indices, which exported graphs do not take; export model.deberta")
     return head
 
 
 def reads_absolute_positions(model: PreTrainedModel) -> bool:
-    """Tell a model that reads a table of absolute positions, in the input or in EMD: its inputs cannot be longer."""
+    """Return True if the model reads an absolute position table, in the input or in EMD, which limits the input length."""
     config = model.config
     decodes_positions = config.has_mask_decoder and config.emd_input != "hidden"
     return config.position_biased_input or (exported_head(model) == HEADS["masked-lm"] and decodes_positions)
@@ -124,8 +125,8 @@ def reads_absolute_positions(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def traceable(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which the model is in eval mode, padded, and on a backend of pure torch."""
-    # transformers has no public name for the backend in use.
+    """Put the model in eval mode, without unpadding and with a pure PyTorch backend, within a context."""
+    # transformers has no public attribute for the current backend.
     backend, unpadding = model.config._attn_implementation, model.base_model.unpadding
     try:
         model.set_unpadding(False)
@@ -145,32 +146,33 @@ def export_onnx(
     choices: int | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model as ONNX, for any batch size and length: the graph of `export_program`.
+    """Export the model to an ONNX file, with the graph of `export_program`, for any batch size and length.
 
-    Inputs and outputs have the names of `export_program`, and their free sizes are called batch, choices and sequence. The
-    metadata hold the architecture, the version of this package and, of a classifier, its labels. Weights of more than 1.5 GB
-    lie in a second file with the name of the first and ".data" appended.
+    Inputs and outputs have the names in `export_program`; the dynamic axes are named batch, choices and sequence. The
+    metadata contain the architecture, the version of this package and, for a classifier, its labels. Weights of more than
+    1.5 GB are stored in a second file, with ".data" appended to the name.
 
     Args:
         path (`str`): A file name that ends in .onnx; its folder is created if missing.
         opset (`int`): Version of the ONNX operators, at least 18.
-        choices (`int`, *optional*): As in `export_program`.
-        overwrite (`bool`): Replace an existing file. It stays as it was if the export fails.
+        choices (`int`, *optional*): Fixed number of choices, as in `export_program`.
+        overwrite (`bool`): Replace an existing file. If the export fails, the existing file is unchanged.
 
     Raises:
         ImportError: onnx or onnxscript is missing.
-        TypeError, ValueError: As in `export_program`; weights that are not float32; another ending; an older opset.
-        FileExistsError: The file exists and `overwrite` is not given.
+        TypeError, ValueError: As in `export_program`; also if the weights are not float32, the file name does not end in
+            .onnx, or opset is less than 18.
+        FileExistsError: The file exists and `overwrite` is False.
     """
     path = check_new_file(path, overwrite)
     if opset < OPSET:
         raise ValueError(f"opset must be {OPSET} or newer, got {opset}")
     head = exported_head(model)
     if model.dtype != torch.float32:
-        raise ValueError(f"the model must be in float32, got {model.dtype}; give model.float()")
+        raise ValueError(f"the model must be float32, got {model.dtype}; call model.float()")
     onnx, _ = _require("onnx", "onnxscript")
     program = export_program(model, choices=choices)
-    # What torch's exporter says of its own insides and of packages that it does without.
+    # The exporter warns about its internals and about optional packages.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         translated = torch.onnx.export(program, dynamo=True, opset_version=opset, output_names=head.outputs, verbose=False)
@@ -189,34 +191,34 @@ def export_onnx(
 def quantise_onnx(
     path: str | os.PathLike, out: str | os.PathLike, *, embeddings: bool = False, overwrite: bool = False
 ) -> Path:
-    """Write an int8 copy of an ONNX file, for CPUs: weights of matrix products with a scale for each column, activations
-    with a scale that is computed in each call. Products with positions, scores and softmax stay in float32.
+    """Write an int8 copy of an ONNX file for CPUs. Weights of matrix products have one scale per column; the scale of
+    activations is computed in each call. Products with positions, attention scores and softmax stay in float32.
 
-    The weights lie between -64 and 64 (`reduce_range` of onnxruntime, noted in the file's metadata): CPUs without VNNI add
-    two products in 16 bits, which weights up to 127 saturate.
+    Weights are in [-64, 64] (`reduce_range` in onnxruntime, recorded in the file's metadata), because CPUs without VNNI
+    add two products in 16 bits, which saturates with weights up to 127.
 
     Args:
-        path (`str`): A file of `export_onnx`.
-        out (`str`): The new file, which ends in .onnx.
-        embeddings (`bool`): Also quantise the tables of embeddings, with one scale for all rows: smaller, less exact.
+        path (`str`): A file written by `export_onnx`.
+        out (`str`): The new file name, which ends in .onnx.
+        embeddings (`bool`): Also quantise the embedding tables, with one scale for all rows: smaller, less exact.
         overwrite (`bool`): Replace an existing file.
 
     Raises:
         ImportError: onnx or onnxruntime is missing.
-        ValueError: `out` is `path`, or has another ending.
-        FileExistsError: The new file exists and `overwrite` is not given.
+        ValueError: `out` is `path`, or does not end in .onnx.
+        FileExistsError: The new file exists and `overwrite` is False.
     """
     path, out = Path(path), check_new_file(out, overwrite)
     if path.resolve() == out.resolve():
-        raise ValueError(f"{path} would replace itself; give the int8 file another name")
+        raise ValueError(f"the int8 file must have another name than {path}")
     operations = ["MatMul"]
     if embeddings:
         operations.append("Gather")
     onnx, quantization, shapes = _require("onnx", "onnxruntime.quantization", "onnxruntime.quantization.shape_inference")
     two_files = data_file(path).exists()
     with written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
-        # What only depends on weights becomes a constant, above all the projections of the relative table. Quantised in each
-        # call, they cost a classifier ten points of accuracy (SST-2).
+        # Folds operations on weights into constants, above all the projections of the relative table. Quantising these
+        # dynamically in each call would cost a classifier ten points of accuracy (SST-2).
         constant = Path(folder) / "constant.onnx"
         shapes.quant_pre_process(
             path, constant, skip_symbolic_shape=True, save_as_external_data=two_files, all_tensors_to_one_file=True
@@ -246,9 +248,9 @@ def quantise_onnx(
 def check_new_file(path: str | os.PathLike, overwrite: bool) -> Path:
     path = Path(path)
     if path.suffix != ".onnx":
-        raise ValueError(f"the name must end in .onnx, got {path}")
+        raise ValueError(f"the file name must end in .onnx, got {path}")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; give overwrite=True to replace it, or another name")
+        raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it, or another name")
     return path
 
 
@@ -258,7 +260,9 @@ def data_file(path: Path) -> Path:
 
 @contextmanager
 def written_at_once(path: Path) -> Iterator[Path]:
-    """Yield a file of the same name, since it names its second file, in a new folder; move both to `path` at the end."""
+    """Yield a file of the same name in a temporary folder; move it and its data file to `path` at the end.
+
+    The name is the same because the file refers to its data file by name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:
         part = Path(folder) / path.name
@@ -273,12 +277,12 @@ def _require(*names: str) -> list:
     try:
         return list(map(importlib.import_module, names))
     except ImportError as error:
-        raise ImportError(f"{error.name} is missing, which ONNX needs: pip install 'hf_deberta_ext[onnx]'") from error
+        raise ImportError(f"ONNX export requires {error.name}: pip install 'hf_deberta_ext[onnx]'") from error
 
 
 def tidy_graph(graph):
-    """Remove torch's notes for debugging: paths of this machine in each node, names of sizes, and shapes inside, which stop
-    onnxruntime's quantisation where it transposes a weight."""
+    """Rename the dynamic axes, and remove torch's debug information: local paths, and intermediate shapes that make
+    onnxruntime's quantisation fail when it transposes a weight."""
     sizes = graph.input[0].type.tensor_type.shape.dim
     names = ("batch", "choices", "sequence") if len(sizes) == 3 else ("batch", "sequence")
     renamed = {size.dim_param: name for size, name in zip(sizes, names, strict=True) if size.dim_param}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model classes: ONE table, from which registration, conversion, export, model cards and tests read."""
+"""Table of the model classes, used by registration, conversion, export, model cards and tests."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,16 +13,16 @@ __all__ = ["HEADS", "PARTS", "Head", "model_class"]
 
 @dataclass(frozen=True)
 class Head:
-    """A model class of modeling_deberta_ext.py, and its names elsewhere.
+    """Model class, its outputs and labels, and its names in transformers and on the Hub.
 
     Args:
-        model_class (`str`): its name.
-        description (`str`): opens a new model card.
-        outputs (`tuple[str, ...]`): its tensors without the loss, as exported graphs give them.
-        labels (*optional*): "words": ids of the vocabulary [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
+        model_class (`str`): name of the class.
+        description (`str`): first words of a new model card.
+        outputs (`tuple[str, ...]`): names of the output tensors without the loss, also in exported graphs.
+        labels (*optional*): "words": vocabulary ids [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
             start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
-        stock_class (`str`, *optional*): the class of transformers that loads it once it is written as deberta-v2.
-        pipeline_tag (`str`, *optional*): on the Hub.
+        stock_class (`str`, *optional*): transformers class that loads the model after conversion to deberta-v2.
+        pipeline_tag (`str`, *optional*): pipeline tag on the Hub.
     """
 
     model_class: str
@@ -34,17 +34,17 @@ class Head:
 
     @property
     def auto_class(self) -> str | None:
-        """The Auto class of transformers that loads it; None = only by its own name."""
+        """Auto class of transformers that loads the model; None if there is none."""
         names = [auto for auto, entry in AUTO_MAP.items() if entry.endswith(f".{self.model_class}")]
         return names[0] if names else None
 
 
 def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
-    """Make the head of a task that transformers has too, under names that end alike."""
+    """Make the `Head` of a task that transformers also has."""
     return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, stock_class=f"DebertaV2For{task}", **fields)
 
 
-# By their names on the command line.
+# Keys are the names on the command line.
 HEADS = {
     "base": Head(
         "DebertaExtModel",
@@ -86,6 +86,6 @@ HEADS = {
 
 
 def model_class(name: str) -> type[Any]:
-    """Return the class of a head, by its name in `HEADS`."""
+    """Return the model class of a name in `HEADS`."""
     class_name = HEADS[name].model_class
     return getattr(modeling_deberta_ext, class_name, None) or getattr(replaced_tokens_deberta_ext, class_name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention backends for transformers' own DeBERTa models: `replace_attention` and `restore_attention`."""
+"""Use the attention backends in transformers' DeBERTa models: `replace_attention` and `restore_attention`."""
 
 import math
 from types import MethodType
@@ -20,8 +20,8 @@ class ReplacedAttention(NamedTuple):
     """Result of `replace_attention`.
 
     Attributes:
-        replaced (`list[str]`): names of the self-attention modules that compute with our backends.
-        left_alone (`dict[str, str]`): names of those that stay as they are, each with the reason.
+        replaced (`list[str]`): names of the replaced self-attention modules.
+        left_alone (`dict[str, str]`): names of the self-attention modules that were not replaced, with the reason.
     """
 
     replaced: list[str]
@@ -29,24 +29,24 @@ class ReplacedAttention(NamedTuple):
 
 
 def replace_attention(model: nn.Module, attn_implementation: str | None = None) -> ReplacedAttention:
-    """Make every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` compute with our backends.
+    """Make every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` use this package's backends.
 
-    Only the class of the modules changes, to a subclass: parameters, names, hooks and state dict stay, and LoRA works, added
-    before or after. Outputs and gradients at real tokens equal those of the stock model, at every length; states at padding
-    differ. `save_pretrained` writes the same checkpoint; a pickle of the whole module needs this package to load.
-    `restore_attention` undoes it.
+    Only the class of the modules changes, to a subclass: parameters, names, hooks and state dict stay the same, and LoRA can
+    be added before or after. Outputs and gradients at real tokens equal the original model's at every length; states at
+    padding differ. `save_pretrained` writes the same checkpoint; a pickle of the whole module needs this package to load.
+    `restore_attention` undoes the replacement.
 
-    `last_backend` of a replaced module names the backend of its last call and the reason for the choice. The stock code
-    serves calls with custom relative positions or queries of another length.
+    `last_backend` of a replaced module is the backend of its last call and the reason for the choice. Calls with custom
+    relative positions or a different number of queries run the original code.
 
     Args:
-        model (`nn.Module`): any module that holds such attention: a task head, a peft model, a cross-encoder, a GLiNER.
-        attn_implementation (`str`, *optional*): a name in `ATTENTION_BACKENDS`; None or "auto": the best for each call. Call
-            again to choose another one.
+        model (`nn.Module`): any module with such attention: a task model, a peft model, a cross-encoder, a GLiNER model.
+        attn_implementation (`str`, *optional*): a name in `ATTENTION_BACKENDS`; None or "auto" chooses the best backend for
+            each call. Call the function again to choose another backend.
 
     Raises:
-        ValueError: `model` holds no such attention, there is no such backend, or it cannot serve a module; nothing is
-            replaced then. Also raised by a call that a backend asked for by name cannot serve.
+        ValueError: `model` has no such attention, or the backend does not exist or does not support a module; nothing is
+            replaced then. A call that the named backend does not support also raises a ValueError.
     """
     if attn_implementation == "auto":
         attn_implementation = None
@@ -60,9 +60,9 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
                 left_alone[path] = reason
     if not replaced:
         raise ValueError(
-            "expected a model that holds self-attention of transformers' DebertaModel or DebertaV2Model, got "
-            f"{type(model).__name__} (left alone: {left_alone}); DebertaExt models need no replacement: they have "
-            "attn_implementation and set_attn_implementation"
+            "expected a model with self-attention of transformers' DebertaModel or DebertaV2Model, got "
+            f"{type(model).__name__} (not replaceable: {left_alone}); for DebertaExt models, use attn_implementation or "
+            "set_attn_implementation"
         )
     for module in replaced.values():
         weight = next(weight for weight in module.parameters() if weight.is_floating_point())
@@ -71,7 +71,7 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
         _change_class(module, ATTENTION.get(type(module), type(module)))
         module.attn_implementation = attn_implementation
         if module.relative_attention:
-            module.reach = _rises_and_reach(*_table_of(module))[1]
+            module.max_distance = _find_saturation(*_table_of(module))[1]
     for module in model.modules():
         if type(module) in ENCODERS:
             _change_class(module, ENCODERS[type(module)])
@@ -79,10 +79,10 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
 
 
 def restore_attention(model: nn.Module) -> list[str]:
-    """Undo `replace_attention`: the classes of transformers again; nothing else changes.
+    """Undo `replace_attention`: change the modules back to transformers' classes.
 
     Returns:
-        `list[str]`: names of the self-attention modules that were restored.
+        `list[str]`: names of the restored self-attention modules.
     """
     restored = []
     for path, module in model.named_modules():
@@ -96,17 +96,17 @@ def restore_attention(model: nn.Module) -> list[str]:
 
 
 def reason_to_leave_alone(module: nn.Module) -> str | None:
-    """Return the reason why a stock attention module cannot be replaced; None if it can, or is already."""
+    """Return why a self-attention module cannot be replaced; None if it can be, or is already replaced."""
     if type(module) not in ATTENTION and not isinstance(module, _Replaced):
-        return f"{type(module).__name__} is a subclass with code of its own"
-    # accelerate's hooks put a forward of their own on the instance, and keep the old one as `_old_forward`.
+        return f"{type(module).__name__} is a subclass with custom code"
+    # accelerate's hooks set a forward on the instance, and keep the old one as `_old_forward`.
     forward = vars(module).get("_old_forward", vars(module).get("forward"))
     if forward is not None and not _is_forward_of(forward, module):
-        return "its forward was replaced by someone else"
+        return "its forward was replaced by other code"
     if getattr(module, "talking_head", False):
         return "talking heads mix the scores of all heads"
-    if module.relative_attention and not _rises_and_reach(*_table_of(module))[0]:
-        return "its position_buckets and max_relative_positions give buckets that do not rise with the distance"
+    if module.relative_attention and not _find_saturation(*_table_of(module))[0]:
+        return "its position_buckets and max_relative_positions give buckets that do not increase with the distance"
     return None
 
 
@@ -115,7 +115,7 @@ def _is_forward_of(function, module: nn.Module) -> bool:
 
 
 def _change_class(module: nn.Module, cls: type):
-    """Change the class of an instance, and the forwards of the old class that hooks hold."""
+    """Change the class of an instance, and the bound forward methods that hooks hold."""
     bound = [name for name in ("_old_forward", "forward") if _is_forward_of(vars(module).get(name), module)]
     module.__class__ = cls
     for name in bound:
@@ -128,7 +128,7 @@ def _table_of(module: nn.Module) -> tuple[int, int]:
 
 
 def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return the values of stock `build_relative_position`, [1, N, N], for i - j = 1 - N ... N - 1, [2N - 1]."""
+    """Return the values of transformers' `build_relative_position` by offset i - j = 1 - N ... N - 1, [2N - 1]."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
         r = v2.make_log_bucket_position(r, buckets, max_distance).long()
@@ -136,20 +136,20 @@ def _relative_positions(length: int, buckets: int, max_distance: int, device: to
 
 
 def _as_stock(r: torch.Tensor) -> torch.Tensor:
-    """[2N - 1] -> [1, N, N]"""
+    """Expand relative positions by offset, [2N - 1], to transformers' form, [1, N, N]."""
     i = torch.arange((len(r) + 1) // 2, device=r.device)
     return r[i[:, None] - i + len(i) - 1][None]
 
 
 def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch.Tensor, int]:
-    """Return delta [2N - 1] and half of the rows of the relative table. Beyond the table stock reads row 0 for r <= -M, and
-    `RelativePosition` the row of 1 - M."""
+    """Return delta [2N - 1] and half of the rows of the relative table. For r <= -M, transformers reads row 0, unlike
+    `RelativePosition`, which reads the row of 1 - M."""
     span = buckets if buckets > 0 else max_distance
     return (r + span).clamp(0, 2 * span - 1), span
 
 
-def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]:
-    """Return whether delta(i, j) never falls as i - j rises, and from which distance on it is constant (None: above 4M)."""
+def _find_saturation(buckets: int, max_distance: int) -> tuple[bool, int | None]:
+    """Return if delta(i, j) never decreases as i - j rises, and the distance from which it is constant (None: above 4M)."""
     if buckets == 1:
         return False, None
     far = 4 * max_distance
@@ -162,12 +162,12 @@ def _rises_and_reach(buckets: int, max_distance: int) -> tuple[bool, int | None]
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
 
 
-# Attributes of an instance that its stock class has not.
-ADDED = ("attn_implementation", "reach", "last_backend", "position_cache")
+# Attributes of an instance that transformers' class does not have.
+ADDED = ("attn_implementation", "max_distance", "last_backend", "position_cache")
 
 
 class _Replaced(PositionCache):
-    """Base of the replacing classes. At inference on CPU, the relative table and its projections are cached."""
+    """Base class of the replacing classes. At inference on CPU, it caches the relative table and its projections."""
 
     stock_class: type
 
@@ -176,10 +176,10 @@ class _Replaced(PositionCache):
 
 
 class _ReplacedSelfAttention(_Replaced):
-    """The stock module's projections around our backends."""
+    """Self-attention with the original module's projections and this package's backends."""
 
     attn_implementation: str | None = None
-    reach: int | None = None
+    max_distance: int | None = None
     last_backend: tuple[str, str] | None = None
 
     project_positions = DisentangledSelfAttention.project_positions
@@ -193,19 +193,19 @@ class _ReplacedSelfAttention(_Replaced):
         return tuple(term for term in ("c2p", "p2c") if term in self.pos_att_type)
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., N, H·x] -> [..., H, N, x]"""
+        """Reshape [..., N, H·x] -> [..., H, N, x]."""
         return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(-2, -3)
 
     def positions(
         self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """Return K_r, Q_r and delta, from the relative table and the relative positions of stock in one of their forms."""
+        """Return K_r, Q_r and delta, from the relative table and relative positions [2N - 1] or in transformers' form."""
         buckets, M = _table_of(self)
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
         delta, span = _table_rows(relative_pos.to(device), buckets, M)
         half = span
-        # Short sequences need only the middle of the table, where each distance has its own row.
+        # Short sequences only need the middle of the table, where each distance has its own row.
         exact = buckets // 2 + 1 if buckets > 0 else M
         if not is_traced() and N <= exact and not self.caches(rel_embeddings.device):
             half = N
@@ -215,16 +215,16 @@ class _ReplacedSelfAttention(_Replaced):
         return *self.project_positions(rel_embeddings), delta
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
-        """Return the reason why only the stock code can serve a call, or None."""
+        """Return why only the original code supports a call, or None."""
         if query_states is not None and self.is_v1:
-            # Stock multiplies parts of the fused weight with query_states.t(), which no batch has.
+            # transformers calls query_states.t(), which fails for a batch.
             return "v1 with a query stream"
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
             standard = _as_stock(_relative_positions(N, *_table_of(self), relative_pos.device))
             if relative_pos.numel() != N * N or not torch.equal(relative_pos.long().view(1, N, N), standard):
-                return "relative positions of the caller's own"
+                return "custom relative positions"
         return None
 
     def forward(
@@ -236,17 +236,17 @@ class _ReplacedSelfAttention(_Replaced):
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the stock module returns, from the same arguments; relative_pos may also be [2N - 1], for each i - j.
+        """Compute the same output as the original module; relative_pos may also be [2N - 1], by offset i - j.
 
         Raises:
-            ValueError: the backend that was asked for by name cannot serve this call.
+            ValueError: the named backend does not support this call.
         """
         B, N = hidden_states.shape[:2]
         reason = self.stock_only(N, query_states, relative_pos)
         if reason is not None:
             if self.attn_implementation is not None:
                 raise ValueError(
-                    f"attn_implementation = {self.attn_implementation!r} cannot serve this: {reason}; None serves such calls"
+                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; use None"
                 )
             self.last_backend = "stock", reason
             if attention_mask is None:
@@ -265,14 +265,13 @@ class _ReplacedSelfAttention(_Replaced):
             K_r, Q_r, delta = self.positions(N, rel_embeddings, relative_pos, Q_c.device)
         if attention_mask is not None:
             attention_mask = attention_mask.bool()
-        inputs = AttentionInputs(
-            Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, terms, attention_mask, dropout_p=self.dropout_p, reach=self.reach
-        )
+        inputs = AttentionInputs(Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, terms, attention_mask)
+        inputs = inputs._replace(dropout_p=self.dropout_p, max_distance=self.max_distance)
         return self.attend(inputs, self.attn_implementation, output_attentions=output_attentions)
 
 
 class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelfAttention):
-    """Self-attention of DeBERTa-v2, v3 and mDeBERTa on our backends."""
+    """Self-attention of DeBERTa-v2, v3 and mDeBERTa with this package's backends."""
 
     stock_class = v2.DisentangledSelfAttention
     is_v1 = False
@@ -285,14 +284,14 @@ class ReplacedDebertaV2SelfAttention(_ReplacedSelfAttention, v2.DisentangledSelf
         return 1 / math.sqrt(self.attention_head_size * count)
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Q_c, K_c and V_c, [B, H, N, d] each."""
+        """Return Q_c, K_c and V_c, [B, H, N, d] each."""
         queries = hidden_states if query_states is None else query_states
         states = self.query_proj(queries), self.key_proj(hidden_states), self.value_proj(hidden_states)
         return tuple(map(self.split_heads, states))
 
 
 class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAttention):
-    """Self-attention of DeBERTa (v1) on our backends."""
+    """Self-attention of DeBERTa (v1) with this package's backends."""
 
     stock_class = v1.DisentangledSelfAttention
     is_v1 = True
@@ -302,7 +301,7 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return 1 / math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the modules that compute K_r and Q_r; None where no term needs it."""
+        """Return the modules that compute K_r and Q_r; None for one that no term needs."""
         key = query = None
         if "c2p" in self.terms:
             key = self.pos_proj
@@ -311,24 +310,24 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return key, query
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Q_c, K_c and V_c, [B, H, N, d] each; the fused weight holds the three of a head side by side."""
+        """Return Q_c, K_c and V_c, [B, H, N, d] each; the fused weight has the three of a head side by side."""
         Q_c, K_c, V_c = self.split_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
         q_bias = self.split_heads(self.q_bias[None])  # [H, 1, d]
         v_bias = self.split_heads(self.v_bias[None])
-        # Under autocast the biases are wider.
+        # Under autocast, the biases have a wider dtype.
         return (Q_c + q_bias).to(K_c.dtype), K_c, (V_c + v_bias).to(K_c.dtype)
 
 
 class _ReplacedEncoder(_Replaced):
-    """Encoder that gives its layers a mask of keys and [2N - 1] relative positions, instead of [B, 1, N, N] and [1, N, N],
-    if the self-attention of every layer is replaced."""
+    """Encoder that passes its layers a key mask and relative positions [2N - 1] instead of [B, 1, N, N] and [1, N, N], if
+    the self-attention of every layer is replaced."""
 
     def on_backends(self) -> bool:
         attentions = (getattr(getattr(layer, "attention", None), "self", None) for layer in self.layer)
         return all(isinstance(module, _ReplacedSelfAttention) for module in attentions)
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
-        """[B, N] -> [B, 1, 1, N], or on CPU None without padding; all other masks as in stock."""
+        """Expand a mask [B, N] to [B, 1, 1, N], or to None on CPU without padding; other masks as in transformers."""
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
@@ -337,13 +336,14 @@ class _ReplacedEncoder(_Replaced):
         return mask[:, None, None]
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
-        """Return [2N - 1]; with query states or relative positions of the caller as in stock."""
+        """Return relative positions [2N - 1]; with query states or custom relative positions, as in transformers."""
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
         return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)
 
     def get_rel_embedding(self) -> torch.Tensor | None:
-        """The relative table; at inference on CPU one object while its values stay: the layers cache its projections."""
+        """Return the relative table. At inference on CPU, it is the same object until its values change, because the layers
+        cache its projections."""
         P = super().get_rel_embedding()
         if P is not None and self.caches(P.device):
             return self.kept_table(P)

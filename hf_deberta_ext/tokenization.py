@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers that equal the published ones, for every transformers that we support, with and without this package.
+"""Tokenizers that are equal to the published ones in all supported versions of transformers.
 
-The stock classes of transformers 5 do not: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]` with
-types all 0 and no longer eats the space before [MASK]; `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the SentencePiece
-normaliser and the byte fallback. Both rebuild themselves when loaded, so a right tokenizer.json does not help them.
+The tokenizers of transformers 5 are not: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]` with
+token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the
+SentencePiece normaliser and the byte fallback. Both are rebuilt when loaded, even from a correct tokenizer.json.
 
-Saving: transformers writes `type(tokenizer).__name__` as "tokenizer_class". "DebertaV2Tokenizer" would be rebuilt,
-"TokenizersBackend" is unknown to transformers 4, "PreTrainedTokenizerFast" is loaded verbatim by all, whatever the model
-type; hence the name of the class below. AutoTokenizer gives back a `TokenizersBackend`, which saves that name: good for
-transformers 5 only; `load_tokenizer` gives the class below again.
+transformers saves `type(tokenizer).__name__` as "tokenizer_class". "DebertaV2Tokenizer" would be rebuilt, and transformers 4
+does not know "TokenizersBackend", but all versions load "PreTrainedTokenizerFast" unchanged for any model type. This is why
+the class below has this name. AutoTokenizer returns a `TokenizersBackend`, which saves its own name and therefore only works
+with transformers 5; `load_tokenizer` returns the class below.
 """
 
 import functools
@@ -31,22 +31,22 @@ __all__ = [
     "PreTrainedTokenizerFast",
     "check_tokenizer",
     "check_vocabulary",
-    "finish",
     "load_tokenizer",
     "tokenizer_from_spm",
     "tokenizer_from_vocab_and_merges",
+    "wrap_tokenizer",
 ]
 
 FILES = ("spm.model", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
-# The order in which the official code appends those that a vocabulary lacks.
+# In the order in which the official code appends special tokens that are missing in a vocabulary.
 SPECIAL_TOKENS = ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")
 KEPT_SETTINGS = ("do_lower_case", "padding_side", "truncation_side", "extra_special_tokens")
-# Noncharacters, never in a text: SOFT parts a mark from its base, HARD also forbids to join them again.
+# Noncharacters, which never occur in a text. SOFT separates a mark from its base; HARD also prevents joining them again.
 SOFT, HARD = "\ufdd0", "\ufdd1"
 
 
 class PreTrainedTokenizerFast(TokenizersBackend):
-    """The tokenizers of this module; adds nothing but the name that `save_pretrained` must write (see the module)."""
+    """Tokenizer of this module. Its name is saved as "tokenizer_class" (see the module's docstring)."""
 
 
 def load_tokenizer(
@@ -60,21 +60,21 @@ def load_tokenizer(
     subfolder: str = "",
     add_prefix_space: bool | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a DeBERTa folder or Hub repository as it was published.
+    """Load the published tokenizer of a DeBERTa folder or Hub repository.
 
-    Reads the first of: spm.model; vocab.json and merges.txt; tokenizer.json (its template corrected, the rest kept).
-    Tokens that were added later (tokenizer.json, tokenizer_config.json, added_tokens.json) keep their ids in all cases.
+    Reads the first of: spm.model; vocab.json and merges.txt; tokenizer.json (with a corrected template).
+    Tokens that were added later (tokenizer.json, tokenizer_config.json, added_tokens.json) always keep their ids.
 
     Args:
         folder_or_repo (`str` or path): A local folder, or a repository id on the Hub.
-        revision, token, local_files_only, cache_dir, subfolder: As in `huggingface_hub`.
-        model_max_length (`int`, *optional*): Default: the value in tokenizer_config.json, else 512.
-        add_prefix_space (`bool`, *optional*): Only for byte-level BPE (v1): read the first word as if a space stood before
-            it, as words that are already split need. Default: the value in the tokenizer's files, else False.
+        revision, token, local_files_only, cache_dir, subfolder: Download options of `huggingface_hub`.
+        model_max_length (`int`, *optional*): Longest input. Default: the value in tokenizer_config.json, else 512.
+        add_prefix_space (`bool`, *optional*): Only for byte-level BPE (v1): encode the first word as if a space preceded
+            it, as required for pre-split words. Default: the value in the tokenizer's files, else False.
 
     Raises:
-        OSError: There is no tokenizer, or the Hub cannot be reached.
-        ValueError: The vocabulary lacks [CLS] or [SEP], or has only special tokens, or an added token would get another id
+        OSError: There is no tokenizer, or the Hub is not reachable.
+        ValueError: The vocabulary lacks [CLS] or [SEP], or only has special tokens, or an added token would get another id
             than the recorded one.
     """
     folder = Path(folder_or_repo)
@@ -88,7 +88,7 @@ def load_tokenizer(
     state, config, added = read_json(state), read_json(config), read_json(added)
     if model_max_length is None:
         model_max_length = config.get("model_max_length") or 512
-        # transformers writes 1e30 where no length was set.
+        # transformers writes 1e30 if no length is set.
         if model_max_length > 1e9:
             model_max_length = 512
     if add_prefix_space is None:
@@ -110,8 +110,8 @@ def load_tokenizer(
         normalizer = json.dumps(state["normalizer"])
         if state["model"]["type"] == "Unigram" and "Precompiled" not in normalizer and "NFKC" not in normalizer:
             warnings.warn(
-                f"the tokenizer.json of {folder_or_repo} has no SentencePiece normaliser; transformers 5, which drops it, "
-                "probably wrote the file. Put the spm.model of the model beside it",
+                f"the tokenizer.json of {folder_or_repo} has no SentencePiece normaliser, probably because transformers 5 "
+                "wrote the file. Add the model's spm.model to the folder",
                 stacklevel=2,
             )
     else:
@@ -119,17 +119,17 @@ def load_tokenizer(
             # transformers' own error, which tells an absent file from one that is not cached.
             cached_file(folder_or_repo, "tokenizer.json", subfolder=subfolder, **options)
         raise OSError(
-            f"no tokenizer in {folder_or_repo}: looked for spm.model, for vocab.json with merges.txt, and for "
-            "tokenizer.json. A model's save_pretrained writes none: call tokenizer.save_pretrained on the same folder, or "
-            "give --tokenizer_name"
+            f"no tokenizer in {folder_or_repo}: expected spm.model, vocab.json and merges.txt, or tokenizer.json. A "
+            "model's save_pretrained does not write them: call tokenizer.save_pretrained with the same folder, or pass "
+            "--tokenizer_name"
         )
     _add_recorded_tokens(tokenizer, state, config, added)
     if not spm.is_file() and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
         raise ValueError(
-            f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP]: it is not DeBERTa's. To give it new special tokens "
-            "(at the end) use tokenizer_from_vocab_and_merges or finish"
+            f"the vocabulary of {folder_or_repo} lacks [CLS] or [SEP], so it is not DeBERTa's. To append special tokens, "
+            "use tokenizer_from_vocab_and_merges or wrap_tokenizer"
         )
-    tokenizer = finish(tokenizer, model_max_length=model_max_length, mask_lstrip=mask_lstrip, settings=settings)
+    tokenizer = wrap_tokenizer(tokenizer, model_max_length=model_max_length, mask_lstrip=mask_lstrip, settings=settings)
     check_vocabulary(tokenizer, source=folder_or_repo)
     return tokenizer
 
@@ -137,14 +137,14 @@ def load_tokenizer(
 def tokenizer_from_spm(
     path: str | os.PathLike, *, do_lower_case: bool = False, model_max_length: int = 512
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model; ids equal those of sentencepiece.
+    """Create a tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model, with the same ids as sentencepiece.
 
-    Pieces keep their ids, missing special tokens follow at the end. Where there is no piece [UNK], also [UNK] follows there
-    and is the unknown token, as in the official code; the row of `<unk>` stays, and no text is read as it. Offsets
-    include the space before a word, and leave out a combining mark that ends a token.
+    Pieces keep their ids, and missing special tokens are appended. If there is no piece [UNK], it is also appended and
+    becomes the unknown token, as in the official code; the row of `<unk>` remains but is not used. Offsets include the
+    space before a word, and exclude a combining mark at the end of a token.
 
-    Differences from sentencepiece: special tokens written out in a text are read as such; it adds scores in float32, so
-    may split otherwise at a tie; own or case-folding character maps are exact only for composed text.
+    Differences from sentencepiece: special tokens in a text are encoded as special tokens; sentencepiece adds scores in
+    float32, so ties may be split differently; custom or case-folding character maps are only exact for composed text.
 
     Raises:
         ImportError: sentencepiece or protobuf is not installed.
@@ -153,7 +153,7 @@ def tokenizer_from_spm(
     settings = {}
     if do_lower_case:
         settings["do_lower_case"] = True
-    return finish(_spm_backend(path, do_lower_case), model_max_length=model_max_length, settings=settings)
+    return wrap_tokenizer(_spm_backend(path, do_lower_case), model_max_length=model_max_length, settings=settings)
 
 
 def tokenizer_from_vocab_and_merges(
@@ -163,29 +163,29 @@ def tokenizer_from_vocab_and_merges(
     add_prefix_space: bool = False,
     model_max_length: int = 512,
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of v1: byte-level BPE from vocab.json and merges.txt (paths, or their contents)."""
+    """Create a tokenizer of v1, byte-level BPE, from vocab.json and merges.txt (paths, or their contents)."""
     if isinstance(vocab, (str, os.PathLike)):
         vocab, merges = models.BPE.read_file(os.fspath(vocab), os.fspath(merges))
     backend = _byte_level_backend(dict(vocab), [tuple(merge) for merge in merges], add_prefix_space)
     settings = {}
     if add_prefix_space:
         settings["add_prefix_space"] = True
-    return finish(backend, model_max_length=model_max_length, mask_lstrip=True, settings=settings)
+    return wrap_tokenizer(backend, model_max_length=model_max_length, mask_lstrip=True, settings=settings)
 
 
-def finish(
+def wrap_tokenizer(
     tokenizer: Tokenizer,
     *,
     model_max_length: int = 512,
     mask_lstrip: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Give any `tokenizers.Tokenizer` DeBERTa's special tokens and pair template (in place), and wrap it.
+    """Wrap any `tokenizers.Tokenizer` for transformers, with DeBERTa's special tokens and pair template (set in place).
 
     Args:
-        tokenizer (`tokenizers.Tokenizer`): special tokens that it lacks are appended, [MASK], [SEP], [PAD], [UNK], [CLS].
-        model_max_length (`int`): longest input, [CLS] and [SEP] included.
-        mask_lstrip (`bool`): [MASK] eats the space before it (byte-level BPE, v1).
+        tokenizer (`tokenizers.Tokenizer`): missing special tokens are appended, [MASK], [SEP], [PAD], [UNK], [CLS].
+        model_max_length (`int`): longest input, including [CLS] and [SEP].
+        mask_lstrip (`bool`): [MASK] strips the space before it (byte-level BPE, v1).
         settings (`dict`, *optional*): more entries for tokenizer_config.json, such as do_lower_case or padding_side.
     """
     for token in SPECIAL_TOKENS:
@@ -209,13 +209,13 @@ def finish(
 
 
 def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: bool = False) -> None:
-    """Check that a tokenizer encodes as DeBERTa expects and fits the model, before anything runs.
+    """Check that a tokenizer encodes texts as DeBERTa expects, and fits the model.
 
-    A model may have more rows than the tokenizer has tokens (128100 for 128001); that is no error.
+    A model may have more rows than the tokenizer has tokens (128100 for 128001).
 
     Raises:
-        ValueError: No [CLS] first or [SEP] last; pairs not `[CLS] A [SEP] B [SEP]` with types 0 and 1; no pad token, or
-            no mask token although `needs_mask`; and as `check_vocabulary`.
+        ValueError: A text is not encoded as `[CLS] A [SEP]`, a pair not as `[CLS] A [SEP] B [SEP]` with token types 0 and
+            1, there is no pad token or, with `needs_mask`, no mask token, or `check_vocabulary` fails.
     """
     advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -233,7 +233,7 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
             )
     types = [0] * (len(A) + 2) + [1] * (len(B) + 1)
     if pair["token_type_ids"] != types:
-        raise ValueError(f"a pair must have the types {types}, got {pair['token_type_ids']}{advice}")
+        raise ValueError(f"a pair must have the token types {types}, got {pair['token_type_ids']}{advice}")
     if tokenizer.pad_token_id is None:
         raise ValueError(f"the tokenizer has no pad_token, expected [PAD]{advice}")
     if needs_mask and tokenizer.mask_token_id is None:
@@ -245,40 +245,40 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
 def check_vocabulary(
     tokenizer: Any, config: Any = None, *, source: Any = None, special_tokens: Sequence[str] = ("pad", "cls", "sep")
 ) -> None:
-    """Check that a tokenizer of any family is not empty, and may be the one of the model.
+    """Check that a tokenizer of any family is not empty, and can belong to the model.
 
-    A model may have up to a quarter more rows than the tokenizer has tokens, and always 256.
+    A model may have 256 more rows than the tokenizer has tokens, or a quarter of its rows if that is more.
 
     Args:
-        source (*optional*): Where the tokenizer was read from, for the message.
-        special_tokens: Tokens whose ids are compared with the configuration's, where both are set.
+        source (*optional*): Source of the tokenizer, for the error message.
+        special_tokens: Special tokens whose ids must equal the configuration's, if both are set.
 
     Raises:
-        ValueError: Names the problem.
+        ValueError: The tokenizer is empty, or its size or a special token does not fit the model.
     """
     name = "the tokenizer"
     if source is not None:
         name += f" of {source}"
     vocabulary = tokenizer.get_vocab()
-    # transformers makes a tokenizer of special tokens from a folder without its files.
+    # From a folder without tokenizer files, transformers creates a tokenizer with only special tokens.
     if not any(token.strip("▁") for token in {*vocabulary} - {*tokenizer.all_special_tokens}):
-        raise ValueError(f"{name} has no tokens but special ones; are its files missing? Give a folder that has them")
+        raise ValueError(f"{name} only has special tokens; are its files missing? Pass a folder that has them")
     largest = max(vocabulary.values())
     rows = getattr(config, "vocab_size", None)
     size = f"{name} has {len(tokenizer)} tokens"
     if rows is not None and max(largest + 1, len(tokenizer)) > rows:
-        hint = f"take the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
-        raise ValueError(f"{size} with ids up to {largest}, but the model only {rows} rows (config.vocab_size); {hint}")
+        hint = f"use the tokenizer of this model, or call model.resize_token_embeddings({largest + 1})"
+        raise ValueError(f"{size} with ids up to {largest}, but the model only has {rows} rows (config.vocab_size); {hint}")
     if rows is not None and rows - largest - 1 > max(256, rows // 4):
-        hint = "take the tokenizer of this model, or give a new model vocab_size"
-        raise ValueError(f"{size} for the model's {rows} rows (config.vocab_size), so is probably of another model; {hint}")
+        hint = "use the tokenizer of this model, or set vocab_size of a new model"
+        raise ValueError(f"{size}, probably of another model, for the model's {rows} rows (config.vocab_size); {hint}")
     for token in special_tokens:
         expected = getattr(config, f"{token}_token_id", None)
         got = getattr(tokenizer, f"{token}_token_id", None)
         if None not in (expected, got) and expected != got:
             raise ValueError(
-                f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; take the "
-                "tokenizer of this model, or set it in the configuration (--config_overrides)"
+                f"{name}: {token}_token has id {got}, the model expects config.{token}_token_id = {expected}; use the "
+                "tokenizer of this model, or change the configuration (--config_overrides)"
             )
 
 
@@ -295,15 +295,15 @@ def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], ad
 def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
     """Return a `tokenizers.Tokenizer` that equals the SentencePiece model, without template.
 
-    Special tokens are added only where [UNK] is none of the pieces.
+    Special tokens are only added if there is no piece [UNK].
     """
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         raise ImportError(
-            f"reading {path} needs sentencepiece and protobuf: pip install sentencepiece protobuf (or put a "
-            "tokenizer.json that this package saved in place of spm.model)"
+            f"reading {path} requires sentencepiece and protobuf: pip install sentencepiece protobuf (or replace spm.model "
+            "by a tokenizer.json that this package saved)"
         ) from error
     model = sentencepiece_model_pb2.ModelProto()
     try:
@@ -321,22 +321,22 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
             scores.append(piece.score)
         names.append(piece.piece)
     if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
-        raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, as published")
+        raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, like DeBERTa's")
 
     appended = []
     if "[UNK]" not in names:
         appended = [token for token in SPECIAL_TOKENS if token not in names]
-        # Where "<" is unknown too, `tokenizers` would read "<unk>" as this piece.
+        # If "<" is also unknown, `tokenizers` would encode the text "<unk>" as this piece.
         names[unknown] += HARD
     lowest, highest = min(scores), max(0.0, max(scores))
     vocab = []
     for name, piece in zip(names, model.pieces, strict=True):
         score = piece.score
         if piece.type == Piece.USER_DEFINED:
-            # SentencePiece: always preferred to what it is made of.
+            # As in SentencePiece, always preferred to its parts.
             score = len(name) * highest - 0.1
         elif piece.type != Piece.NORMAL:
-            # <s>, </s>, <0x41>, ... are never read from a text: worse than any way to spell them.
+            # <s>, </s>, <0x41>, ... never match a text: the score is lower than for any other segmentation.
             score = (len(name) + 1) * (lowest - 10)
         vocab.append((name, score))
     for token in appended:
@@ -354,13 +354,13 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
 
 
 def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
-    """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that every tokenizers version has.
+    """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that all versions of tokenizers support.
 
     SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` looks up whole grapheme
-    clusters under 6 bytes, by the shortest match, and drops the rest; longer ones char by char. So `e` + two accents
-    loses one, and decomposed kana or Hangul stay decomposed. Hence: part all marks from their bases (SOFT), map char by
-    char, join again from left to right as NFC would. HARD where SentencePiece has no rule: after or within a char that
-    decomposes itself, and where NFC would sort the marks.
+    clusters under 6 bytes by the shortest match and drops the rest, and longer ones char by char. `e` + two accents
+    therefore loses an accent, and decomposed kana or Hangul stay decomposed. These steps separate all marks from their
+    bases (SOFT), map char by char, and join marks from left to right as NFC does. HARD is used where SentencePiece has no
+    rule: after or within a char that decomposes itself, and where NFC would sort the marks.
     """
     steps: list[normalizers.Normalizer] = []
     if do_lower_case:
@@ -368,7 +368,7 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     if spec.precompiled_charsmap:
         mark, decomposes, unjoinable, unsorted = _mark_patterns()
         steps += [
-            # Not at the start: tokenizers 0.22 and 0.23 lose the alignment there and panic.
+            # Not at the start, where tokenizers 0.22 and 0.23 lose the alignment and panic.
             normalizers.Replace(Regex(rf"(?!\A)(?={mark})"), SOFT),
             normalizers.Replace(Regex(rf"(?<={decomposes}){SOFT}|{SOFT}(?={decomposes})|{unsorted}"), HARD),
             normalizers.Precompiled(spec.precompiled_charsmap),
@@ -383,9 +383,9 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
 
 @functools.cache
 def _mark_patterns() -> tuple[str, str, str, str]:
-    """Return regular expressions: mark, char that decomposes, mark that starts nothing, unsorted marks."""
+    """Return four regular expressions: mark, char that decomposes, mark that starts no composition, unsorted marks."""
     seconds, firsts, decomposing, begins = set(), set(), [], {}
-    # Above U+2FFFF nothing decomposes; surrogates cannot occur.
+    # No char above U+2FFFF decomposes, and surrogates cannot occur.
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x30000)):
         char = chr(code)
         first, *rest = unicodedata.normalize("NFD", char)
@@ -412,7 +412,7 @@ def _mark_patterns() -> tuple[str, str, str, str]:
 
 
 def _char_class(chars: Iterable[str]) -> str:
-    """Return the regular expression for any of these characters, as ranges of their codes."""
+    """Return a regular expression that matches any of these characters, as ranges of their codes."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):
         if ranges and ranges[-1][1] == code - 1:
@@ -426,7 +426,7 @@ def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added:
     """Add the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids.
 
     Raises:
-        ValueError: A token would get another id.
+        ValueError: A token would get another id than the recorded one.
     """
     tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
     for i, fields in config.get("added_tokens_decoder", {}).items():
@@ -439,6 +439,6 @@ def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added:
         tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != i:
             raise ValueError(
-                f"the added token {token.content!r} is recorded with id {i}, but the vocabulary gives it "
-                f"{tokenizer.token_to_id(token.content)}; the vocabulary and the added tokens are of different models"
+                f"the added token {token.content!r} must have the recorded id {i}, got "
+                f"{tokenizer.token_to_id(token.content)}; the vocabulary and the added tokens belong to different models"
             )

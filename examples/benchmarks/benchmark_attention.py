@@ -164,7 +164,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
     for name in args.backends:
         attention = DisentangledSelfAttention(copy.deepcopy(config))
         attention.config._attn_implementation = name
-        sides[name] = side(attention, lambda m: m(Q, None, P, delta=delta, reach=distance)[0])
+        sides[name] = side(attention, lambda m: m(Q, None, P, delta=delta, max_distance=distance)[0])
 
     def flash() -> Side:
         from disentangled_flash import TritonTrainingDisentangledSelfAttention

@@ -95,7 +95,7 @@ def kernel_rows(capability: int, dtype: torch.dtype, head_size: int, dropout_p: 
     content = [torch.zeros(1, 2048, 2, head_size, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
     K_r, Q_r = (torch.zeros(512, 2, head_size, dtype=dtype).transpose(0, 1).requires_grad_() for _ in range(2))
     delta = RelativePosition(buckets=256, max_distance=512)(2048)
-    inputs = AttentionInputs(*content, 0.1, K_r, Q_r, delta, ("c2p", "p2c"), dropout_p=dropout_p, reach=512)
+    inputs = AttentionInputs(*content, 0.1, K_r, Q_r, delta, ("c2p", "p2c"), dropout_p=dropout_p, max_distance=512)
     with mock.patch.multiple(attention_triton, **there), compiled_for(capability) as kernels:
         out = attention_triton.disentangled_attention_triton(inputs)
         out.backward(torch.zeros_like(out))

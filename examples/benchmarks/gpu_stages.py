@@ -180,16 +180,16 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
     """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     sizes = sizes_of(args)
-    buckets, reach = sizes.buckets, sizes.max_distance
+    buckets, max_distance = sizes.buckets, sizes.max_distance
     candidate, rows = triton_launches.Launch(*choice), []
     for N in sizes.warm_lengths if warm_up else sizes.lengths:
         shape = (sizes.tokens // N, N, sizes.heads, d)
         half = dict(device=args.device, dtype=torch.float16, requires_grad=kernel != "forward")
         tensors = [torch.randn(shape, **half) for _ in range(3)]
         tensors += [torch.randn(sizes.heads, 2 * buckets, d, **half) for _ in range(2)]
-        delta = RelativePosition(buckets=buckets, max_distance=reach)(N).to(args.device)
+        delta = RelativePosition(buckets=buckets, max_distance=max_distance)(N).to(args.device)
         content = [x.transpose(1, 2) for x in tensors[:3]]
-        inputs = AttentionInputs(*content, (3 * d) ** -0.5, *tensors[3:], delta, ("c2p", "p2c"), reach=reach)
+        inputs = AttentionInputs(*content, (3 * d) ** -0.5, *tensors[3:], delta, ("c2p", "p2c"), max_distance=max_distance)
 
         def call(launches, tensors=tensors, inputs=inputs):
             with mock.patch.dict(triton_launches.LAUNCHES, launches):

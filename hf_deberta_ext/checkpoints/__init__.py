@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Abilities of models that remote code has not: read official checkpoints, join them, watch over adapters."""
+"""Features of models that remote code does not have: reading and joining official checkpoints, checking adapters."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of peft on a model with new weights: those are saved with the adapter, or training is refused."""
+"""Adapters of peft on a model with newly initialised weights: save these with the adapter, or refuse to train."""
 
 import torch
 from torch import nn
@@ -9,19 +9,19 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["PEFT_TASKS", "AdapterMixin", "module_to_save"]
 
-# The Hub's name of a task -> the name of the task for which peft has its own class.
+# Task name on the Hub -> task name in peft, for tasks with a class in peft.
 PEFT_TASKS = {"text-classification": "SEQ_CLS", "token-classification": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
-# Modules that peft saves by itself for the tasks for which it has its own class.
+# Modules that peft saves by default for these tasks.
 PEFT_HEADS = {"classifier", "qa_outputs"}
 
 
 class AdapterMixin:
-    """The new weights of a model under adapters. peft freezes them, and saves only what `modules_to_save` names: by itself
-    `classifier`, for the tasks that it knows, but not a pooler before it."""
+    """Mixin that saves newly initialised weights with adapters. peft freezes such weights, and only saves modules in
+    `modules_to_save`: by default `classifier`, for the tasks that it knows, but not a pooler."""
 
     @property
     def peft_config(self) -> dict:
-        """Configuration of each adapter, which peft assigns once the first one is in the model."""
+        """Configuration of each adapter. peft assigns it after it adds the first adapter to the model."""
         if "peft_config" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no adapters")
         return self.__dict__["peft_config"]
@@ -36,10 +36,12 @@ class AdapterMixin:
             named = getattr(config, "modules_to_save", None) or []
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
-                logger.warning(f"the adapter has no weights for {', '.join(missing)}, which the base lacks too: random")
+                logger.warning(
+                    f"neither the adapter nor the base model has weights for {', '.join(missing)}; they are random"
+                )
             elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
-                # For these tasks peft applies the list again after the assignment. Not to what has an adapter inside: that
-                # would be saved as a part of the module, and not be found there.
+                # For these tasks, peft applies modules_to_save after this assignment. Modules with adapters are excluded,
+                # because peft would save the adapter as a part of the module, and not find it when it loads.
                 whole = [name for name in missing if not _has_adapters(self.get_submodule(name))]
                 config.modules_to_save = [*named, *(module_to_save(self, name) for name in whole)]
 
@@ -48,7 +50,7 @@ class AdapterMixin:
         del self.__dict__["peft_config"]
 
     def check_adapters(self):
-        """Refuse to train adapters without the new weights of the model.
+        """Refuse to train adapters without the newly initialised weights of the model.
 
         Raises:
             ValueError: in training, new weights would be neither trained nor saved with the active adapter.
@@ -66,13 +68,13 @@ class AdapterMixin:
             elif not PEFT_HEADS & self._modules.keys():
                 task = "no task_type and "
             raise ValueError(
-                f"the weights of {', '.join(unsaved)} are new, and the adapter would neither train nor save them: give its "
-                f"configuration {task}modules_to_save={names}"
+                f"the weights of {', '.join(unsaved)} are newly initialised, and the adapter would neither train nor save "
+                f"them: set {task}modules_to_save={names} in its configuration"
             )
 
     def _new_modules(self) -> list[str]:
-        """Return modules with weights that the checkpoint did not have: parts of the head by name, layers of the body by
-        path."""
+        """Return the modules with weights that are missing in the checkpoint: modules of the head by name, modules of the
+        base model by path."""
         if self.loading_report is None:
             return []
         reads_positions = self._decodes_absolute_positions or self.config.position_biased_input
@@ -91,8 +93,8 @@ class AdapterMixin:
 
 
 def module_to_save(model: nn.Module, name: str) -> str:
-    """Return the name of a module for `modules_to_save`. peft compares the ends of paths, and takes "query_proj" for "proj";
-    with a `task_type`, paths of the model begin with "model"."""
+    """Return the name of a module for `modules_to_save`. peft matches the end of paths, so that "proj" also matches
+    "query_proj"; with a `task_type`, paths start with "model"."""
     if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
         return f"model.{name}"
     return name
@@ -103,11 +105,11 @@ def _has_adapters(module: nn.Module) -> bool:
 
 
 def _is_saved(model: nn.Module, path: str) -> bool:
-    """Tell if a module is trained with the active adapter: in peft's wrapper, or because its parameters are not frozen."""
+    """Return True if a module is trained with the active adapter: in peft's wrapper, or because it is not frozen."""
     module = model
     for part in path.split("."):
         module = getattr(module, part)
         if hasattr(module, "modules_to_save"):
-            # One that holds another, because a part of it has a name that peft looks for, cannot be loaded.
+            # A wrapper that contains another adapter, because a submodule has a matching name, cannot be loaded.
             return bool(module.active_adapters) and not any(_has_adapters(part) for part in module.modules_to_save.values())
     return all(parameter.requires_grad for parameter in module.parameters())

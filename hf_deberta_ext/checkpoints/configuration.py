@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `DebertaExtConfig` that only the package has: validation, published sizes, official configurations."""
+"""Part of `DebertaExtConfig` that only the package has: validation, published sizes, official configurations."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,7 @@ from .presets import PRESETS
 __all__ = ["OfficialConfigMixin", "is_joint"]
 
 OUR_TYPE = "deberta-ext"
-# At least 1.
+# Fields that must be at least 1.
 SIZES = (
     "vocab_size hidden_size embedding_size num_hidden_layers num_attention_heads intermediate_size "
     "max_position_embeddings conv_groups emd_layers"
@@ -24,11 +24,11 @@ NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_prob
 
 
 class OfficialConfigMixin:
-    """Validation, presets and official configurations; a base of `DebertaExtConfig`, before that of transformers."""
+    """Mixin of `DebertaExtConfig` for validation, presets and official configurations."""
 
     def validate_architecture(self):
-        """Refuse values out of range and fields that contradict each other; transformers calls it at init and save."""
-        # It imports the front end of torch.compile.
+        """Refuse values out of range and contradicting fields; transformers calls it at init and save."""
+        # Imported late, because it imports the front end of torch.compile.
         from transformers.activations import ACT2FN
 
         for name in SIZES:
@@ -60,31 +60,31 @@ class OfficialConfigMixin:
             self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
-                f"position_buckets = {self.position_buckets} needs relative distances beyond "
+                f"position_buckets = {self.position_buckets} requires relative distances beyond "
                 f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
-                "max_position_embeddings where that is -1); set position_buckets = -1 for so short a range"
+                "max_position_embeddings if that is -1); set position_buckets = -1 for such a short range"
             )
         if self.conv_kernel_size > 0:
-            self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, or the sequence changes its length")
+            self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, to keep the sequence length")
             self._require("num_hidden_layers", self.num_hidden_layers >= 2, "at least 2 with a convolution")
         if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
             raise ValueError(
                 f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
-                "position_biased_input = True: positions are in the input, and the last layer is decoded; leave them out"
+                "position_biased_input = True, which adds positions to the input instead of EMD; omit them"
             )
         if self.generator is not None:
             self.check_generator()
 
     def _require(self, name: str, condition: bool, expected: str):
         if not condition:
-            raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
+            raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
     def check_generator(self):
-        """Refuse a generator with an unknown field, or one that contradicts the discriminator or `embedding_sharing`."""
+        """Refuse a generator with an unknown field, or a field that contradicts the discriminator or `embedding_sharing`."""
         names = set(self.single_fields())
         unknown = [str(name) for name in self.generator or () if name not in names]
         if unknown:
-            raise ValueError(f"generator = {self.generator}: {', '.join(unknown)} is not a field of a generator")
+            raise ValueError(f"generator = {self.generator} has unknown fields: {', '.join(unknown)}")
         try:
             config = self.generator_config()
             config.validate()
@@ -100,40 +100,40 @@ class OfficialConfigMixin:
         for name in equal:
             if getattr(config, name) != getattr(self, name):
                 raise ValueError(
-                    f"generator: {name} = {getattr(config, name)!r} must be the discriminator's, {getattr(self, name)!r}, "
-                    f"under embedding_sharing = {self.embedding_sharing!r}"
+                    f"generator: {name} must equal the discriminator's, {getattr(self, name)!r}, with "
+                    f"embedding_sharing = {self.embedding_sharing!r}, got {getattr(config, name)!r}"
                 )
 
     @staticmethod
     def single_fields() -> list[str]:
-        """Return the names of our fields that a model which is not joint has."""
+        """Return the names of `DebertaExtConfig`'s fields that apply to a single model, not only to a joint one."""
         from ..model.configuration_deberta_ext import JOINT_FIELDS, DebertaExtConfig
 
-        # Of this class, not of a subclass or of every transformers configuration.
+        # Annotations of this class, without fields of subclasses or of every transformers configuration.
         return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
 
     def difference(self, base: "OfficialConfigMixin") -> dict[str, Any]:
-        """Return the fields of a single model in which this differs from `base`, with the values here."""
+        """Return the fields of a single model that differ from `base`, with their values in this configuration."""
         return {name: getattr(self, name) for name in self.single_fields() if getattr(self, name) != getattr(base, name)}
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":
-        """Return the configuration of a published size, with any field replaced: `from_preset("v3-small", num_labels=3)`.
+        """Create the configuration of a published size, with any fields replaced: `from_preset("v3-small", num_labels=3)`.
 
         Raises:
-            ValueError: no such preset, or a wrong value.
+            ValueError: the preset does not exist, or a value is wrong.
         """
         if name not in PRESETS:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
-        """Load a configuration as in transformers; official ones too.
+        """Load a configuration as in transformers, including official ones.
 
         Raises:
-            ValueError: a wrong value, in the file or among the fields that `kwargs` replace; it names both.
-            OSError: there is no config.json, or it is no JSON.
+            ValueError: a value in the file or in `kwargs` is wrong.
+            OSError: config.json is missing or is not JSON.
         """
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
@@ -147,20 +147,21 @@ class OfficialConfigMixin:
             check_source(source)
         config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
         if not set(config) - {"_commit_hash"}:
-            # transformers would build a model of the default size. Some versions add a key.
-            raise OSError(f"{source} has no config.json, or an empty one; pass config=")
+            # transformers would create a model of the default size. Some versions add a key.
+            raise OSError(f"the config.json of {source} is missing or empty; pass config=")
         model_type = config.setdefault("model_type", MICROSOFT)
         if model_type not in (cls.model_type, OUR_TYPE, *OFFICIAL_TYPES):
-            # transformers warns, and weights that happen to have our names would be loaded.
-            raise ValueError(f"{source} is of model_type {model_type!r}, which {cls.__name__} does not read")
-        # Translated here as well as in from_dict, because transformers warns between the two about a foreign model_type.
+            # transformers would only warn, and load weights whose names match.
+            expected = ", ".join((OUR_TYPE, *OFFICIAL_TYPES))
+            raise ValueError(f"{cls.__name__} reads the model_types {expected}, got {model_type!r} in {source}")
+        # Also translated here, before from_dict, because transformers warns about another model_type in between.
         return _translated(config), kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Make a configuration as in transformers; official ones too."""
+        """Create a configuration from a dict as in transformers, including official ones."""
         config_dict = dict(_translated(config_dict))
-        # Overrides go through the constructor, or they would not be checked against each other.
+        # Overrides are passed to the constructor, so that they are checked against each other.
         for field in fields(cls):
             if field.name in kwargs and field.name != "dtype":
                 config_dict[field.name] = kwargs.pop(field.name)
@@ -171,12 +172,12 @@ class OfficialConfigMixin:
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json in our fields: an official one translated, ours as it is."""
+    """Translate an official config.json to the fields of `DebertaExtConfig`; return any other unchanged."""
     if config.get("model_type") not in OFFICIAL_TYPES:
         return config
     return from_official(config) | {"model_type": OUR_TYPE}
 
 
 def is_joint(config: dict[str, Any]) -> bool:
-    """Return True for the config.json of generator and discriminator in one model."""
+    """Return True for the config.json of a joint model of generator and discriminator."""
     return config.get("generator") is not None

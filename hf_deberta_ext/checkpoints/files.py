@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and readers of the files of a checkpoint: JSON, indices of shards, headers and weights."""
+"""Names and readers of checkpoint files: JSON, shard indices, headers and weights."""
 
 import json
 import math
@@ -45,7 +45,7 @@ __all__ = [
     "weight_files",
 ]
 
-# Of a whole model and of an adapter, in the order in which transformers and peft look for them.
+# Weights of a model and of an adapter, in the order in which transformers and peft look for them.
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -53,13 +53,13 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-# The generator beside an official discriminator (v3).
+# The generator in the repositories of official discriminators (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
-# Any of them is a tokenizer, in the order in which this package looks for them; tokenizer_config.json is not one.
+# Each of these files defines a tokenizer, in the order in which this package looks for them. tokenizer_config.json does not.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
-# A whole file, a shard or an index; no variants (model.fp16.safetensors), which are loaded only on request.
+# A file of all weights, a shard or an index; not variants (model.fp16.safetensors), which are only loaded on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
-# safetensors' names of the types -> torch's.
+# Dtype names in safetensors -> dtype names in torch.
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -96,28 +96,28 @@ def check_source(source: str | os.PathLike, flag: str = ""):
 
 
 def is_weight_file(name: str) -> bool:
-    """Tell weights of a model or adapter, whole, in shards, or of FSDP, by the name of the file."""
+    """Return True for file names of weights: of a model or adapter, in one file, in shards, or of FSDP."""
     return WEIGHTS.fullmatch(name) is not None
 
 
 def is_adapter_folder(folder: str | os.PathLike) -> bool:
-    """Tell a folder with an adapter of peft, and without the weights of a whole model."""
+    """Return True for a folder with a peft adapter and without the weights of a model."""
     has_model = any(Path(folder, name).is_file() for name in WEIGHT_FILES)
     return Path(folder, ADAPTER_CONFIG_FILE).is_file() and not has_model
 
 
 def microsoft_weights(folder: str | os.PathLike) -> str | None:
-    """Return the name of the weights that Microsoft's trainer wrote into a folder, pytorch.model-NNNNNN.bin, or None.
+    """Return the name of the weights that Microsoft's trainer wrote to a folder, pytorch.model-NNNNNN.bin, or None.
 
     Raises:
-        ValueError: there are several, or others as well.
+        ValueError: there are several, or also other weights.
     """
     names = sorted(file.name for file in Path(folder).glob("pytorch.model-*.bin"))
     if not names:
         return None
     names += [name for name in WEIGHT_FILES if Path(folder, name).is_file()]
     if len(names) > 1:
-        raise ValueError(f"{folder} holds {', '.join(names)}: keep only the weights that are meant")
+        raise ValueError(f"{folder} must have one file of weights, got {', '.join(names)}; remove the others")
     return names[0]
 
 
@@ -129,10 +129,10 @@ def weight_files(
     variant: str | None = None,
     **download,
 ) -> list[Path]:
-    """Return the weights of a folder or repo that would be loaded: one file, or all shards of an index; [] without any.
+    """Return the weight files of a folder or repository that would be loaded: one file, or all shards of an index, or [].
 
     Args:
-        names (`Sequence[str]`): the files to look for, the first one that is there counts.
+        names (`Sequence[str]`): files to look for; the first existing one is used.
         use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
         variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
@@ -160,18 +160,18 @@ def weight_files(
 
 
 def tokenizer_files(folder: str | os.PathLike) -> list[str]:
-    """Return the names of the files in `folder` of which each is a tokenizer."""
+    """Return the names of the files in `folder` that define a tokenizer."""
     return [name for name in TOKENIZER_FILES if Path(folder, name).is_file()]
 
 
 def checkpoint_step(folder: Path) -> int:
-    """Return the step after which Trainer wrote a checkpoint, by the name of its folder; -1 for any other name."""
+    """Return the step of Trainer's checkpoint folder from its name; -1 for any other name."""
     number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(number[1]) if number else -1
 
 
 def optional_file(source: str | os.PathLike, name: str, **download) -> str | None:
-    """Return the path of a file of a folder or repo, or None if it is not there.
+    """Return the path of a file in a folder or repository, or None if it does not exist.
 
     Args:
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
@@ -183,10 +183,10 @@ def optional_file(source: str | os.PathLike, name: str, **download) -> str | Non
 
 
 def read_json(file: str | os.PathLike) -> dict[str, Any]:
-    """Read a JSON object; return {} without the file.
+    """Read a JSON object from a file; return {} if the file does not exist.
 
     Raises:
-        ValueError: the file holds something else, or no JSON.
+        ValueError: the content is not a JSON object.
     """
     file = Path(file)
     if not file.is_file():
@@ -196,28 +196,28 @@ def read_json(file: str | os.PathLike) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download or save it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, not a {type(content).__name__}")
+        raise ValueError(f"{file} must contain a JSON object, got {type(content).__name__}")
     return content
 
 
 def read_index(file: str | os.PathLike) -> dict[str, str]:
-    """Return the name of the shard of each tensor, a file in the folder of the index.
+    """Return the file name of the shard of each tensor from an index; shards are in the folder of the index.
 
     Raises:
-        ValueError: the index names no files, or files elsewhere.
+        ValueError: the index has no file names, or names files in other folders.
     """
     shards = read_json(file).get("weight_map")
     if not isinstance(shards, dict):
-        raise ValueError(f"the weight_map of {file} must name a file for each tensor")
+        raise ValueError(f"the weight_map in {file} must map each tensor to a file name")
     for name in shards.values():
         if Path(name).name != name:
-            raise ValueError(f"{file} names the file {name!r}, which is not in the same folder; nothing was read")
+            raise ValueError(f"{file} must only name files in its own folder, got {name!r}; nothing was read")
     return shards
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and dtype of a tensor in a file; `dtype` is a name like "float16"."""
+    """Shape and dtype name ("float16") of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -229,28 +229,28 @@ class Tensor:
 
 
 def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
-    """Make a tensor of what a header of safetensors says; `dtype` is "F32" or the like."""
+    """Make a `Tensor` from an entry of a safetensors header, with a dtype name like "F32"."""
     return Tensor(tuple(shape), DTYPES.get(dtype, dtype))
 
 
 @contextmanager
 def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
-    """Turn errors of weights that cannot be read, and `more`, into a ValueError that names them; torch's own error advises
-    to run pickled code."""
+    """Convert errors about unreadable weights, and `more` error types, to a ValueError that names the file, because torch's
+    error message suggests to run pickled code."""
     try:
         yield
     except (SafetensorError, pickle.UnpicklingError, EOFError, *more) as error:
         raise ValueError(
-            f"{file} is truncated or damaged, or holds pickled objects that are not tensors; they are not run. Download or "
-            f"save it again ({type(error).__name__}: {str(error).partition('.')[0]})"
+            f"{file} is truncated or corrupt, or contains pickled objects other than tensors, which were not loaded. "
+            f"Download or save it again ({type(error).__name__}: {str(error).partition('.')[0]})"
         ) from error
 
 
 def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Return the tensors of a .safetensors or .bin file; pickled code is not run.
+    """Load the tensors of a .safetensors or .bin file, without running pickled code.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is corrupt.
     """
     with damage_named(str(file), RuntimeError, OSError, LookupError):
         if str(file).endswith(".safetensors"):
@@ -259,21 +259,21 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 
 def refuse_integers(tensors: Mapping[str, Any], source: str):
-    """Refuse weights that are integers, which loading would convert without a word.
+    """Refuse integer weights, which loading would silently convert.
 
     Raises:
-        ValueError: one is not of floating-point numbers.
+        ValueError: a weight or bias has no floating-point dtype.
     """
     for name, tensor in tensors.items():
         if name.endswith((".weight", ".bias")) and "float" not in str(tensor.dtype):
-            raise ValueError(f"{source}: {name} is of {tensor.dtype}, expected floating-point weights: convert them first")
+            raise ValueError(f"{source}: {name} must have a floating-point dtype, got {tensor.dtype}; convert it first")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return shapes and dtypes of the tensors in a .safetensors or .bin file, without their values.
+    """Return the shapes and dtypes of the tensors in a .safetensors or .bin file, without reading their values.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is corrupt.
     """
     tensors = {}
     with damage_named(str(file), RuntimeError, OSError, LookupError):
@@ -283,7 +283,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
                     entry = opened.get_slice(name)
                     tensors[name] = header_tensor(entry.get_shape(), entry.get_dtype())
             return tensors
-        # Old files, which are no archives, cannot be mapped: they are read.
+        # Old files, which are not zip archives, do not support mmap.
         content = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
     for name, value in content.items():
         if torch.is_tensor(value):

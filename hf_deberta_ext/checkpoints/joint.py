@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of `DebertaExtForPreTraining`: joined from two models, loaded, and exported as two models again."""
+"""Checkpoints of `DebertaExtForPreTraining`: loading, joining two models, and exporting the two models."""
 
 import copy
 
@@ -11,7 +11,7 @@ from transformers.utils import logging
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 
-# Of a module that imports this one, after it has defined them.
+# These exist already, although their module imports this one.
 from ..model.replaced_tokens_deberta_ext import TABLES, DebertaExtForReplacedTokenDetection, GradientDisentangledEmbedding
 from .configuration import is_joint
 from .files import GENERATOR_FILE
@@ -23,9 +23,9 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["JointCheckpointsMixin"]
 
-# What a generator has in proportion to the discriminator, unless it says otherwise.
+# Fields of a generator that default to values derived from the discriminator.
 DERIVED = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
-# Fields in which models differ that cannot exchange the weights of their layers.
+# Fields that must be equal for a generator to copy layers of the discriminator.
 SHAPES = (
     "embedding_size hidden_size num_attention_heads intermediate_size type_vocab_size position_biased_input "
     "relative_attention pos_att_type max_relative_positions position_buckets norm_rel_ebd share_att_key "
@@ -34,14 +34,14 @@ SHAPES = (
 
 
 class JointCheckpointsMixin:
-    """`from_pretrained`, `from_checkpoints` and the exports of `DebertaExtForPreTraining`."""
+    """Mixin of `DebertaExtForPreTraining` with `from_pretrained`, `from_checkpoints` and the exports."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """Load a joint checkpoint as it is, and any other as `from_checkpoints` reads it.
+        """Load a joint checkpoint, or pass any other checkpoint to `from_checkpoints`.
 
         Raises:
-            ValueError: another `generator` or `embedding_sharing` than the joint checkpoint has, and as `from_checkpoints`.
+            ValueError: `generator` or `embedding_sharing` differs from the joint checkpoint, or `from_checkpoints` fails.
         """
         source = pretrained_model_name_or_path
         stored_config = {}
@@ -57,7 +57,7 @@ class JointCheckpointsMixin:
                 value = getattr(config, name)
             if stored is not None and value != stored:
                 raise ValueError(
-                    f"{source} is a joint model with {name} = {stored!r}, which cannot become {value!r}: export its "
+                    f"{name} must be {stored!r} as in the joint model {source}, got {value!r}. To change it, export "
                     "discriminator and generator, and join them with from_checkpoints(discriminator, generator, "
                     f"{name}={value!r})"
                 )
@@ -75,24 +75,23 @@ class JointCheckpointsMixin:
         output_loading_info: bool = False,
         **kwargs,
     ):
-        """Join checkpoints, folders or repo ids, official ones or ours.
+        """Join two checkpoints (folders or repository ids; official ones or this package's) to a joint model.
 
         Args:
-            discriminator: a discriminator with its head; or a masked language model, whose encoder the discriminator takes,
-                with a new head.
-            generator_checkpoint (*optional*): a masked language model. Under "gdes", E_delta is then the difference of the
-                two tables. None: what lies beside an official discriminator (`pytorch_model.generator.bin`); otherwise the
-                first layers of `discriminator`, with its tables and, where it has one, its masked-language-model head. A
-                generator of another shape is new but for the tables.
-            config (`DebertaExtConfig`, *optional*): of the joint model; None = the configuration of `discriminator`.
-            dtype (`torch.dtype` or `str`, *optional*): of the joint model; None and "auto" = float32.
-            attn_implementation (`str`, *optional*): as in transformers.
-            output_loading_info (`bool`): return the loading info of transformers as well.
-            kwargs: fields of the configuration to replace (`generator={...}` too), and the arguments of a download
+            discriminator (`str`): a discriminator with its head, or a masked language model, whose encoder gets a new head.
+            generator_checkpoint (`str`, *optional*): a masked language model; under "gdes", E_delta is the difference of the
+                two tables. None: the file `pytorch_model.generator.bin` of an official discriminator, if there is one;
+                otherwise the first layers of `discriminator`, its tables and its masked-language-model head, if it has one.
+                If the generator's layers have other sizes, only the tables are copied and the rest is newly initialised.
+            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None = the discriminator's.
+            dtype (`torch.dtype` or `str`, *optional*): dtype of the joint model; None and "auto" = float32.
+            attn_implementation (`str`, *optional*): attention backend, as in transformers.
+            output_loading_info (`bool`): also return the loading info of transformers.
+            kwargs: fields of the configuration to replace (including `generator={...}`), and download arguments
                 (`revision`, `token`, ...).
 
         Raises:
-            ValueError: unknown arguments; vocabularies or tables that cannot be shared; "es" or "all" for different tables.
+            ValueError: an argument is unknown, vocabularies or tables cannot be shared, or they differ for "es" or "all".
         """
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
@@ -104,8 +103,8 @@ class JointCheckpointsMixin:
         stored_config = stored_configuration(discriminator, **download)
         if is_joint(stored_config):
             raise ValueError(
-                f"{discriminator} is generator and discriminator already: {cls.__name__}.from_pretrained loads it; to join "
-                "its parts again, export them first"
+                f"from_checkpoints expects a single model, got the joint model {discriminator}: load it with "
+                f"{cls.__name__}.from_pretrained, or export its two models first"
             )
         if isinstance(config, PreTrainedConfig):
             config = copy.deepcopy(config)
@@ -117,7 +116,7 @@ class JointCheckpointsMixin:
                 config or discriminator, return_unused_kwargs=True, **download, **kwargs
             )
         if kwargs:
-            raise ValueError(f"from_checkpoints knows no argument {', '.join(map(repr, kwargs))}")
+            raise ValueError(f"from_checkpoints got unexpected arguments: {', '.join(map(repr, kwargs))}")
 
         overrides = dict(config.generator or {})
         generator = bases = None
@@ -137,14 +136,14 @@ class JointCheckpointsMixin:
         else:
             config.generator = {}
             for name, value in generator.config.difference(config).items():
-                # The joint model decides on dropout, whatever the files say.
+                # Dropout is taken from the joint model's configuration and not from the files.
                 if "dropout" not in name or name in overrides:
                     config.generator[name] = value
             for name in DERIVED:
-                # By name also where they are the discriminator's: left out, they would be half of it, or in proportion.
+                # Always set, because missing fields would be derived from the discriminator.
                 config.generator[name] = getattr(generator.config, name)
         for name in ("emd_layers", "emd_input"):
-            # Switched off where the checkpoint has no absolute positions.
+            # from_pretrained disables EMD if the checkpoint has no absolute positions.
             setattr(config, name, getattr(generator.config, name))
             (config.generator or {}).pop(name, None)
         config.check_generator()
@@ -165,7 +164,7 @@ class JointCheckpointsMixin:
 
     @torch.no_grad()
     def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-        """Copy the weights of two models with the configurations of the two halves."""
+        """Copy the weights of a generator and a discriminator with the same configurations."""
         self.generator.load_state_dict(generator.state_dict())
         self.generator.loading_report = generator.loading_report
         self.discriminator.loading_report = discriminator.loading_report
@@ -181,8 +180,8 @@ class JointCheckpointsMixin:
                 is_shared = name in bases if sharing == "es" else sharing == "all" and name.startswith("deberta.")
                 if is_shared and not torch.equal(weight, generator_weights[name]):
                     raise ValueError(
-                        f"embedding_sharing = {sharing!r} has one {name}, but generator and discriminator come with "
-                        "different ones: choose 'gdes' or 'nes'"
+                        f"embedding_sharing = {sharing!r} requires equal {name} in generator and discriminator, got "
+                        "different ones; use 'gdes' or 'nes'"
                     )
         self.discriminator.load_state_dict(state_dict)
 
@@ -199,10 +198,10 @@ class JointCheckpointsMixin:
         )
 
     def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
-        """Return the discriminator as a separate model, with its head and one table, E_G + E_delta under GDES.
+        """Return the discriminator as a separate model with its head. Under GDES, its embedding table is E_G + E_delta.
 
-        Its table of absolute positions, which nothing trained where the input does not read it, is the generator's.
-        Its `save_pretrained` writes a checkpoint that every task head starts from; `.deberta` is the bare encoder.
+        If the input does not read absolute positions, the discriminator has not trained them, and the generator's table is
+        used. `save_pretrained` writes a checkpoint from which all task models can be fine-tuned; `.deberta` is the encoder.
         """
         embeddings = self.discriminator.deberta.embeddings
         state_dict = dict(self.discriminator.state_dict())
@@ -230,12 +229,12 @@ class JointCheckpointsMixin:
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the word and position tables of an encoder that shares none, by name."""
+    """Return the word and position tables of an encoder without sharing, by name."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
 def joint_info(**halves: dict) -> dict[str, set]:
-    """Join the loading infos of transformers of both halves, by name; entries are names, or tuples that begin with one."""
+    """Merge transformers' loading infos of both models, with the models' names as prefix of the parameter names."""
     joined: dict[str, set] = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": set()}
     for half, info in halves.items():
         for kind, entries in joined.items():
@@ -245,7 +244,7 @@ def joint_info(**halves: dict) -> dict[str, set]:
 
 
 def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_config: dict | None):
-    """Load the generator beside an official discriminator, as `read_generator` returns it; also its loading info."""
+    """Create the generator from the result of `read_generator`; return the model and its loading info."""
     generator_config = config.generator_config()
     if stock_config is not None:
         generator_config = DebertaExtConfig.from_dict(stock_config, **(config.generator or {}))
@@ -260,14 +259,14 @@ def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_co
 
 
 def derive_generator(source, config: DebertaExtConfig, discriminator: DebertaExtForReplacedTokenDetection, options: dict):
-    """Make a generator for a discriminator or a masked language model that has none; also its loading info."""
+    """Create a generator from a checkpoint without one; return the model and its loading info."""
     generator_config = config.generator_config()
     different = [name for name in SHAPES if getattr(generator_config, name) != getattr(config, name)]
     if not different:
         return DebertaExtForMaskedLM.from_pretrained(source, config=generator_config, **options)
     logger.warning(
-        f"the generator cannot take the layers of {source}, from which it differs in {', '.join(different)}: all of it "
-        "is new but for the tables"
+        f"the generator cannot copy the layers of {source}, because these fields differ: {', '.join(different)}. Except for "
+        "the tables, it is newly initialised"
     )
     model = DebertaExtForMaskedLM(generator_config)
     tables = embedding_tables(discriminator.deberta)

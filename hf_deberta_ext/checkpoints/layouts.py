@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
+"""Reading checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
 
 import re
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from .official_configurations import MICROSOFT
 
 __all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict", "set_fields_of_head"]
 
-# Of both families, whole keys; in the order in which they apply.
+# Renamed keys of both families, in the order in which they apply.
 _RENAMES = [
     (r"^bert\.", "deberta."),
-    # The head that transformers writes with legacy=True.
+    # The head of transformers with legacy=True.
     (r"^cls\.predictions\.transform\.", "lm_predictions.lm_head."),
     (r"^cls\.predictions\.bias$", "lm_predictions.lm_head.bias"),
-    # v1: the query and value biases and the position projections of the fused layout.
+    # v1: query and value biases and position projections of the fused layout.
     (r"attention\.self\.q_bias$", "attention.self.query_proj.bias"),
     (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
     (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
@@ -47,15 +47,15 @@ _DELTA = re.compile(r"^(.*_embeddings\.)_weight$")
 
 @dataclass
 class LoadingReport:
-    """Report on loading: the fate of each tensor of a checkpoint and of each parameter of the model; `print` it.
+    """Report on a loaded checkpoint, for `print`: what happened to each tensor and each parameter of the model.
 
     Args:
-        source (`str`): folder or repo id.
-        loaded (`list[str]`): parameters of the model that came from the file.
-        converted (`dict[str, list[str]]`): key in the file -> parameters that it became, where the names differ.
-        initialised (`list[str]`): parameters that the file does not have: newly drawn.
-        unused (`dict[str, str]`): key in the file -> why nothing reads it.
-        notes (`list[str]`): decisions that change what the model computes.
+        source (`str`): folder or repository id.
+        loaded (`list[str]`): parameters that were loaded from the checkpoint.
+        converted (`dict[str, list[str]]`): key in the checkpoint -> names of its parameters, if they differ.
+        initialised (`list[str]`): parameters that are missing in the checkpoint and newly initialised.
+        unused (`dict[str, str]`): key in the checkpoint -> reason why it is not used.
+        notes (`list[str]`): decisions that change the outputs of the model.
     """
 
     source: str
@@ -66,7 +66,7 @@ class LoadingReport:
     notes: list[str] = field(default_factory=list)
 
     def complete(self, names: set[str], info: dict):
-        """Fill in the result of loading: `names` are the model's parameters, `info` the loading info of transformers."""
+        """Add the result of loading: `names` are the model's parameters, `info` is the loading info of transformers."""
         self.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
         self.loaded = sorted(names - {*self.initialised})
         file_keys = {new: key for key, converted in self.converted.items() for new in converted}
@@ -90,14 +90,14 @@ class LoadingReport:
 
 
 def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder or repo, whole or in shards, safetensors or .bin (loaded without running pickled code).
+    """Load all tensors of a folder or repository, from safetensors or .bin files, without running pickled code.
 
     Args:
-        options: of `weight_files`.
+        options: options of `weight_files`.
 
     Raises:
-        OSError: none of the files is there.
-        ValueError: a file is damaged, or an index names a file in another folder.
+        OSError: there are no weight files.
+        ValueError: a file is corrupt, or an index names a file in another folder.
     """
     files = weight_files(source, **options)
     if not files:
@@ -105,7 +105,7 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
             # transformers' own error, which tells an absent file from one that is not cached.
             download = {name: value for name, value in options.items() if name not in ("use_safetensors", "variant")}
             cached_file(source, WEIGHT_FILES[0], **download)
-        raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+        raise OSError(f"{source} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
     state_dict: dict[str, torch.Tensor] = {}
     for file in files:
         state_dict.update(read_weights(file))
@@ -113,8 +113,8 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
 
 
 def read_generator(source: str, **download) -> tuple[dict, dict | None] | None:
-    """Return the generator that the v3 repos hold beside the discriminator: its tensors, and its configuration if there is
-    one; None without a generator."""
+    """Return the generator in an official v3 repository: its tensors, and its configuration or None. Return None if there is
+    no generator."""
     weights = optional_file(source, GENERATOR_FILE, **download)
     if weights is None:
         return None
@@ -125,22 +125,22 @@ def read_generator(source: str, **download) -> tuple[dict, dict | None] | None:
 def convert_official(
     state_dict: dict, config, delta_bases: dict | None = None
 ) -> tuple[dict[str, torch.Tensor], LoadingReport]:
-    """Convert the tensors of an official checkpoint to the names of this package.
+    """Convert the tensors of an official checkpoint to this package's names.
 
-    v1's `in_proj.weight` [3·hidden, hidden] holds, head after head, d rows of q, d of k, d of v; it has no key bias, and
-    neither has `pos_proj`. Our projections have one; zero is the only value that computes the same.
+    v1's `in_proj.weight` [3·hidden, hidden] contains, for each head, d rows of q, d of k and d of v. v1 has no bias of keys
+    and of `pos_proj`; these biases are set to zero here.
 
     Args:
-        state_dict (`dict`): as read from the file.
-        config (`DebertaExtConfig`): for the number of heads.
-        delta_bases (`dict`, *optional*): the generator's tables by name ("word_embeddings"), to which the deltas of a
-            checkpoint that holds nothing else are added.
+        state_dict (`dict`): tensors of the checkpoint by key.
+        config (`DebertaExtConfig`): configuration with the number of heads.
+        delta_bases (`dict`, *optional*): tables of the generator by name ("word_embeddings"), for a checkpoint that only
+            has the difference of its tables from them.
 
     Returns:
-        the converted tensors, and a report whose `converted` and `unused` are filled.
+        the converted tensors, and a `LoadingReport` with `converted`, `unused` and `notes`.
 
     Raises:
-        ValueError: only a GDES delta (`_weight`) of an embedding table is there, or a fused weight has the wrong shape.
+        ValueError: there is only a GDES delta (`_weight`) of an embedding table, or a fused weight has the wrong shape.
     """
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}
@@ -150,15 +150,15 @@ def convert_official(
         if delta:
             table = delta[1] + "weight"
             base = (delta_bases or {}).get(table.split(".")[-2])
-            reason = f"the difference from the generator's table; {table} already contains it"
+            reason = f"the difference from the generator's table, which is already included in {table}"
             if table not in state_dict:
                 if base is None:
                     raise ValueError(
-                        f"the checkpoint has {key} but no {table}: it is the difference from the generator's table that "
-                        "gradient-disentangled embedding sharing trains, not a table. Add the generator's table to it, or "
-                        "save the discriminator again after a forward pass of the official code"
+                        f"expected {table}, got only {key}, the difference from the generator's table that "
+                        "gradient-disentangled embedding sharing trains. Add the generator's table to it, or save the "
+                        "discriminator again after a forward pass of the official code"
                     )
-                # In the precision of the file.
+                # Rounded to the checkpoint's dtype.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
                 report.converted[key] = [table]
                 report.notes.append(f"{key} was added to the generator's table")
@@ -181,18 +181,18 @@ def _reason_to_drop(key: str, value) -> str | None:
 
 
 def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):
-    """Set the fields of the configuration that Microsoft's code does not write: the number of labels, which transformers'
-    has in `stored_config`, and the dense layer of a token classifier."""
+    """Set the fields that Microsoft's configurations lack, from the shapes of the tensors: the number of labels, and the
+    dense layer of a token classifier."""
     labels = len(tensors.get("classifier.weight", ()))
     if labels and stored_config.get("model_type") == MICROSOFT and not {"num_labels", "id2label"} & {*stored_config}:
         config.num_labels = labels
-    # One output is the head of ReCoRD.
+    # The ReCoRD head also has proj, and one output.
     if "proj.weight" in tensors and labels > 1:
         config.classifier_act = "gelu"
 
 
 def convert_tensor(key: str, tensor: torch.Tensor, config) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name here, tensor) for each part of one tensor of the file."""
+    """Yield (parameter name, tensor) for each parameter that a tensor of the checkpoint contains."""
     name = key
     for pattern, replacement in _RENAMES:
         name = re.sub(pattern, replacement, name)

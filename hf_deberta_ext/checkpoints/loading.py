@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a model that only the package has: `from_pretrained` of official checkpoints as they are, `push_to_hub`."""
+"""Part of a model that only the package has: `from_pretrained` for official checkpoints, `push_to_hub`."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -32,27 +32,27 @@ logger = logging.get_logger(__name__)
 __all__ = ["DOWNLOAD_ARGUMENTS", "LoadingMixin", "in_eval_mode"]
 
 PUSH_ARGUMENTS = "repo_id tokenizer commit_message commit_description private token revision create_pr tags".split()
-# Names under which other packages give packed batches of one row (transformers' DataCollatorWithFlattening).
+# Arguments of packed batches in other packages, such as transformers' DataCollatorWithFlattening.
 OF_PACKED_BATCHES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
 class LoadingMixin(AdapterMixin):
-    """The part of a model that only the package has; a base of `DebertaExtPreTrainedModel`, before `PreTrainedModel`."""
+    """Mixin of `DebertaExtPreTrainedModel` with features that only the package has."""
 
     loading_report: LoadingReport | None = None
 
     def __init__(self, config, *args, **kwargs):
-        # By name and not by class: remote code may bring a second copy of the class.
+        # Compares names, because remote code has its own copy of the class.
         if config.model_type != self.config_class.model_type:
             raise TypeError(
-                f"{type(self).__name__} takes a DebertaExtConfig, got {type(config).__name__}; translate it with "
+                f"{type(self).__name__} expects a DebertaExtConfig, got {type(config).__name__}; convert it with "
                 "DebertaExtConfig.from_dict(config.to_dict())"
             )
         super().__init__(config, *args, **kwargs)
 
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a forward pass with `parameters`; the documents of packed batches are `document_ids`."""
+        """Return the inputs of a forward pass with `parameters`, and convert packed batches to `document_ids`."""
         self.check_adapters()
         if "document_ids" not in parameters or inputs.get("document_ids") is not None:
             return inputs
@@ -62,15 +62,15 @@ class LoadingMixin(AdapterMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
-        """Load a model as in transformers; official `deberta` and `deberta-v2` checkpoints too, as they are.
+        """Load a model as in transformers, including official `deberta` and `deberta-v2` checkpoints.
 
-        `model.loading_report` says what was loaded, converted, newly initialised and unused. `delta_bases`, tables of a
-        generator by name ("word_embeddings"), is for an official discriminator that was saved with only its deltas.
+        `model.loading_report` lists the loaded, converted, newly initialised and unused tensors. `delta_bases` are the
+        tables of a generator by name ("word_embeddings"), for an official discriminator that was saved with only its deltas.
 
         Raises:
-            ValueError: a checkpoint whose embeddings are only the `_weight` deltas of RTD pre-training, whose
-                configuration has no counterpart, or of which nothing fits; a joint checkpoint of generator and
-                discriminator for another class; an adapter of an official checkpoint; or a damaged file.
+            ValueError: the checkpoint only has the `_weight` deltas of RTD pre-training as embeddings, its configuration is
+                not supported, no tensor fits, a joint checkpoint is loaded into a single model, there is an adapter for
+                an official checkpoint, or a file is corrupt.
         """
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
@@ -86,7 +86,7 @@ class LoadingMixin(AdapterMixin):
         return_info = kwargs.pop("output_loading_info", False)
         if reads_source and "quantization_config" not in stored_config:
             folder = Path(source, kwargs.get("subfolder") or "")
-            # Not of a repository, which transformers downloads.
+            # Only for folders; transformers downloads a repository.
             for file in weight_files(folder) if folder.is_dir() else ():
                 refuse_integers(read_tensors(file), str(file))
         with damage_named(f"a file of {source}"):
@@ -94,18 +94,18 @@ class LoadingMixin(AdapterMixin):
         report = LoadingReport(str(source))
         report.complete(set(model.state_dict()), info)
         if reads_source and not report.loaded:
-            raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; are these the weights of another model?")
+            raise ValueError(f"no tensor of {source} fits {cls.__name__}; are these the weights of another model?")
         model._finish_loading(report, kwargs)
         return (model, info) if return_info else model
 
     @classmethod
     def _from_official_checkpoint(cls, source, *model_args, config, delta_bases, stored_config, **kwargs):
-        # What transformers reads files by, and must not see again with a state_dict.
+        # Arguments for reading files, which transformers does not accept together with a state_dict.
         reading = {}
         for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant"):
             if name in kwargs:
                 reading[name] = kwargs.pop(name)
-        # Not for the configuration, where "auto" is not a dtype.
+        # Not passed to the configuration, where "auto" is not a dtype.
         dtypes = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}
         return_info = kwargs.pop("output_loading_info", False)
         for name in ("code_revision", "trust_remote_code"):
@@ -140,28 +140,27 @@ class LoadingMixin(AdapterMixin):
         report.complete(set(model.state_dict()), info)
         if not report.loaded:
             keys = ", ".join(sorted(state_dict)[:3])
-            raise ValueError(f"no tensor of {source} belongs in {cls.__name__}; its keys are like {keys}")
+            raise ValueError(f"no tensor of {source} fits {cls.__name__}; its first keys are {keys}")
         if "proj.weight" in report.unused and "classifier.weight" in report.loaded:
             raise ValueError(
-                f"{source} has a head of Microsoft's with a dense layer (proj) before the classifier: load an NER model as "
-                "DebertaExtForTokenClassification, a ReCoRD model, with one output, as DebertaExtForEntityScoring"
+                f"{source} has a head of Microsoft's code with a dense layer (proj) before the classifier: load an NER "
+                "model as DebertaExtForTokenClassification, and a ReCoRD model (one output) as DebertaExtForEntityScoring"
             )
         if stored_config["model_type"] == MICROSOFT:
             absent = [f"{name} = {value!r}" for name, value in absent_fields(stored_config).items()]
             report.notes.append(
-                f"read as Microsoft's code reads it, with its values of absent fields: {', '.join(absent) or 'none'}"
+                f"loaded with the defaults of Microsoft's code for absent fields: {', '.join(absent) or 'none'}"
             )
         if hasattr(model, "lm_predictions"):
             if without_decoder:
                 report.notes.append(
-                    "the checkpoint has no absolute position table (transformers' own classes drop it): masked words are "
+                    "the checkpoint has no absolute position table (transformers' classes drop it), so masked words are "
                     "predicted without the Enhanced Mask Decoder"
                 )
             if any(key.startswith("mask_predictions.") for key in state_dict):
                 report.notes.append(
-                    "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill in masks; its "
-                    "generator was: DebertaExtForPreTraining.from_checkpoints(...).generator, where the generator's file "
-                    "is beside it"
+                    "the checkpoint is a discriminator (v3, mDeBERTa), which was not trained to fill masks. If its folder "
+                    "includes the generator's file, use DebertaExtForPreTraining.from_checkpoints(...).generator"
                 )
         for note in report.notes:
             logger.warning(note)
@@ -173,12 +172,12 @@ class LoadingMixin(AdapterMixin):
         dtype = given.get("dtype", given.get("torch_dtype"))
         if self.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
             logger.warning(
-                f'{report.source} is float16, which a CPU computes many times slower than float32: give dtype="float32", or '
+                f'{report.source} is float16, which is many times slower than float32 on a CPU: pass dtype="float32", or '
                 'dtype="float16" to keep it'
             )
 
     def attention_backends(self) -> dict[str, tuple[str, str]]:
-        """Return, for every attention module that has run, the backend that served its last call, and why it was chosen."""
+        """Return, for every attention module that ran, the backend of its last call and the reason for the choice."""
         backends = {}
         for name, module in self.named_modules():
             if isinstance(module, DisentangledSelfAttention) and module.last_backend is not None:
@@ -186,19 +185,19 @@ class LoadingMixin(AdapterMixin):
         return backends
 
     def extend_position_embeddings(self, length: int):
-        """Make the absolute position table `length` rows long; old rows stay, new ones are drawn as at initialisation.
+        """Extend the absolute position table to `length` rows. New rows are randomly initialised and need training.
 
-        The relative table keeps its reach. The new rows are random until they are trained.
+        The relative table does not change.
 
         Raises:
-            ValueError: there is no such table, or it is longer already.
+            ValueError: there is no such table, or it already has `length` rows.
         """
         embeddings = self.base_model.embeddings
         old = getattr(embeddings, "position_embeddings", None)
         if old is None:
-            raise ValueError("this model has no absolute position table; it takes inputs of any length as it is")
+            raise ValueError("this model has no absolute position table, so it already takes inputs of any length")
         if length <= old.num_embeddings:
-            raise ValueError(f"the position table has {old.num_embeddings} rows, so {length} would not extend it")
+            raise ValueError(f"length must be greater than {old.num_embeddings}, the rows of the table, got {length}")
         weight = old.weight
         new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
@@ -211,19 +210,19 @@ class LoadingMixin(AdapterMixin):
         self.config.max_position_embeddings = length
 
     def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
-        """Save the model as in transformers; with `push_to_hub`, `kwargs` has its arguments, and `repo_id`, by default the
-        folder's name."""
+        """Save the model as in transformers. With `push_to_hub`, `kwargs` are passed to `push_to_hub`; `repo_id` defaults to
+        the folder's name."""
         pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
             self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
 
     def push_to_hub(self, repo_id: str, **options):
-        """Publish weights, configuration, code and card in one commit; returns `huggingface_hub.CommitInfo`.
+        """Push weights, configuration, code and model card in one commit; return its `huggingface_hub.CommitInfo`.
 
         Args:
             repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
-            options: of `hf_deberta_ext.publishing.push`, for example `tokenizer`, `private`, `revision`.
+            options: options of `hf_deberta_ext.publishing.push`, for example `tokenizer`, `private`, `revision`.
         """
         from ..publishing import push
 
@@ -232,7 +231,7 @@ class LoadingMixin(AdapterMixin):
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode within a context; afterwards each of its modules is in its own mode again."""
+    """Put a model in eval mode within a context, and restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -249,15 +248,15 @@ def packed_document_ids(
     attention_mask: torch.Tensor | None = None,
     **inputs,
 ) -> torch.Tensor | None:
-    """Return the document_ids [1, T] of a batch that is one row of documents without padding, or None.
+    """Return document_ids [1, T] for one row of documents without padding; None for any other batch.
 
     Args:
-        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): [D + 1] from 0 to T, where each document ends; both equal.
-        position_ids (`torch.Tensor`, *optional*): [1, T]; without cu_seq_lens_q and a mask, a document begins at each 0, as
+        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): equal, [D + 1] cumulative document lengths from 0 to T.
+        position_ids (`torch.Tensor`, *optional*): [1, T]. Without cu_seq_lens_q and a mask, a document starts at each 0, as
             in transformers, unless all are 0.
 
     Raises:
-        ValueError: cu_seq_lens_q that do not fit the batch.
+        ValueError: cu_seq_lens_q does not fit the batch.
     """
     if cu_seq_lens_q is not None:
         lengths = cu_seq_lens_q.diff()
@@ -267,7 +266,7 @@ def packed_document_ids(
                 fits = fits and tuple(batch.shape[:2]) == (1, int(cu_seq_lens_q[-1]))
         if not fits or not (cu_seq_lens_k is None or torch.equal(cu_seq_lens_q, cu_seq_lens_k)):
             raise ValueError(
-                "cu_seq_lens_q must rise from 0 to T for inputs of shape [1, T], and cu_seq_lens_k must equal it; got "
+                "cu_seq_lens_q must increase from 0 to T for inputs of shape [1, T], and equal cu_seq_lens_k; got "
                 f"{cu_seq_lens_q.tolist()}"
             )
         documents = torch.arange(1, len(cu_seq_lens_q), device=cu_seq_lens_q.device)
@@ -278,16 +277,16 @@ def packed_document_ids(
     restarts = bool(begins[0, :1].all()) and bool((begins[:, 1:] | (position_ids.diff() == 1)).all())
     if restarts and 1 < int(begins.sum()) < begins.numel():
         return begins.cumsum(1)
-    # Only zeros are not documents of one token each, but one document without positions.
+    # If all positions are 0, it is one document without positions, not documents of one token each.
     return None
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Refuse an adapter for an official v1 checkpoint, whose base transformers would load without splitting its fused
-    weights, and an official checkpoint with an adapter in its folder, which it would leave out.
+    """Refuse an adapter for an official v1 checkpoint, because transformers would load the base model without splitting its
+    fused weights, and an official checkpoint with an adapter in its folder, because the adapter would be ignored.
 
     Raises:
-        ValueError: it is one of these.
+        ValueError: `source` has such an adapter.
     """
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:
@@ -295,6 +294,6 @@ def refuse_official_adapter(source, stored_config: dict, download: dict):
     base = read_json(path).get("base_model_name_or_path")
     if stored_config.get("model_type") in OFFICIAL_TYPES or stored_configuration(base).get("model_type") == "deberta":
         raise ValueError(
-            f"{source} holds an adapter for {base}, which is not a model of this package: load that first, from a "
-            f"folder without {ADAPTER_CONFIG_FILE}, then the adapter, peft.PeftModel.from_pretrained(model, adapter)"
+            f"{source} has an adapter for {base}, which was not saved by this package. Load {base} first, from a folder "
+            f"without {ADAPTER_CONFIG_FILE}, then the adapter with peft.PeftModel.from_pretrained(model, adapter)"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the configurations of Microsoft's code and of transformers' own DeBERTa classes."""
+"""Reading configurations of Microsoft's code and of transformers' DeBERTa classes."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,11 @@ __all__ = [
     "stored_configuration",
 ]
 
-# Of files without a model_type: Microsoft's code, which knows none.
+# Used as model_type of configurations by Microsoft's code, which have none.
 MICROSOFT = "microsoft"
 MICROSOFT_CONFIG = "model_config.json"
 
-# Values of fields that a stock config.json leaves out, where they differ from ours (FACTS of the official code).
+# Default values of fields that a config.json of transformers or Microsoft omits, if they differ from DebertaExtConfig's.
 _COMMON = dict(
     relative_attention=False,
     position_biased_input=True,
@@ -38,16 +38,16 @@ STOCK_DEFAULTS: dict[str, dict[str, Any]] = {
     "deberta-v2": _COMMON | _V2_SIZES,
     MICROSOFT: _COMMON | dict(pos_att_type="c2p", hidden_act="gelu"),
 }
-# Stock keys that say nothing about our model: heads, code paths and tokenizers that do not exist here.
+# Keys that do not apply to DebertaExt models: heads, code paths and tokenizers that do not exist here.
 STOCK_IGNORED = {"legacy", "z_steps", "vocab_type", "do_lower_case", "use_cache", "is_decoder", "add_cross_attention"}
 OFFICIAL_TYPES = tuple(STOCK_DEFAULTS)
 
 
 def configuration_file(folder: str | os.PathLike | None, subfolder: str | None = None) -> str | None:
-    """Return the path of the model_config.json that Microsoft's trainer wrote into a folder; None without it.
+    """Return the path of the model_config.json that Microsoft's trainer wrote to a folder; None if there is none.
 
     Raises:
-        ValueError: a config.json is beside it.
+        ValueError: the folder also has a config.json.
     """
     if folder is None:
         return None
@@ -55,43 +55,41 @@ def configuration_file(folder: str | os.PathLike | None, subfolder: str | None =
     if not file.is_file():
         return None
     if file.with_name("config.json").is_file():
-        raise ValueError(f"{folder} holds config.json and {MICROSOFT_CONFIG}: take away the one that is not of this model")
+        raise ValueError(f"{folder} has config.json and {MICROSOFT_CONFIG}: remove the one that is not of this model")
     return str(file.absolute())
 
 
 def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a configuration of Microsoft's code leaves out, with the values that its code takes, as
-    ours."""
+    """Return the fields that a configuration of Microsoft's code omits, with the default values of that code."""
     absent = {name: value for name, value in STOCK_DEFAULTS[MICROSOFT].items() if name not in stock}
     return {name: value for name, value in absent.items() if name != "conv_act" or stock.get("conv_kernel_size")}
 
 
 def from_official(stock: dict[str, Any]) -> dict[str, Any]:
-    """Translate the configuration of a `deberta`, `deberta-v2` or Microsoft's checkpoint into our fields, without a
-    `model_type`.
+    """Translate a `deberta`, `deberta-v2` or Microsoft configuration to fields of `DebertaExtConfig` without `model_type`.
 
     Raises:
-        ValueError: a size that is not an integer, or something that no released model has (talking heads, a head size of
-            its own).
+        ValueError: a size is not an integer, or a value is not supported because no released model has it (talking heads, a
+            custom head size).
     """
     is_microsoft = stock["model_type"] == MICROSOFT
     config = STOCK_DEFAULTS[stock["model_type"]] | stock
-    # The code map of a stock repo is for somebody else's class.
+    # An auto_map refers to another class.
     for name in ("model_type", "auto_map", *STOCK_IGNORED):
         config.pop(name, None)
     for name in ("position_buckets", "max_relative_positions"):
         config.setdefault(name, -1)
     for name in ("hidden_size", "num_attention_heads", "position_buckets", "max_relative_positions"):
-        # What is computed with here; the rest is checked as fields of ours.
+        # Needed for the arithmetic below; DebertaExtConfig checks the other fields.
         if not isinstance(config[name], int):
-            raise ValueError(f"{name} = {config[name]!r} must be an integer")
+            raise ValueError(f"{name} must be an integer, got {config[name]!r}")
     hidden_size = config["hidden_size"]
     head_size = hidden_size // max(1, config["num_attention_heads"])
     pooling = config.pop("pooling", None) or {}
     if is_microsoft:
         if "vocab_size" not in stock:
-            raise ValueError("vocab_size is missing; it is the number of rows of the word embeddings")
-        # Its pooler reads the fields of the model if `pooling` is missing.
+            raise ValueError("vocab_size is missing; set it to the number of rows of the word embeddings")
+        # Microsoft's pooler reads the fields of the model if `pooling` is missing.
         pooling = pooling or dict(hidden_act=config["hidden_act"], dropout=config.pop("dropout", 0))
     for name in ("dropout", "hidden_act"):
         if name in pooling:
@@ -105,8 +103,8 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     )
     for name, (value, only) in supported.items():
         if value != only:
-            raise ValueError(f"{name} = {value!r} is not supported, only {only!r}; no released checkpoint has it")
-    # "layer_norm|..." of several norms.
+            raise ValueError(f"{name} must be {only!r}, as in all released checkpoints, got {value!r}")
+    # May list several norms, "layer_norm|...".
     norm = config["norm_rel_ebd"] or "none"
     if isinstance(norm, str):
         config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in norm.lower() else "none"
@@ -122,14 +120,14 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_configuration(source: str | os.PathLike | None, **download) -> dict[str, Any]:
-    """Return the config.json of a folder or repo as it is stored, or the file of Microsoft's trainer; {} without one."""
+    """Read the config.json of a folder or repository, or the file of Microsoft's trainer; return {} if there is none."""
     if source is None:
         return {}
     file = configuration_file(source, download.get("subfolder"))
     try:
         config, _ = transformers.PreTrainedConfig.get_config_dict(file or source, **download)
     except OSError:
-        # transformers loads weights without it where it is given a configuration, or says what is missing.
+        # transformers loads weights without the file if a configuration is passed, or raises an error.
         return {}
     if set(config) - {"_commit_hash"}:
         config.setdefault("model_type", MICROSOFT)

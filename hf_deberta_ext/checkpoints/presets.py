@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published sizes, as fields of `DebertaExtConfig` that differ from its defaults."""
+"""Presets of the published sizes: the fields of `DebertaExtConfig` that differ from its defaults."""
 
 from typing import Any
 
 __all__ = ["PRESETS"]
 
-# The defaults are v3's; v1 differs in these.
+# The defaults are v3's; v1 differs in these fields.
 _V1 = dict(vocab_size=50265, position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
 _V2 = dict(conv_kernel_size=3, conv_act="gelu", intermediate_size=6144, hidden_size=1536, num_attention_heads=24)
 _LARGE = dict(hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "v3-base": {},
     "v3-large": _LARGE | dict(num_hidden_layers=24),
     "mdeberta-v3-base": dict(vocab_size=251000),
-    # The shapes of ELECTRA (Clark et al. 2020, table 6) and its vocabulary, with the attention of DeBERTa-v3.
+    # Sizes (Clark et al. 2020, table 6) and vocabulary of ELECTRA with the attention of DeBERTa-v3.
     "electra-small": dict(
         vocab_size=30522, embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024
     ),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
+"""Kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
 
-Remote code does so too where this package is installed. It knows the names here and the fields of
+If the package is installed, remote code also uses them. It depends on the names in this file and on the fields of
 `AttentionInputs`.
 """
 
@@ -16,14 +16,14 @@ __all__ = ["KERNELS", "PositionCache"]
 
 
 def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
-    """Import Triton at the first call."""
+    """Compute attention in Triton, which is imported at the first call."""
     from .attention_triton import disentangled_attention_triton
 
     return disentangled_attention_triton(inputs)
 
 
 def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return the reason why Triton cannot serve tensors like these, or None if it can."""
+    """Return why Triton does not support such tensors, or None if it does."""
     from .attention_triton import triton_unavailable
 
     return triton_unavailable(device, dtype, head_size)
@@ -36,13 +36,13 @@ KERNELS = {
         "documents in one stream",
         triton_unavailable,
         best_on=("cuda",),
-        # Its exact float32 products run outside of the tensor cores and spill registers, also as three products of TF32.
+        # Exact float32 products do not run on the tensor cores and spill registers, even as three products of TF32.
         not_best_for=(torch.float32,),
         takes_cu_seqlens=True,
     ),
     "native": Backend(
         disentangled_attention_native,
-        "a fused C++ kernel for CPUs with AVX2, AVX-512 or NEON, which `pip install` builds where a compiler is; float32 "
+        "a fused C++ kernel for CPUs with AVX2, AVX-512 or NEON, which `pip install` builds if it finds a compiler; float32 "
         "and bfloat16, head sizes 16 to 128, dropout, documents in one stream",
         native_unavailable,
         best_on=("cpu",),

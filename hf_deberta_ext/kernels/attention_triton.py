@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disentangled attention as Triton kernels: no [N, N] tensor, position scores inside the tile, no look-up in far tiles.
+"""Disentangled attention in Triton kernels, without [N, N] tensors, and without table look-ups in far tiles.
 
-A tile holds BLOCK_M queries and BLOCK_N keys, o = i - j is an offset, and there are three kinds of tiles.
+A tile has BLOCK_M queries and BLOCK_N keys, and o = i - j is an offset. There are two kinds of tiles, with far ones on both
+sides of the near ones.
 
-* Far tiles (all o >= reach, or all o <= -reach): delta is constant, so with the end rows K_e, Q_e of the relative table
+* Far tiles (all o >= max_distance, or all o <= -max_distance): delta is constant, so with the table's end rows K_e, Q_e
       A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_e + K_c[j]·Q_e,
   plain attention plus one number for each query and one for each key (`disentangled_prepare_kernel`).
-* Near tiles touch BLOCK_M + BLOCK_N - 1 consecutive offsets. With K_x[w], Q_x[w] = rows of the table for these offsets (the
-  window), c2p is the product Q_c K_x^T, each row of which is shifted by one against the row above; the shear is a gather
-  inside of the tile without bank conflicts, and its inverse serves the gradients.
+* Near tiles have BLOCK_M + BLOCK_N - 1 consecutive offsets (the window). With K_x[w], Q_x[w] = rows of the table for these
+  offsets, c2p is the product Q_c K_x^T with each row shifted by one relative to the previous row. This shear is a gather
+  within the tile without bank conflicts; the gradients use its inverse.
 
-All sums have a fixed order: two runs give the same bits. Offsets are clamped to [-span, span], where the table ends.
+All sums have a fixed order, so that runs are bitwise reproducible. Offsets are clamped to [-span, span], the range of the
+table.
 """
 
 import functools
@@ -44,15 +46,15 @@ except ImportError:
 
 __all__ = ["disentangled_attention_triton", "dropout_mask", "triton_unavailable"]
 
-# ptxas leaves out optimizations that take more registers: with them, dq and dkv compute addresses ahead and spill them.
+# Disables ptxas optimizations that take more registers: with them, dq and dkv precompute addresses and spill them.
 FEW_REGISTERS = {} if INTERPRETED or torch.version.hip else {"ptx_options": "--register-usage-level=0"}
 
-# Launches that this GPU's shared memory does not hold, by kernel and kind of call: a failure is not repeated at each call.
+# Launches that need more shared memory than the GPU has, by kernel and kind of call, so that each fails only once.
 TOO_LARGE: set = set()
 
 
 def launch(kernel: str, call: "Call", start: Callable):
-    """start(launch parameters), the first of the table that this GPU can hold."""
+    """Call `start` with the first launch parameters in the table that fit this GPU."""
     launches = find_launches(kernel, call.q.dtype, call.block_d, call.N, capability(call.q.device))
     for parameters in launches:
         key = (kernel, *call.key, parameters)
@@ -68,30 +70,30 @@ def launch(kernel: str, call: "Call", start: Callable):
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    # The interpreter takes what Hopper does.
+    # The interpreter uses the entries for Hopper.
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 class Call:
-    """Operands of a forward or backward, and what all of its kernels share: pointers, strides, lengths and switches.
+    """Operands of a forward or backward pass, and the shared arguments of its kernels.
 
     Args:
-        q, k, v (`torch.Tensor`): [B, H, N, d], with any strides but a last one of 1.
+        q, k, v (`torch.Tensor`): [B, H, N, d], with last stride 1.
         K_r, Q_r (`torch.Tensor`, *optional*): tables [H, R, d]; None: no c2p, no p2c.
         bias (`torch.Tensor`, *optional*): [H, 2·span + 1] float32, p2p by offset.
         rows (`torch.LongTensor`, *optional*): [2·span + 1] rows of the tables by offset.
         mask (`torch.Tensor`, *optional*): uint8, expanded to [B, H, N, N].
-        documents (`torch.IntTensor`, *optional*): from `document_ranges`.
-        seed (`torch.LongTensor`, *optional*): [1], of dropout.
-        reach (`int`): distance from which on rows are constant; 0: there are no far tiles.
+        documents (`torch.IntTensor`, *optional*): [2, N] from `document_ranges`.
+        seed (`torch.LongTensor`, *optional*): [1], seed of dropout.
+        max_distance (`int`): distance from which rows are constant; 0: no far tiles.
     """
 
-    def __init__(self, q, k, v, K_r, Q_r, bias, rows, mask, documents, seed, reach, scale, dropout_p):
+    def __init__(self, q, k, v, K_r, Q_r, bias, rows, mask, documents, seed, max_distance, scale, dropout_p):
         self.q, self.k, self.v, self.K_r, self.Q_r, self.rows = q, k, v, K_r, Q_r, rows
         self.B, self.H, self.N, self.D = q.shape
-        self.reach, self.scale, self.dropout_p = reach, scale, dropout_p
+        self.max_distance, self.scale, self.dropout_p = max_distance, scale, dropout_p
         self.span = 0 if rows is None else rows.shape[0] // 2
-        self.far = 0 < reach < self.N
+        self.far = 0 < max_distance < self.N
         self.block_d = max(16, triton.next_power_of_2(self.D))
         self.terms = dict(C2P=K_r is not None, P2C=Q_r is not None, P2P=bias is not None)
         kind = 0
@@ -99,18 +101,18 @@ class Call:
         if mask is not None:
             self.mask_strides = mask.stride()
             kind = 1 if mask.stride(2) == 0 else 2
-        self.switches = dict(MASK=kind, PACKED=documents is not None, DROPOUT=dropout_p > 0, WIDEN=INTERPRETED)
+        self.feature_flags = dict(MASK=kind, PACKED=documents is not None, DROPOUT=dropout_p > 0, WIDEN=INTERPRETED)
         self.shape = dict(D=self.D, BLOCK_D=self.block_d)
-        self.key = (q.device, q.dtype, self.D, self.far, *self.terms.values(), *self.switches.values())
+        self.key = (q.device, q.dtype, self.D, self.far, *self.terms.values(), *self.feature_flags.values())
         self.strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
         self.sizes = (self.H, self.N, self.B, self.span)
-        # softmax in base 2
+        # Softmax in base 2.
         self.scale2 = scale * math.log2(math.e)
-        # An absent tensor is never read; any pointer will do.
+        # A missing tensor is never read, so that any pointer is valid.
         self.bias, *self.side = (q if x is None else x for x in (bias, mask, documents, seed))
 
     def prepare(self, *, bounds=False):
-        """Make the tables by offset, the logits of far tiles and, for the backward, the bounds of the tables' rows."""
+        """Compute the tables by offset, the logits of far tiles and, for the backward pass, the bounds of table rows."""
         q, k, tables = self.q, self.k, []
         self.kx = self.qx = self.ends = self.bounds = q
         self.R = 0
@@ -139,20 +141,20 @@ class Call:
         )  # fmt: skip
 
     def launch_blocks(self, name: str, kernel: Callable, *own, outputs=(), scales=(), **options):
-        """Launch a kernel each of whose programs computes one block of queries, or of keys, of one head.
+        """Launch a kernel with one program per head and block of queries or keys.
 
         Args:
             name (`str`): name of the kernel in `LAUNCHES`.
-            own (`torch.Tensor`): its pointers after the shared ones.
-            outputs: tensors [B, H, N, d] whose strides it takes after the shared ones.
+            own (`torch.Tensor`): pointers that follow the shared pointers.
+            outputs: tensors [B, H, N, d]; their strides follow the shared strides.
         """
         strides = [stride for x in outputs for stride in x.stride()[:3]]
 
         def start(config):
             kernel[(triton.cdiv(self.N, config.BLOCK) * self.B * self.H,)](
                 self.q, self.k, self.v, self.kx, self.qx, self.bias, self.ends, *self.side, *own, *self.strides, *strides,
-                *self.mask_strides, *self.sizes, self.reach, self.scale2, *scales, self.dropout_p, **self.terms,
-                FAR=self.far, **self.switches, **self.shape, BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK,
+                *self.mask_strides, *self.sizes, self.max_distance, self.scale2, *scales, self.dropout_p, **self.terms,
+                FAR=self.far, **self.feature_flags, **self.shape, BLOCK_M=config.BLOCK, BLOCK_N=config.BLOCK,
                 FAR_STAGES=config.far_stages, NEAR_STAGES=config.near_stages, num_warps=config.num_warps, **options,
             )  # fmt: skip
 
@@ -160,7 +162,7 @@ class Call:
 
 
 def on_its_device(operator: Callable) -> Callable:
-    """Triton launches on the current CUDA device: makes the device of the first tensor the current one."""
+    """Make the first tensor's device the current CUDA device, on which Triton launches kernels."""
 
     @functools.wraps(operator)
     def run(*args):
@@ -172,7 +174,7 @@ def on_its_device(operator: Callable) -> Callable:
 
 @on_its_device
 def attend(*operands):
-    """The forward operator, of the arguments of `Call`: out [B, H, N, d] and LSE [B, H, N] in base 2."""
+    """Compute out [B, H, N, d] and LSE [B, H, N] in base 2 from the arguments of `Call`: the forward operator."""
     call = Call(*operands)
     call.prepare()
     out, lse = fake_forward(*operands)
@@ -182,7 +184,7 @@ def attend(*operands):
 
 @on_its_device
 def attend_backward(grad, out, lse, *operands):
-    """The backward operator: gradients of q, k, v, K_r, Q_r and bias; empty tensors for those that are not wanted."""
+    """Compute the gradients of q, k, v, K_r, Q_r and bias; empty tensors if not wanted: the backward operator."""
     *operands, wanted = operands
     call = Call(*operands)
     q, k, v = call.q, call.k, call.v
@@ -191,11 +193,11 @@ def attend_backward(grad, out, lse, *operands):
     call.prepare(bounds=any(wanted))
     dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
     rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
-    # Row sums of dS over o >= reach and o <= -reach, then column sums.
+    # Row sums of dS over o >= max_distance and o <= -max_distance, followed by column sums.
     sums = lse
     if call.far:
         sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32)
-    # rowsum and active are written by the first of the two and read by the others.
+    # The first kernel writes rowsum and active, the others read them.
     options = dict(scales=(call.scale,), **FEW_REGISTERS)
     own = out, lse, grad, rowsum, active, sums, dq
     call.launch_blocks("dq", disentangled_bwd_kernel_dq, *own, outputs=(out, grad, dq), **options)
@@ -206,11 +208,11 @@ def attend_backward(grad, out, lse, *operands):
     if not any(wanted):
         return dq, dk, dv, *tables
 
-    # Offsets that the windows count; the others are far pairs, also those inside near tiles, or of two documents.
-    inner = call.reach - 1 if call.far else call.span
+    # Offsets in the windows. The other pairs are far pairs, also within near tiles, or pairs of different documents.
+    inner = call.max_distance - 1 if call.far else call.span
 
     def start_bands(config):
-        # Bands of tiles with an offset in [-inner, inner].
+        # Bands of tiles that have an offset in [-inner, inner].
         block = config.BLOCK
         blocks = triton.cdiv(call.N, block)
         farthest = min(blocks, triton.cdiv(inner + block, block)) - 1
@@ -224,7 +226,8 @@ def attend_backward(grad, out, lse, *operands):
         disentangled_bwd_kernel_bands[(bands, splits, call.H)](
             q, k, v, call.kx, call.qx, call.bias, *call.side, lse, grad, rowsum, active, windows, bias_windows,
             *call.strides, *grad.stride()[:3], *call.mask_strides, *call.sizes, call.scale2, call.dropout_p, bands, splits,
-            **call.terms, **call.switches, **call.shape, BLOCK=block, STAGES=config.near_stages, num_warps=config.num_warps,
+            **call.terms, **call.feature_flags, **call.shape, BLOCK=block, STAGES=config.near_stages,
+            num_warps=config.num_warps,
         )  # fmt: skip
         return windows, bias_windows, block
 
@@ -239,7 +242,7 @@ def attend_backward(grad, out, lse, *operands):
 
 
 def fold(call, windows, sums, *, block, inner):
-    """Gradients of K_r and Q_r, [H, R, d] each or empty, from the windows of the bands and the sums over far pairs."""
+    """Return the gradients of K_r and Q_r, [H, R, d] or empty, from the bands' windows and the sums over far pairs."""
     terms, H, splits, bands = windows.shape[:4]
     far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
     far = windows
@@ -262,7 +265,7 @@ def fold(call, windows, sums, *, block, inner):
 
 
 def fold_bias(call, windows, sums, *, block, inner):
-    """Gradient of the p2p scores [H, 2·span + 1]."""
+    """Return the gradient of the p2p scores, [H, 2·span + 1]."""
     H, _, bands, _ = windows.shape
     windows = windows.sum(1)
     folded = windows.new_zeros(H, bands + 1, block)
@@ -279,7 +282,7 @@ def fold_bias(call, windows, sums, *, block, inner):
 
 OPERANDS = (
     "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? bias, Tensor? rows, Tensor? mask, Tensor? documents, "
-    "Tensor? seed, int reach, float scale, float dropout_p"
+    "Tensor? seed, int max_distance, float scale, float dropout_p"
 )
 BACKWARD = f"(Tensor grad, Tensor out, Tensor lse, {OPERANDS}, bool[] wanted) -> ({', '.join(['Tensor'] * 6)})"
 attend_op = torch.library.custom_op(
@@ -294,11 +297,11 @@ attend_op.register_autograd(differentiate_by(attend_backward_op), setup_context=
 
 
 def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return the reason why the kernels cannot serve tensors like these, or None where they can."""
+    """Return why the kernels do not support such tensors, or None if they do."""
     if triton is None:
         return "the package triton is not installed"
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
-        # 3.2 has no gather; 3.3 makes the flat gather of a tile thousands of warp shuffles.
+        # 3.2 has no gather; 3.3 compiles the flat gather of a tile to thousands of warp shuffles.
         return f"triton 3.4 or later is needed, found {triton.__version__}"
     if torch.device(device).type != "cuda" and not INTERPRETED:
         return f"it runs on CUDA, not on {torch.device(device).type}"
@@ -310,10 +313,10 @@ def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int)
 
 
 def dropout_mask(seed: torch.Tensor, B: int, H: int, N: int, p: float) -> torch.Tensor:
-    """True for the probabilities that the kernels keep with this seed, bool [B, H, N, N]; for tests.
+    """Return the dropout mask of the kernels for a seed, bool [B, H, N, N], True = kept; for tests.
 
     Args:
-        seed (`torch.LongTensor`): [1].
+        seed (`torch.LongTensor`): [1], from `draw_seed`.
         p (`float`): dropout rate.
     """
     keep = torch.empty(B, H, N, N, dtype=torch.uint8, device=seed.device)
@@ -322,45 +325,45 @@ def dropout_mask(seed: torch.Tensor, B: int, H: int, N: int, p: float) -> torch.
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:
-    """int64 [1] on `device` from the default generator: no host sync, and `torch.manual_seed` repeats it."""
+    """Draw a seed, int64 [1], from the default generator of `device`, without a host sync."""
     return torch.randint(0, 2**62, (1,), device=device)
 
 
 def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
     """Compute disentangled attention, DeBERTa Eq. (4), in Triton kernels; see `AttentionInputs`.
 
-    Forward and backward take O(N) memory; tensors may have any strides. The backward draws dropout again, from one seed.
+    Forward and backward take O(N) memory; tensors may have any strides. The backward pass recomputes dropout from the seed.
 
     Returns:
         out [B, H, N, d] in the dtype of Q_c; logits and softmax are computed in float32.
 
     Raises:
-        ValueError: for a device, head size or dtype that the kernels do not serve, for query_positions, and for packed
-            documents in a batch of more than one row.
+        ValueError: the kernels do not support the device, head size or dtype, `query_positions` are given, or `cu_seqlens`
+            with a batch of more than one row.
     """
-    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, query_positions, dropout_p, reach, cu_seqlens = inputs
+    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, query_positions, dropout_p, max_distance, cu_seqlens = inputs
     reason = triton_unavailable(Q_c.device, Q_c.dtype, Q_c.shape[-1])
     if reason is not None:
-        raise ValueError(f"attention 'triton' cannot serve this call: {reason}")
+        raise ValueError(f"attention 'triton' does not support this call: {reason}")
     if query_positions is not None or Q_c.shape != K_c.shape:
         raise ValueError(
-            "attention 'triton' serves queries that stand at the positions of their keys, got "
+            "attention 'triton' expects one query per key and no query_positions, got "
             f"{Q_c.shape[2]} queries and {K_c.shape[2]} keys with query_positions = {query_positions}"
         )
     B, H, N, _ = Q_c.shape
     if cu_seqlens is not None and B != 1:
-        raise ValueError(f"cu_seqlens describe one stream of documents, [1, H, N, d], got a batch of {B}")
+        raise ValueError(f"cu_seqlens needs one stream of documents, [1, H, N, d], got a batch of {B}")
     if dropout_p == 1:
-        # All probabilities are dropped: the others cannot be scaled by 1 / 0.
+        # Drop everything: 1 / (1 - p) is infinite.
         V_c, dropout_p = V_c * 0, 0.0
     with without_autocast(Q_c.device):
         q, k, v = (x.to(Q_c.dtype) for x in (Q_c, K_c, V_c))
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         rows = bias = None
         if terms:
-            # Of packed documents, the table is as long as the longest.
+            # For packed documents, the table has the length of the longest one.
             middle = delta.shape[0] // 2
-            span = min(N - 1 if reach is None else reach, N - 1, middle)
+            span = min(N - 1 if max_distance is None else max_distance, N - 1, middle)
             rows = delta[middle - span : middle + span + 1]
             if "p2p" in terms:
                 bias = (Q_r.float()[:, rows] * K_r.float()[:, rows.flip(0)]).sum(-1)  # [H, 2·span + 1]
@@ -370,13 +373,13 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
             mask = mask.view(torch.uint8).expand(B, H, N, N)
         documents = None if cu_seqlens is None else document_ranges(cu_seqlens, N)
         seed = draw_seed(q.device) if dropout_p > 0 else None
-        # 0: no far tiles
-        far = reach if terms and reach is not None and reach <= span else 0
+        # 0: no far tiles.
+        far = max_distance if terms and max_distance is not None and max_distance <= span else 0
         return attend_op(q, k, v, K_r, Q_r, bias, rows, mask, documents, seed, far, scale, dropout_p)[0]
 
 
 def document_ranges(cu_seqlens: torch.Tensor, N: int) -> torch.Tensor:
-    """int32 [2, N]: where the document of each token begins and ends."""
+    """Return the start and end of each token's document, int32 [2, N]."""
     tokens = torch.arange(N, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     document = torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
     return cu_seqlens.unfold(0, 2, 1).T.index_select(1, document).int()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that the kernels share as operators of torch.
+"""Shared code of the kernels' torch operators.
 
-forward(q, k, v, K_r, Q_r, bias, ...) -> (out, lse), and backward(grad, out, lse, all operands of forward, wanted) ->
-gradients of the first six. `wanted`, three bools, tells for which of K_r, Q_r and bias.
+forward(q, k, v, K_r, Q_r, bias, ...) returns (out, lse). backward(grad, out, lse, all operands of forward, wanted) returns
+the gradients of the first six operands; `wanted` are three bools that select the gradients of K_r, Q_r and bias.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,20 @@ __all__ = ["differentiate_by", "empty_heads", "fake_backward", "fake_forward", "
 
 
 def empty_heads(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor [B, H, N, d] like `x`, laid out as [B, N, H, d], so that the heads join without a copy."""
+    """Return an empty tensor [B, H, N, d] like `x` with memory layout [B, N, H, d], so that heads join without a copy."""
     B, H, N, d = x.shape
     return x.new_empty(B, N, H, d).transpose(1, 2)
 
 
 def fake_forward(q, *_):
-    """Return empty tensors of the shapes of the forward operator's results."""
+    """Return empty tensors with the shapes of the forward operator's results."""
     return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def fake_backward(grad, out, lse, q, k, v, K_r, Q_r, bias, *others):
     gradients = [empty_heads(q), empty_heads(k), empty_heads(v)]
     for x, is_wanted in zip((K_r, Q_r, bias), others[-1], strict=True):
-        # Contiguous, as the operators give them, whatever the strides of the tables are.
+        # The operators return contiguous gradients for any strides of the tables.
         gradients.append(x.new_empty(x.shape) if is_wanted else q.new_empty(0))
     return tuple(gradients)
 
@@ -39,7 +39,7 @@ def save_operands(ctx, inputs, output):
 
 
 def differentiate_by(backward: Callable) -> Callable:
-    """Return the derivative of a forward operator, computed by its backward operator."""
+    """Return the autograd function of a forward operator, which calls the operator `backward`."""
 
     def differentiate(ctx, grad, _):
         wanted = list(ctx.needs_input_grad[3:6])

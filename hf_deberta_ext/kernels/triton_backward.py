@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward kernels: gradients of queries, of keys and values, and of the relative tables."""
+"""Backward kernels: gradients of queries, of keys and values, and of the relative tables."""
 
 from .triton_tiles import (
     PAD,
@@ -30,12 +30,13 @@ def disentangled_bwd_kernel_dq(
     do_ptr, rowsum_ptr, active_ptr, sums_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, stride_db, stride_dh, stride_dn, stride_gb, stride_gh, stride_gn,
-    stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, reach, scale2, scale, dropout_p,
+    stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, max_distance, scale2, scale, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of Q_c for BLOCK_M queries; rowsum(dO · out); row sums of dS over o >= reach and over o <= -reach."""
+    """Compute the gradient of Q_c for BLOCK_M queries, rowsum(dO · out), and the row sums of dS over o >= max_distance and
+    over o <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_M)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -59,17 +60,17 @@ def disentangled_bwd_kernel_dq(
 
     kept = 1.0 / (1.0 - dropout_p)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Sums over pairs with o >= reach and o <= -reach in near tiles; those of far tiles are added to them.
+    # Sums over pairs with o >= max_distance and o <= -max_distance in near tiles; sums of far tiles are added later.
     high = tl.zeros([BLOCK_M], tl.float32)
     low = tl.zeros([BLOCK_M], tl.float32)
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
     if MASK == 1:
         lo, hi = flagged_range(mask_ptr, stride_mn, lo, hi, BLOCK_N)
-    # Queries without a gradient, of padding or of positions that no loss reads, have none to give.
+    # Skip queries without a gradient: padding, or positions that no loss reads.
     active = tl.max((do != 0).to(tl.int32), 1)
     tl.store(active_ptr + bh.to(tl.int64) * N + rows, active.to(tl.int8), mask=rows < N)
     hi = tl.where(tl.max(active) != 0, hi, lo)
-    first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
+    first, last = near_range(m0, lo, hi, max_distance, BLOCK_M, BLOCK_N, FAR)
     for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
         start, stop = first, last
         if part == 0:
@@ -94,7 +95,7 @@ def disentangled_bwd_kernel_dq(
                 s = mask_tile(s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, False)
                 p = tl.math.exp2(s - row[:, None])
                 if DROPOUT:
-                    # The sign of p tells what is dropped: a mask would take registers of its own.
+                    # The sign of p marks dropped probabilities, because a separate mask would take registers.
                     p = tl.where(dropout_keep(seed_ptr, bh, m0, n0, dropout_p, BLOCK_M, BLOCK_N), p, -p)
                 v = load_rows(v_ptr, n0, stride_vn, N, BLOCK_N, D, BLOCK_D)
                 dp = dot(do, tl.trans(v), WIDEN)
@@ -105,14 +106,14 @@ def disentangled_bwd_kernel_dq(
                 if part != 1:
                     far += tl.sum(ds, 1)
                 elif FAR and (C2P or P2P):
-                    if m0 + BLOCK_M - 1 - n0 >= reach:
-                        high += tl.sum(tl.where(rows[:, None] - cols[None, :] >= reach, ds, 0.0), 1)
-                    if m0 - n0 - (BLOCK_N - 1) <= -reach:
-                        low += tl.sum(tl.where(rows[:, None] - cols[None, :] <= -reach, ds, 0.0), 1)
+                    if m0 + BLOCK_M - 1 - n0 >= max_distance:
+                        high += tl.sum(tl.where(rows[:, None] - cols[None, :] >= max_distance, ds, 0.0), 1)
+                    if m0 - n0 - (BLOCK_N - 1) <= -max_distance:
+                        low += tl.sum(tl.where(rows[:, None] - cols[None, :] <= -max_distance, ds, 0.0), 1)
                 narrowed = narrow(ds, k.dtype, WIDEN)
                 dq += dot(narrowed, k, WIDEN)
                 if C2P and part == 1:
-                    # dQ_c[i] += sum over the window of dS[i, i - o] K_x[o]: the shear undone.
+                    # Undo the shear: dQ_c[i] += sum over the window of dS[i, i - o] K_x[o].
                     unsheared = pick(narrowed, "p", "p - q", BLOCK_M, 2 * BLOCK_N, BLOCK_N, n0 + 2)
                     kx = load_window(kx_ptr, m0 - n0 - (BLOCK_N - 1), span, 2 * BLOCK_N, D, BLOCK_D)
                     dq += dot(unsheared, kx, WIDEN)
@@ -138,12 +139,13 @@ def disentangled_bwd_kernel_dkv(
     do_ptr, rowsum_ptr, active_ptr, sums_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_db, stride_dh, stride_dn, stride_gb, stride_gh, stride_gn,
-    stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, reach, scale2, scale, dropout_p,
+    stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, max_distance, scale2, scale, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of K_c and V_c for BLOCK_N keys; column sums of dS over o >= reach and over o <= -reach."""
+    """Compute the gradients of K_c and V_c for BLOCK_N keys, and the column sums of dS over o >= max_distance and over
+    o <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_N)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -172,8 +174,8 @@ def disentangled_bwd_kernel_dkv(
     lo, hi = flagged_range(active_ptr + bh.to(tl.int64) * N, 1, lo, hi, BLOCK_M)
     if MASK == 1:
         hi = tl.where(any_flag(mask_ptr, n0, stride_mn, N, BLOCK_N), hi, lo)
-    first, last = near_range(n0, lo, hi, reach, BLOCK_N, BLOCK_M, FAR)
-    # Tiles are [keys, queries]. part 0: queries far to the left of the keys (o <= -reach), 1: near, 2: o >= reach.
+    first, last = near_range(n0, lo, hi, max_distance, BLOCK_N, BLOCK_M, FAR)
+    # Tiles are [keys, queries]. part 0: queries far to the left (o <= -max_distance), 1: near, 2: o >= max_distance.
     for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
         start, stop = first, last
         if part == 0:
@@ -195,7 +197,7 @@ def disentangled_bwd_kernel_dkv(
                     s = dot(k, tl.trans(q), WIDEN)
                 s = s * scale2 + key[:, None]
                 s = mask_tile(s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, True)
-                # Beyond the last query p = exp2(s - inf) = 0.
+                # Beyond the last query, p = exp2(s - inf) = 0.
                 row = tl.load(lse_ptr + rows, mask=rows < N, other=float("inf"))
                 if part != 1:
                     row -= tl.load(ends_ptr + (1 - part // 2) * plane + rows, mask=rows < N, other=0.0)
@@ -216,10 +218,10 @@ def disentangled_bwd_kernel_dkv(
                 if part != 1:
                     far += tl.sum(ds, 1)
                 elif FAR and P2C:
-                    if m0 + BLOCK_M - 1 - n0 >= reach:
-                        high += tl.sum(tl.where(rows[None, :] - cols[:, None] >= reach, ds, 0.0), 1)
-                    if m0 - n0 - (BLOCK_N - 1) <= -reach:
-                        low += tl.sum(tl.where(rows[None, :] - cols[:, None] <= -reach, ds, 0.0), 1)
+                    if m0 + BLOCK_M - 1 - n0 >= max_distance:
+                        high += tl.sum(tl.where(rows[None, :] - cols[:, None] >= max_distance, ds, 0.0), 1)
+                    if m0 - n0 - (BLOCK_N - 1) <= -max_distance:
+                        low += tl.sum(tl.where(rows[None, :] - cols[:, None] <= -max_distance, ds, 0.0), 1)
                 narrowed = narrow(ds, q.dtype, WIDEN)
                 dk += dot(narrowed, q, WIDEN)
                 if P2C and part == 1:
@@ -255,9 +257,9 @@ def disentangled_bwd_kernel_bands(
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of K_x and Q_x along one diagonal band of [BLOCK, BLOCK] tiles, whose window is the same in all of them.
+    """Compute the gradients of K_x and Q_x along one diagonal band of [BLOCK, BLOCK] tiles, which share a window.
 
-    windows [terms, H, splits, bands, 2·BLOCK, D], float32: every `splits`-th tile of the band, over the whole batch.
+    windows [terms, H, splits, bands, 2·BLOCK, D], float32: sums over every `splits`-th tile of the band and the batch.
     """
     band, split, h = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     diagonal = band - bands // 2
@@ -301,7 +303,7 @@ def disentangled_bwd_kernel_bands(
                 p = tl.abs(p)
             rowsum = tl.load(rowsum_ptr + bh.to(tl.int64) * N + rows, mask=rows < N, other=0.0)
             ds = p * (dp - rowsum[:, None])
-            # The shear undone: dS[i, i - o] for each offset o of the window, and dS[j + o, j].
+            # Undo the shear: dS[i, i - o] for each offset o of the window, and dS[j + o, j].
             narrowed = narrow(ds, q.dtype, WIDEN)
             if C2P:
                 dkx += dot(pick(narrowed, "q", "q - p", 2 * BLOCK, BLOCK, BLOCK, n0 + 2), q, WIDEN)
@@ -328,9 +330,10 @@ def disentangled_bwd_kernel_far(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, H, N, batch, far_splits,
     C2P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the end rows: far[terms, 2, H, far_splits, D] = sum over b, n of (row or column sum of dS) · (q or k)."""
+    """Compute gradients of the end rows, far[terms, 2, H, far_splits, D]: sums over b, n of (row or column sum of dS) · (q
+    or k)."""
     h, split, side = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    # side counts the planes of `sums` from the first term on: c2p high, c2p low, p2c high, p2c low.
+    # side is the index in `sums`, from the first term: c2p high, c2p low, p2c high, p2c low.
     source = side
     if not C2P:
         source = side + 2
@@ -357,7 +360,7 @@ def disentangled_bwd_kernel_fold(
     FAR: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     FAR_SPLITS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients [H, R, D] of the terms' tables: each row gathers the offsets that read it, windows and far sums."""
+    """Compute the gradients [H, R, D] of the tables. Each row sums the windows and far sums of the offsets that read it."""
     r, h, term = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     offs_d, offs_s = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     inside = offs_d[None, :] < D
@@ -365,10 +368,10 @@ def disentangled_bwd_kernel_fold(
     start, stop = tl.load(bounds_ptr + r).to(tl.int32), tl.load(bounds_ptr + r + 1).to(tl.int32)
     acc = tl.zeros([BLOCK_D], tl.float32)
     for x in tl.range(tl.maximum(start, span - inner), tl.minimum(stop, span + inner + 1)):
-        # Two bands hold an offset: one in the lower half of its window, the band before it in the upper half.
+        # Two bands have each offset: one in the lower half of its window, the previous band in the upper half.
         position = x - span + BLOCK - 1 + bands // 2 * BLOCK
         band, lane = position // BLOCK, position % BLOCK
-        # Not `inside & (band < bands)`: Triton 3.9's interpreter takes no mask that was joined with a scalar.
+        # Not `inside & (band < bands)`: Triton 3.9's interpreter does not support a mask combined with a scalar.
         is_lower = (offs_s[:, None] < tl.where(band < bands, splits, 0)) & inside
         is_upper = (offs_s[:, None] < tl.where(band > 0, splits, 0)) & inside
         lower = tl.load(windows_ptr + (band * 2 * BLOCK + lane) * D, mask=is_lower, other=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward kernels: position logits of far tiles, then softmax and its product with the values."""
+"""Forward kernels: position logits of far tiles, then softmax and its product with the values."""
 
 from .triton_tiles import (
     PAD,
@@ -28,11 +28,11 @@ def disentangled_prepare_kernel(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, BOUNDS: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All that the other kernels read of tables and end rows, by one launch.
+    """Compute everything that the other kernels read from the tables and end rows, in one launch.
 
-    kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables by offset. ends [4, B, H, N], float32, FAR: the position logits of far
-    tiles in base 2; c2p (with p2p) for o >= reach and for o <= -reach, p2c likewise. bounds [R + 1], BOUNDS: the offsets
-    that read row r are rows[bounds[r]] ... rows[bounds[r + 1] - 1], since delta does not decrease.
+    kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables by offset. ends [4, B, H, N], float32, if FAR: the position logits of
+    far tiles in base 2, c2p (with p2p) for o >= max_distance and for o <= -max_distance, then p2c. bounds [R + 1], if
+    BOUNDS: row r is read by the offsets bounds[r] ... bounds[r + 1] - 1, since delta does not decrease.
     """
     length = 2 * span + 1 + 2 * PAD
     table_blocks = tl.cdiv(length, BLOCK)
@@ -53,7 +53,7 @@ def disentangled_prepare_kernel(
         if BOUNDS:
             r = block * BLOCK + tl.arange(0, BLOCK)
             if block * BLOCK <= R:
-                # The first x with rows[x] >= r.
+                # Find the first x with rows[x] >= r.
                 first, last = r * 0, r * 0 + 2 * span + 1
                 for _ in range(32):
                     middle = (first + last) // 2
@@ -95,12 +95,13 @@ def disentangled_prepare_kernel(
 def disentangled_fwd_kernel(
     q_ptr, k_ptr, v_ptr, kx_ptr, qx_ptr, bias_ptr, ends_ptr, mask_ptr, document_ptr, seed_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on, stride_mb, stride_mh, stride_mq, stride_mn, H, N, batch, span, reach, scale2, dropout_p,
+    stride_ob, stride_oh, stride_on, stride_mb, stride_mh, stride_mq, stride_mn,
+    H, N, batch, span, max_distance, scale2, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(scale·A) V_c and LSE (base 2) of BLOCK_M queries; online softmax over the keys."""
+    """Compute out = softmax(scale·A) V_c and LSE (base 2) of BLOCK_M queries, with an online softmax over the keys."""
     blocks = tl.cdiv(N, BLOCK_M)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -122,17 +123,17 @@ def disentangled_fwd_kernel(
     lo, hi = visible_range(document_ptr, m0, N, BLOCK_M, BLOCK_N, PACKED)
     if MASK == 1:
         lo, hi = flagged_range(mask_ptr, stride_mn, lo, hi, BLOCK_N)
-    first, last = near_range(m0, lo, hi, reach, BLOCK_M, BLOCK_N, FAR)
-    # part 0: keys far to the left (o >= reach), 1: near keys, 2: keys far to the right.
+    first, last = near_range(m0, lo, hi, max_distance, BLOCK_M, BLOCK_N, FAR)
+    # part 0: keys far to the left (o >= max_distance), 1: near keys, 2: keys far to the right.
     for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
         start, stop = first, last
         if part == 0:
             start, stop = lo, first
         if part == 2:
             start, stop = last, hi
-        # Also for the compiler: of a loop that may have no tile, it makes all products wait for each other.
+        # Also for the compiler: in a loop that may be empty, it makes all products wait for each other.
         if start < stop:
-            # What c2p adds to all logits of a row is added to the row's maximum instead.
+            # c2p adds the same number to all logits of a row, so it is added to the row's maximum instead.
             row = tl.zeros([BLOCK_M], tl.float32)
             if part != 1:
                 row = tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)
@@ -148,7 +149,7 @@ def disentangled_fwd_kernel(
                 s = s * scale2 + key[None, :]
                 s = mask_tile(s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn, MASK, PACKED, False)
 
-                # A row that has seen no key yet keeps top = -inf; zero in its place makes exp2(-inf - 0) = 0.
+                # A row without keys so far has top = -inf; replacing it by zero makes exp2(-inf - 0) = 0.
                 new_top = tl.maximum(top, tl.max(s, 1) + row)
                 safe = tl.where(new_top == float("-inf"), 0.0, new_top)
                 p = tl.math.exp2(s - (safe - row)[:, None])

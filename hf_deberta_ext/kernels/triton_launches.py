@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch parameters of the Triton kernels: `LAUNCHES`, and `find_launches`, which reads it.
+"""Launch parameters of the Triton kernels: the table `LAUNCHES`, and `find_launches`, which reads it.
 
 A key of the table is a kernel ("forward", "dq", "dkv", "bands"), "half" (float16 and bfloat16) or "float32", and a head
-size (16, 32, 64, 128; others take the next one). Its value is a list of (capability, longest, Launch): the first one whose
-compute capability (80, 90) the GPU has at least, and whose length the input does not exceed (None: any), is launched. So
-higher capabilities come first and, of one capability, shorter lengths. After them, `FALLBACKS` are for a GPU whose shared
-memory does not hold the tiles.
+size (16, 32, 64, 128; others are rounded up). A value is a list of (capability, longest, Launch). The first entry is used
+for which the GPU has at least this compute capability (80, 90) and the input at most this length (None: any), so higher
+capabilities come first and, for the same capability, shorter lengths. `FALLBACKS` follow for a GPU with too little shared
+memory for the tiles.
 
-For head size 64 on 9.0 they are the fastest of seven on an H200; the others are chosen by what the compiled kernels take
-(registers, spills, shared memory). An assignment to `LAUNCHES` or to one of its keys holds from the next call on.
+The entries for head size 64 on 9.0 are the fastest of seven on an H200. The others were chosen by the resources of the
+compiled kernels (registers, spills, shared memory). Changes of `LAUNCHES` take effect from the next call.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,8 @@ __all__ = ["LAUNCHES", "Launch", "find_launches"]
 
 
 class Launch(NamedTuple):
-    """BLOCK queries by BLOCK keys, warps, stages of the loops over far and over near tiles ("bands": near alone)."""
+    """Launch parameters: tiles of BLOCK x BLOCK, warps, stages of the loops over far and near tiles ("bands" only has near
+    tiles)."""
 
     BLOCK: int
     num_warps: int
@@ -54,7 +55,7 @@ def find_launches(kernel: str, dtype: torch.dtype, head_size: int, N: int, capab
 
     Args:
         kernel (`str`): "forward", "dq", "dkv" or "bands".
-        dtype (`torch.dtype`): of Q_c.
+        dtype (`torch.dtype`): dtype of Q_c.
         head_size (`int`): d, padded to a power of two.
         N (`int`): length of the input.
         capability (`tuple[int, int]`): compute capability of the GPU.

@@ -8,16 +8,16 @@ except ImportError:
     triton = None
 
     class tl:  # noqa: N801
-        """Lets the kernels be read where there is no triton."""
+        """Stand-in, so that the kernels can be imported without triton."""
 
         constexpr = int
 
 
-# Lengths and counts: no value of these may cause a compilation of its own.
-RUN_TIME = ["H", "N", "R", "batch", "span", "reach", "inner", "bands", "splits", "far_splits"]
+# Lengths and counts. No value of these may trigger another compilation.
+RUN_TIME = ["H", "N", "R", "batch", "span", "max_distance", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
 
-# Rows before and after the offsets -span ... span in a table by offset, copies of its ends: two blocks of at most 128.
+# Rows before and after the offsets -span ... span in a table by offset, copies of the end rows: two blocks of at most 128.
 PADDING = 256
 PAD = tl.constexpr(PADDING)
 
@@ -35,21 +35,21 @@ def device_function(function):
 
 @device_function
 def dot(a, b, WIDEN: tl.constexpr):
-    # The interpreter multiplies the bit patterns of bfloat16; float32 holds the same values.
+    # The interpreter would multiply the bit patterns of bfloat16; float32 represents the same values.
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
 
 
-# Whether kernels are interpreted (on CPU, for tests) is Triton's to decide: for its own functions when it is first imported,
-# for these when they are defined.
+# Triton decides if kernels are interpreted (on CPU, for tests): for its own functions when it is first imported, for these
+# kernels when they are defined.
 INTERPRETED = triton is not None and not any(isinstance(part, triton.runtime.JITFunction) for part in (tl.sum, dot))
 
 
 @device_function
 def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
     if WIDEN and dtype == tl.bfloat16:
-        # The interpreter cuts off the bits that a GPU rounds to nearest even.
+        # The interpreter truncates, whereas a GPU rounds to nearest even.
         bits = x.to(tl.int32, bitcast=True)
         x = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
     return x.to(dtype)
@@ -57,26 +57,26 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 @device_function
 def unknown_zero(start):
-    """Zero, which the compiler cannot prove, for start < 2^30; another one for each start.
+    """Return zero as an expression of `start` < 2^30, which the compiler does not recognise as constant.
 
-    What depends on a loop's counter by a constant (indices, masks, addresses) it would compute before the loop, and keep in
-    registers from tile to tile: hundreds of them. What depends on this zero, it has to compute in its place.
+    Expressions that include this zero are computed in place. Without it, the compiler would hoist indices, masks and
+    addresses out of the loop and keep hundreds of them in registers.
     """
     return (start + (1 << 30)) >> 31
 
 
 @device_function
 def hide(start):
-    """start as a number of which the compiler knows nothing."""
+    """Hide `start` from the compiler's constant folding."""
     return start ^ unknown_zero(start)
 
 
 @device_function
 def flatten(x, BITS: tl.constexpr):
-    """[P/8, 8, Q/8, 4, 2] flat, so that what the 32 lanes of a warp store or read lies in different banks of shared memory.
+    """Flatten [P/8, 8, Q/8, 4, 2] so that the 32 lanes of a warp access different banks of shared memory.
 
-    32 bits: lanes hold 8 rows by 4 pairs of columns, the layout of products, and these are 32 words side by side. 16 bits:
-    stored in that layout, but read along diagonals of 32 columns; of two rows by 32 columns, pairs of columns are words.
+    In products, the lanes have 8 rows by 4 pairs of columns. With 32 bits, these become 32 adjacent words. With 16 bits,
+    they are stored so but read along diagonals of 32 columns; a word is a pair of columns, and 32 columns take two rows.
     """
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8
@@ -90,7 +90,7 @@ def flatten(x, BITS: tl.constexpr):
 
 @device_function
 def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
-    """A row or column number as eights and ones: that of p or q, p - q or q - p + BLOCK - 1, or p + q - (BLOCK - 1)."""
+    """Return a row or column index in eights and ones by AXIS: p or q, p - q, q - p + BLOCK - 1 or p + q - (BLOCK - 1)."""
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":
@@ -111,11 +111,12 @@ def pick(
     x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start,
     WHOLE: tl.constexpr = False,
 ):  # fmt: skip
-    """[P, Q] with x[row, col] at [p, q], zero where that is outside of x; ROW and COL are an `AXIS` of `coordinate`.
+    """Gather x[row, col] to [p, q] of a result [P, Q], zero outside of x; ROW and COL are an `AXIS` of `coordinate`.
 
-    Through shared memory, without bank conflicts. Indices are made of eights and ones, so that the compiler sees what is the
-    same in all registers of a lane. The gather is flat: one along an axis becomes warp shuffles, several for each element.
-    start >= 0 belongs to the loop around; picks of different `start` share no indices. WHOLE: nothing is outside of x.
+    The gather uses shared memory without bank conflicts. Indices consist of eights and ones, so that the compiler sees which
+    parts are equal in all registers of a lane. It is flat, because a gather along an axis becomes several warp shuffles per
+    element. `start` >= 0 is the counter of the enclosing loop; calls with different `start` share no indices. WHOLE: no
+    index is outside of x.
     """
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
     zero = unknown_zero(start)
@@ -149,8 +150,8 @@ def pick(
 
 @device_function
 def load_rows(ptr, start, stride, N, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """x[start : start + BLOCK], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
-    # start >> 31 is zero, which the compiler does not know.
+    """Load x[start : start + BLOCK], [BLOCK, BLOCK_D]; zero outside of [0, N) x [0, D)."""
+    # start >> 31 is a zero that the compiler does not recognise.
     offs, offs_d = tl.arange(0, BLOCK) + (start >> 31), tl.arange(0, BLOCK_D)
     inside = (offs[:, None] < N - start) & (offs_d[None, :] < D)
     ptr += tl.cast(start, tl.int64) * stride
@@ -168,11 +169,11 @@ def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 @device_function
 def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[W, BLOCK_D] rows of a table by offset, from offset `first` on."""
+    """Load W rows of a table by offset from offset `first`, [W, BLOCK_D]."""
     offs_d = tl.arange(0, BLOCK_D)
-    # The padding holds what near tiles reach; the limits keep any other read inside of the table.
+    # The padding covers the offsets of near tiles; clamping keeps all other reads inside of the table.
     first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)
-    # Rows in two parts: the second is a constant of each register, so that one pointer serves all registers of a lane.
+    # Rows have two parts. The second is constant for each register, so that all registers of a lane use one pointer.
     row = tl.arange(0, W)[:, None]
     ptr += first * D + (row & 15) * D + offs_d[None, :]
     return tl.load(ptr + (row & -16) * D, mask=offs_d[None, :] < D, other=0.0)
@@ -180,14 +181,14 @@ def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.
 
 @device_function
 def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """True where dropout keeps a probability, [BLOCK_M, BLOCK_N]; a function of (seed, b·H + h, row, column) alone.
+    """Return a dropout mask, True = kept, [BLOCK_M, BLOCK_N]; it depends only on (seed, b·H + h, row, column).
 
-    One Philox call makes four numbers, for rows r, r + 8 and columns c, c + 8: one lane holds all of them, turned or not.
+    One Philox call draws four numbers, for rows r, r + 8 and columns c, c + 8; one lane has all of them, transposed or not.
     """
     row = m0 // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     col = n0 // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
     zero = (row + col) * 0
-    # The keys of all rounds follow from the seed, and would be kept from tile to tile.
+    # Otherwise, the keys of all rounds would be computed from the seed once and kept in registers.
     seed = tl.load(seed_ptr) ^ unknown_zero(m0 + n0)
     w, x, y, z = tl.philox(seed, zero + col, zero + row, zero + bh, zero, 7)
     bits = tl.reshape(tl.join(tl.join(w, x), tl.join(y, z)), (BLOCK_M // 16, 8, BLOCK_N // 16, 8, 2, 2))
@@ -196,18 +197,18 @@ def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 
 @device_function
-def near_range(start, lo, hi, reach, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
-    """Of the tiles of STEP in [lo, hi) beside the block [start, start + BLOCK): where the near ones begin and end."""
+def near_range(start, lo, hi, max_distance, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
+    """Return the range of near tiles of STEP within [lo, hi) for the block [start, start + BLOCK)."""
     first, last = lo, hi
     if FAR:
-        first = tl.minimum(tl.maximum(tl.maximum(start - reach + 1, 0) // STEP * STEP, lo), hi)
-        last = tl.minimum(tl.maximum((start + BLOCK - 1 + reach + STEP - 1) // STEP * STEP, first), hi)
+        first = tl.minimum(tl.maximum(tl.maximum(start - max_distance + 1, 0) // STEP * STEP, lo), hi)
+        last = tl.minimum(tl.maximum((start + BLOCK - 1 + max_distance + STEP - 1) // STEP * STEP, first), hi)
     return first, last
 
 
 @device_function
 def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexpr, PACKED: tl.constexpr):
-    """[lo, hi): what the block [start, start + BLOCK) may see; lo is a multiple of STEP."""
+    """Return the range [lo, hi) to which the block [start, start + BLOCK) may attend; lo is a multiple of STEP."""
     lo, hi = 0, N
     if PACKED:
         lo = tl.load(document_ptr + start) // STEP * STEP
@@ -217,7 +218,7 @@ def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexp
 
 @device_function
 def flagged_range(flags_ptr, stride, lo, hi, STEP: tl.constexpr):
-    """The part [first, last) of [lo, hi) with all places whose flag is set; first is a multiple of STEP."""
+    """Return the smallest range [first, last) in [lo, hi) with all set flags; first is a multiple of STEP."""
     first, last = hi, lo
     for start in tl.range(lo, hi, 1024):
         x = start + tl.arange(0, 1024)
@@ -229,14 +230,14 @@ def flagged_range(flags_ptr, stride, lo, hi, STEP: tl.constexpr):
 
 @device_function
 def any_flag(flags_ptr, start, stride, N, BLOCK: tl.constexpr):
-    """Whether a flag of [start, start + BLOCK) is set."""
+    """Return True if any flag in [start, start + BLOCK) is set."""
     x = start + tl.arange(0, BLOCK)
     return tl.max(tl.load(flags_ptr + x.to(tl.int64) * stride, mask=x < N, other=0).to(tl.int32)) != 0
 
 
 @device_function
 def key_logits(ends_ptr, mask_ptr, cols, N, stride_mn, FAR: tl.constexpr, MASK: tl.constexpr):
-    """Logits of each key for its whole column: p2c in far tiles, and -inf where no query may attend to it."""
+    """Return the logit of each key for its whole column: p2c in far tiles, and -inf if no query may attend to the key."""
     if FAR:
         key = tl.load(ends_ptr + cols, mask=cols < N, other=float("-inf"))
     else:
@@ -252,7 +253,7 @@ def mask_tile(
     s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn,
     MASK: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """-inf for the pairs of a tile that may not attend; TURNED: the tile is [keys, queries]."""
+    """Set masked pairs of a tile to -inf; TURNED: the tile is [keys, queries]."""
     if PACKED:
         first = tl.load(document_ptr + rows, mask=rows < N, other=0)
         stop = tl.load(document_ptr + N + rows, mask=rows < N, other=0)
@@ -279,7 +280,7 @@ def near_scores(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A of a near tile, [BLOCK, BLOCK], from query m0 and key n0 on."""
+    """Return the logits A of a near tile, [BLOCK, BLOCK], from query m0 and key n0."""
     a, b = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     window = m0 - n0 - (BLOCK - 1)
     s = dot(q, tl.trans(k), WIDEN)
@@ -289,7 +290,7 @@ def near_scores(
     if P2C:
         qx = load_window(qx_ptr, window, span, 2 * BLOCK, D, BLOCK_D)
         if BLOCK_D > 64:
-            # As the left factor, the window's rows are two tiles of wgmma, whose descriptors of shared memory would spill.
+            # As left factor, the window would be two wgmma tiles, and their shared-memory descriptors would spill.
             s += pick(dot(k, tl.trans(qx), WIDEN), "q", "p - q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
         else:
             s += pick(dot(qx, tl.trans(k), WIDEN), "p - q", "q", BLOCK, BLOCK, BLOCK, n0 + 1, WHOLE=True)
@@ -304,7 +305,7 @@ def near_scores_turned(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A of a near tile as [keys, queries]."""
+    """Return the logits A of a near tile as [keys, queries]."""
     a, b = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
     window = m0 - n0 - (BLOCK - 1)
     s = dot(k, tl.trans(q), WIDEN)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model: four files, which every saved checkpoint carries byte for byte."""
+"""The model in four files, which are copied unchanged into every saved checkpoint."""

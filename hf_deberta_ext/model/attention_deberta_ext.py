@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disentangled attention (DeBERTa, He et al. 2021, section 3.1), in the order of the paper.
 
-Relative positions (Eq. 3) and the equation (Eq. 4); its backends: `eager`, as it is written, and torch's SDPA and `blocked`,
-which give the same numbers; the table of backends; packed documents; the module `DisentangledSelfAttention`.
+Contents: relative positions (Eq. 3); attention (Eq. 4) in the backends `eager`, `sdpa` and `blocked`, with equal outputs;
+the table of backends; packed documents; the module `DisentangledSelfAttention`.
 """
 
 import functools
@@ -20,28 +20,28 @@ from .configuration_deberta_ext import installed_module
 
 def is_traced() -> bool:
     """Return True while torch.compile, torch.export, TorchScript's tracer or a transform of torch.func (vmap, jvp, grad)
-    runs: values of tensors can then not be read, or would become constants."""
-    # torch has no public name for the last.
+    runs. Tensor values cannot be read then, or would become constants."""
+    # torch has no public function that detects torch.func transforms.
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
-def check_whole(name: str, x: torch.Tensor):
-    """Raise a ValueError for a tensor that does not hold integers."""
+def check_integers(name: str, x: torch.Tensor):
+    """Raise a ValueError if the tensor does not have an integer dtype."""
     if x.is_floating_point() or x.is_complex():
         raise ValueError(f"{name} must be integers, got {x.dtype}")
 
 
-def values_at_hand(x: torch.Tensor) -> bool:
-    """Return True if the values of x can be read at no cost: a plain tensor on CPU, and nothing is traced."""
+def has_known_values(x: torch.Tensor) -> bool:
+    """Return True if the values of x can be read without a device sync: x is a plain CPU tensor and nothing is traced."""
     return type(x) in (torch.Tensor, nn.Parameter) and x.device.type == "cpu" and not is_traced()
 
 
 def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
     """Return the official log bucket of the relative position r = i - j, in [-(buckets - 1), buckets - 1].
 
-    With m = buckets / 2 and M = max_distance, r clamped to [-(M - 1), M - 1]:
-    r where |r| <= m, else sign(r) · (ceil(ln(|r| / m) / ln((M - 1) / m) · (m - 1)) + m).
-    transformers leaves out the clamp, so that for r <= -M it reads row 0, which no training ever touched.
+    With m = buckets / 2 and M = max_distance, r is clamped to [-(M - 1), M - 1]. The bucket is r if |r| <= m, else
+    sign(r) · (ceil(ln(|r| / m) / ln((M - 1) / m) · (m - 1)) + m).
+    transformers does not clamp: for r <= -M it reads row 0, which was never trained.
     """
     r = max(-(max_distance - 1), min(r, max_distance - 1))
     middle = buckets // 2
@@ -52,8 +52,8 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
 
 class RelativePosition(nn.Module):
-    """Rows of the relative table by offset, for any length: delta(i, j) = delta[i - j + N - 1], O(N) memory. There are
-    `buckets` b, -1 = a row for each distance, up to M = `max_distance`."""
+    """Map from offsets i - j to rows of the relative table, for any length, in O(N) memory. Distances are clamped at
+    M = `max_distance` and grouped into b = `buckets` log buckets (-1: one row for each distance)."""
 
     def __init__(self, *, buckets: int, max_distance: int):
         super().__init__()
@@ -61,23 +61,23 @@ class RelativePosition(nn.Module):
         self.register_buffer("rows", self.compute_rows(), persistent=False)
 
     def compute_rows(self) -> torch.Tensor:
-        """Return rows of the relative table, [2M], for r = -M ... M - 1; int64 whatever the default dtype and device."""
+        """Return the rows of the relative table for r = -M ... M - 1, [2M] int64."""
         M, b = self.max_distance, self.buckets
         if b < 0:
             return torch.arange(2 * M, dtype=torch.int64)
-        # Symmetric in r, so only r >= 0 is computed.
+        # Buckets are symmetric in r, so only r >= 0 is computed.
         far = torch.tensor([log_bucket(r, buckets=b, max_distance=M) for r in range(M)], dtype=torch.int64)
         return torch.cat([-far[-1:], -far[1:].flip(0), far]) + b
 
     def row(self, r: int) -> int:
-        """Return the row of the relative table for r = i - j, without a tensor."""
+        """Return the row of the relative table for r = i - j as an `int`."""
         M, b = self.max_distance, self.buckets
         if b > 0:
             return log_bucket(r, buckets=b, max_distance=M) + b
         return max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
-        """Return delta, [2N - 1] int64 for N = `length`; values in [0, rows of the table)."""
+        """Return delta, [2N - 1] int64 for N = `length`, with delta(i, j) = delta[i - j + N - 1] in [0, table rows)."""
         r = torch.arange(1 - length, length, device=self.rows.device)
         return self.rows[r.clamp(-self.max_distance, self.max_distance - 1) + self.max_distance]
 
@@ -86,26 +86,26 @@ class AttentionInputs(NamedTuple):
     """Inputs of disentangled attention, DeBERTa (He et al. 2021) Eq. (4).
 
     A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_r[delta(i, j)] + K_c[j]·Q_r[delta(i, j)],  out = softmax(scale · A) V_c.
-    The paper writes delta(j, i) in the third term; all released code and weights use delta(i, j). The term p2p, in no
-    released model, is Q_r[delta(i, j)]·K_r[delta(j, i)], a bias for each head that depends only on i - j.
+    The paper writes delta(j, i) in the third term; all released code and weights use delta(i, j). The term p2p, which no
+    released model uses, is Q_r[delta(i, j)]·K_r[delta(j, i)], a bias for each head that depends only on i - j.
 
     Attributes:
         Q_c (`torch.Tensor`): content queries, [B, H, Q, d].
         K_c, V_c (`torch.Tensor`): content keys and values, [B, H, N, d].
         scale (`float`): 1 / sqrt(s·d), s = 1 + number of position terms; applied before the products, so that half
             precision does not overflow.
-        K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]; K_r is needed by c2p, Q_r by
-            p2c, both by p2p.
-        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, L >= N or, with `cu_seqlens`, at least the tokens of
-            the longest document; delta(i, j) = delta[i - j + L - 1], in [0, R), non-decreasing.
+        K_r, Q_r (`torch.Tensor`, *optional*): projections of the relative table P, [H, R, d]. c2p needs K_r, p2c needs Q_r,
+            p2p needs both.
+        delta (`torch.LongTensor`, *optional*): [2L - 1] offset table, delta(i, j) = delta[i - j + L - 1], in [0, R),
+            non-decreasing. L is at least N or, with `cu_seqlens`, the number of tokens of the longest document.
         terms (`tuple[str, ...]`): the position terms to add: c2p, p2c, p2p.
         mask (`torch.BoolTensor`, *optional*): broadcastable to [B, H, Q, N]; True = may attend. A row with no True gives
-            zeros (as the official code; transformers' own models give the mean of V_c).
+            zeros, as in the official code (transformers' models give the mean of V_c).
         query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
-        dropout_p (`float`): dropout of the probabilities.
-        reach (`int`, *optional*): delta is constant for i - j >= reach and for i - j <= -reach; None: not known.
-        cu_seqlens (`torch.IntTensor`, *optional*): [D + 1] from 0 to N; B = 1: document n holds the tokens
-            cu_seqlens[n] ... cu_seqlens[n + 1] - 1 of one stream, and documents do not attend to each other. Only for
+        dropout_p (`float`): dropout rate of the attention probabilities.
+        max_distance (`int`, *optional*): delta is constant for |i - j| >= max_distance, on each side; None: not known.
+        cu_seqlens (`torch.IntTensor`, *optional*): [D + 1], cumulative document lengths from 0 to N, for B = 1: document n
+            holds the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1, and documents do not attend to each other. Only for
             backends with `takes_cu_seqlens`.
     """
 
@@ -120,15 +120,11 @@ class AttentionInputs(NamedTuple):
     mask: torch.Tensor | None = None
     query_positions: torch.Tensor | None = None
     dropout_p: float = 0.0
-    reach: int | None = None
+    max_distance: int | None = None
     cu_seqlens: torch.Tensor | None = None
 
     def position_scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the position terms, [B, H, Q, N], by gathers.
-
-        Args:
-            q, k (`torch.Tensor`): Q_c · scale and K_c in the dtype of the result.
-        """
+        """Return the sum of the position terms, [B, H, Q, N], from q = Q_c · scale and k = K_c in the result's dtype."""
         wide, shape = q.dtype, (*q.shape[:3], k.shape[2])
         keys = torch.arange(k.shape[2], device=q.device)
         queries = keys
@@ -148,14 +144,14 @@ class AttentionInputs(NamedTuple):
 
 
 def without_autocast(device: torch.device):
-    """Return a context in which autocast is off for `device`; "meta" has none."""
+    """Return a context that disables autocast for `device` (the "meta" device has no autocast)."""
     if device.type == "meta":
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute disentangled attention as Eq. (4) is written, the reference for all others.
+    """Compute disentangled attention literally by Eq. (4), the reference for all other backends.
 
     Returns out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are
     computed in float32 (float64 stays), also under autocast.
@@ -179,10 +175,10 @@ def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor,
 
 
 def disentangled_attention_sdpa(inputs: AttentionInputs) -> torch.Tensor:
-    """Compute disentangled attention by torch's SDPA: out [B, H, Q, d] in the dtype of Q_c.
+    """Compute disentangled attention with torch's SDPA; return out [B, H, Q, d] in the dtype of Q_c.
 
-    The bias [B, H, Q, N] is made once, in float32, by gathers, which torch.compile fuses into one pass without index
-    tensors: there this is the fastest form on CPU.
+    The float32 bias [B, H, Q, N] is gathered once. torch.compile fuses the gathers into one pass without index tensors,
+    which makes this the fastest backend on CPU under torch.compile.
     """
     dtype, mask, bias = inputs.Q_c.dtype, inputs.mask, None
     wide = torch.promote_types(dtype, torch.float32)
@@ -196,54 +192,54 @@ def disentangled_attention_sdpa(inputs: AttentionInputs) -> torch.Tensor:
             bias = bias.where(mask, torch.finfo(wide).min)
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=inputs.dropout_p, scale=1.0)
         if mask is not None:
-            # A row that may attend to nothing would be the mean of all values.
+            # Without this, a fully masked row would be the mean of all values.
             out = out * mask.any(-1, keepdim=True)
         return out.to(dtype)
 
 
-# Of the blocked backend, measured on CPUs: sequences up to SHORT are one tile, and many heads and sequences go together,
-# CHUNK scores at a time; long ones go one head at a time, a batch of tiles in each product, C2P_ROWS queries with K_x.
+# Sizes of the blocked backend, measured on CPUs. Sequences of up to SHORT tokens are one tile each; heads and sequences are
+# computed together, CHUNK scores at a time. Longer sequences are computed by head, C2P_ROWS queries per product with K_x.
 SHORT, CHUNK, C2P_ROWS = 128, 2**19, 64
-# A cache line of float32.
+# Number of float32 values in a cache line.
 LINE = 16
 
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return the reason why the backend cannot serve a call now, or None: it takes every device, dtype and head size."""
+    """Return why the backend is unavailable now, or None. It supports every device, dtype and head size."""
     return "it cannot be compiled, traced or transformed" if is_traced() else None
 
 
 def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
     """Compute disentangled attention, DeBERTa Eq. (4), without gathers and without a [B, H, N, N] tensor, on any device.
 
-    Two facts make it fast (delta(i, j) depends on i - j only and is constant beyond `reach`):
+    It uses that delta(i, j) depends only on i - j and is constant beyond `max_distance`:
 
-    * Relative shift. With the tables expanded along i - j, c2p of a block of queries is one matrix product, C[i, t], of
-      which c2p[i, j] is a strided view. p2c is the same with queries and keys exchanged. Inside, keys are counted from the
-      end, j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every such view has positive strides.
-    * Saturation. Where all i - j of a block are beyond `reach`, c2p is one number for each query and p2c one for each key.
+    * Relative shift. With the tables expanded along i - j, c2p of a block of queries is a strided view of one matrix
+      product, C[i, t]. p2c is the same with queries and keys exchanged. Internally, keys are counted from the end,
+      j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every view has positive strides.
+    * Saturation. Where all |i - j| of a block exceed `max_distance`, c2p is one number per query and p2c one per key.
 
-    A block of queries sees all keys, so its softmax is an ordinary one; the backward pass computes its probabilities again.
+    A block of queries sees all keys, so its softmax needs no rescaling. The backward pass recomputes the probabilities.
 
     Args:
-        inputs (`AttentionInputs`): queries at the positions of their keys; `query_positions` is not served.
+        inputs (`AttentionInputs`): inputs without `query_positions`, which this backend does not support.
 
     Returns:
         out [B, H, N, d] in the dtype of Q_c; computed in float32 (float64 stays), also under autocast.
     """
-    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, reach, _ = inputs
+    Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, max_distance, _ = inputs
     wide = torch.promote_types(Q_c.dtype, torch.float32)
     if dropout_p > 1 - 2**-16:
-        # All probabilities are dropped: the others cannot be scaled by 1 / 0, and 16 bits hold no such threshold.
+        # Drop everything: 1 / (1 - p) is infinite for p = 1, and thresholds of such rates do not fit 16 bits.
         V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
-    if reach is None or reach > N:
-        reach = N
+    if max_distance is None or max_distance > N:
+        max_distance = N
     with without_autocast(Q_c.device):
         K_x = Q_x = bias_x = None
         if terms:
-            # The expanded tables, [H, 2W + 1, d] for i - j = -W ... W; blocks of queries and keys reach beyond `reach`.
-            W = min(reach + _rows(N), N) + _tile(N) + 2 * LINE
+            # The expanded tables are [H, 2W + 1, d], for i - j = -W ... W. W exceeds max_distance by a block and a tile.
+            W = min(max_distance + _rows(N), N) + _tile(N) + 2 * LINE
             middle = delta.shape[0] // 2
             rows = delta[torch.arange(-W, W + 1, device=delta.device).clamp(-middle, middle) + middle]
         if "c2p" in terms:
@@ -252,29 +248,29 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
             Q_x = (Q_r.to(wide) * scale).index_select(1, rows)
         if "p2p" in terms:
             bias_x = (Q_r.to(wide)[:, rows] * K_r.to(wide)[:, rows.flip(0)]).sum(-1) * scale
-        # [H, B, ...] in one piece, keys from the end and padded, so that every chunk below is a view.
+        # [H, B, ...], contiguous, with reversed and padded keys, so that every chunk below is a view.
         width = _round_up(N, _tile(N))
         if N % 256 == 0:
-            # Rows of scores that lie a power of two apart would share few lines of the cache.
+            # Rows of scores at a power-of-two distance would compete for the same cache lines.
             width += LINE
         padding = (0, 0, 0, width - N)
         q = (Q_c.transpose(0, 1).to(wide) * scale).contiguous()
         k, v = (functional.pad(x.transpose(0, 1).to(wide).flip(2), padding).contiguous() for x in (K_c, V_c))
         if mask is not None:
             mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-        out = _BlockedAttention.apply(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p)
+        out = _BlockedAttention.apply(q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p)
         return out.transpose(0, 1).to(Q_c.dtype)
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """out = softmax(q k^T + positions) v, [H, B, N, d]; q [H, B, N, d], k and v [H, B, N + padding, d] from the last key to
-    the first, all in one dtype; q, Q_x and bias_x are scaled already."""
+    """out = softmax(q k^T + positions) v, [H, B, N, d], for q [H, B, N, d] and reversed k and v [H, B, N + padding, d], in
+    one dtype. q, Q_x and bias_x are already scaled."""
 
     @staticmethod
-    def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p):
+    def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p):
         seed = int(torch.randint(2**62, ())) if dropout_p > 0 else 0
         ctx.save_for_backward(q, k, v, K_x, Q_x, bias_x, mask)
-        ctx.options = reach, dropout_p, seed
+        ctx.options = max_distance, dropout_p, seed
         out = torch.empty_like(q)
         for chunk in _chunks(q, k, v, K_x, Q_x, bias_x, mask, *ctx.options):
             chunk.forward(out)
@@ -296,8 +292,8 @@ def _blocks(length: int, size: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + size, length)
 
 
-def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterator[_Chunk]":
-    """Heads and sequences that are computed together, few enough for the scores of a block to stay in cache."""
+def _chunks(q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p, seed) -> "Iterator[_Chunk]":
+    """Yield groups of heads and sequences, small enough for the scores of a block to stay in cache."""
     H, B, N, _ = q.shape
     blocked = dead = None
     if mask is not None:
@@ -308,7 +304,7 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterato
     generator = torch.Generator(q.device) if dropout_p > 0 else None
     heads = batch = 1
     if N <= SHORT:
-        # 2 MiB of scores; several heads only with all sequences, or they would not lie in one piece.
+        # 2 MiB of scores. Several heads are only grouped with all sequences, since a group must be contiguous.
         batch = max(1, min(B, CHUNK // N**2))
         heads = max(1, min(H, CHUNK // (N**2 * B)))
     scratch = _Scratch(q)
@@ -317,11 +313,11 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, reach, dropout_p, seed) -> "Iterato
             if generator is not None:
                 generator.manual_seed(seed + b0 * H + h0)
             place = slice(h0, h1), slice(b0, b1)
-            yield _Chunk(place, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch)
+            yield _Chunk(place, q, k, v, K_x, Q_x, bias_x, blocked, dead, max_distance, dropout_p, generator, scratch)
 
 
 class _Scratch:
-    """Reused buffers by name: on a CPU, fresh memory costs more than the arithmetic."""
+    """Named buffers that are reused: on a CPU, allocating memory costs more than the arithmetic."""
 
     def __init__(self, like: torch.Tensor):
         self.like, self.buffers = like, {}
@@ -334,19 +330,19 @@ class _Scratch:
 
 
 def _rows(N: int) -> int:
-    """Queries in a block: fewer of them have fewer near keys, which counts where most keys are far."""
+    """Return the number of queries in a block. Long inputs use smaller blocks, which have fewer near keys."""
     return 512 if N <= 1024 else 256
 
 
 def _tile(N: int) -> int:
-    """Keys in a product with Q_x."""
+    """Return the number of keys in a product with Q_x."""
     if N <= SHORT:
         return _round_up(N, LINE)
     return 64 if N <= 1024 else 32
 
 
 def _shear(x: torch.Tensor, columns: int) -> torch.Tensor:
-    """View y[:, r, c] = x[:, r, r + c] of contiguous x [G, rows, width], width >= rows - 1 + columns."""
+    """Return the view y[:, r, c] = x[:, r, r + c] of contiguous x [G, rows, width], width >= rows - 1 + columns."""
     G, rows, width = x.shape
     return x.as_strided((G, rows, columns), (rows * width, width + 1, 1), x.storage_offset())
 
@@ -356,46 +352,47 @@ def _round_up(x: int, multiple: int) -> int:
 
 
 class _Chunk:
-    """Some heads of some sequences, G = heads · batch; either G = 1 or the sequences are short, one tile each."""
+    """G = heads · batch attention matrices that are computed together. Unless G = 1, each sequence is one tile."""
 
-    def __init__(self, place, q, k, v, K_x, Q_x, bias_x, blocked, dead, reach, dropout_p, generator, scratch):
-        self.place, self.reach, self.dropout_p, self.generator, self.scratch = place, reach, dropout_p, generator, scratch
+    def __init__(self, place, q, k, v, K_x, Q_x, bias_x, blocked, dead, max_distance, dropout_p, generator, scratch):
+        self.place, self.generator, self.scratch = place, generator, scratch
+        self.max_distance, self.dropout_p = max_distance, dropout_p
         self.q, self.k, self.v = (self.part(x).flatten(0, 1) for x in (q, k, v))  # [G, ..., d]
         self.N, self.width = self.q.shape[1], self.k.shape[1]
         self.keys = _tile(self.N)
         self.heads, self.batch = self.part(q).shape[:2]
         self.K_x, self.Q_x, self.bias_x = map(self.of_heads, (K_x, Q_x, bias_x))
         self.blocked, self.dead = (x if x is None else self.part(x) for x in (blocked, dead))
-        # Long sequences: a product with the identity transposes faster than a strided addition.
+        # For long sequences, a product with the identity transposes faster than a strided addition.
         self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device) if self.N > SHORT else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
-        """View of a table [H, ...] for the heads of this chunk."""
+        """Return the view of a table [H, ...] for the heads of this chunk."""
         return None if table is None else table[self.place[0]]
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
-        """View [heads, batch, ...] of x [1 or H, B, ...]."""
+        """Return the view [heads, batch, ...] of x [1 or H, B, ...]."""
         heads, batch = self.place
         return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
-        """Whole tiles of keys [a, z) outside of which delta is the same for all queries of [i0, i1)."""
-        a = max(0, self.N - i1 - self.reach + 1) // self.keys * self.keys
-        return a, _round_up(min(self.N, self.N - 1 - i0 + self.reach), self.keys)
+        """Return the range [a, z) of near keys, in whole tiles; outside, delta is constant for the queries [i0, i1)."""
+        a = max(0, self.N - i1 - self.max_distance + 1) // self.keys * self.keys
+        return a, _round_up(min(self.N, self.N - 1 - i0 + self.max_distance), self.keys)
 
     def saturated(self, a: int, z: int) -> Iterator[tuple[slice, slice]]:
-        """Keys before and behind the near ones, each with the end of the tables that serves them."""
+        """Yield the keys before and after the near keys, each with the end of the tables that they read."""
         if a > 0:
             yield slice(0, a), slice(0, 1)
         if z < self.N:
             yield slice(z, self.N), slice(-1, None)
 
     def tiles(self, x: torch.Tensor, rows: int) -> torch.Tensor:
-        """[G, n, d] -> [heads · tiles, batch · rows, d], as the products with the tables take it."""
+        """Reshape [G, n, d] -> [heads · tiles, batch · rows, d] for the products with the tables."""
         return x.reshape(self.heads * (x.shape[1] // rows), self.batch * rows, -1)
 
     def windows(self, table: torch.Tensor, first: int, tiles: int, rows: int, columns: int) -> torch.Tensor:
-        """Of a table [heads, 2W + 1, ...], for each tile the rows for i + j' = first ..., as a view
+        """Return the rows of a table [heads, 2W + 1, ...] that each tile reads, from i + j' = `first` on, as a view
         [heads · tiles, width, ...]."""
         start = table.shape[1] // 2 - (self.N - 1) + first
         width = _round_up(rows + columns - 1, LINE)
@@ -408,7 +405,7 @@ class _Chunk:
         return n if self.N <= SHORT or n % C2P_ROWS != 0 else C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
-        """q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
+        """Return q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
         rows = self.c2p_rows(i1 - i0)
         tiles = (i1 - i0) // rows
         window = i0 + a, tiles, rows, z - a
@@ -424,7 +421,7 @@ class _Chunk:
         return C.view(-1, rows, C.shape[-1])
 
     def c2p_saturated(self, i0: int, i1: int, end: slice) -> torch.Tensor:
-        """The same at one end of the tables, [G, n, 1]."""
+        """Return the `c2p` scores at one end of the tables, [G, n, 1]."""
         q = self.tiles(self.q[:, i0:i1], i1 - i0)
         c2p = q.new_zeros(*q.shape[:2], 1) if self.K_x is None else q @ self.K_x[:, end].mT
         if self.bias_x is not None:
@@ -432,7 +429,7 @@ class _Chunk:
         return c2p.view(-1, i1 - i0, 1)
 
     def probabilities(self, i0: int, i1: int) -> torch.Tensor:
-        """softmax of the scores of queries [i0, i1), [G, n, width], in a scratch buffer."""
+        """Return the softmax of the scores of queries [i0, i1), [G, n, width], in a scratch buffer."""
         n, N = i1 - i0, self.N
         a, z = self.near(i0, i1)
         G, d = len(self.q), self.q.shape[-1]
@@ -465,21 +462,21 @@ class _Chunk:
         return A
 
     def of_queries(self, mask: torch.Tensor, i0: int, i1: int) -> torch.Tensor:
-        """View of a mask [heads, batch, 1 or N, ...] for queries [i0, i1)."""
+        """Return the view of a mask [heads, batch, 1 or N, ...] for queries [i0, i1)."""
         return mask if mask.shape[2] == 1 else mask[:, :, i0:i1]
 
     def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
-        """0 (dropped) or 1 for each probability P of the next block; None without dropout.
+        """Return 0 (dropped) or 1 for each probability P of the next block; None without dropout.
 
-        16 random bits each, four at a time, are less work than bernoulli_. The threshold is one of the two whole numbers
-        beside p · 2^16, drawn so that each probability is dropped with probability p exactly.
+        16 random bits for each probability, drawn as int64, are faster than bernoulli_. The threshold is p · 2^16, randomly
+        rounded up or down so that each probability is dropped with probability exactly p.
         """
         if self.dropout_p == 0:
             return None
         words = self.scratch("bits", math.ceil(P.numel() / 4), dtype=torch.int64)
         bits = words.random_(-(2**63), None, generator=self.generator).view(torch.int16)[: P.numel()]
         threshold = self.dropout_p * 2**16 - 2**15
-        # In float32: not every device has more.
+        # float32, because not every device has float64.
         draw = torch.rand((), dtype=torch.float32, generator=self.generator, device=P.device)
         threshold = (draw < threshold % 1).to(torch.int16) + math.floor(threshold)
         return torch.ge(bits, threshold, out=self.scratch("mask", P.numel())).view(P.shape)
@@ -497,7 +494,7 @@ class _Chunk:
                 o.mul_(1 / (1 - self.dropout_p))
 
     def backward(self, d_out, d_q, d_k, d_v, d_K_x, d_Q_x, d_bias_x):
-        """Add this chunk's gradients to those of the whole, each of the shape of its argument."""
+        """Add this chunk's gradients to the full gradient tensors, which have the shapes of their inputs."""
         d_out, dq, dk, dv = (self.part(x).flatten(0, 1) for x in (d_out, d_q, d_k, d_v))
         d_K_x, d_Q_x, d_bias_x = map(self.of_heads, (d_K_x, d_Q_x, d_bias_x))
         for i0, i1 in _blocks(self.N, _rows(self.N)):
@@ -510,7 +507,7 @@ class _Chunk:
                 d_o = d_o * (1 / (1 - self.dropout_p))
                 dA = torch.bmm(d_o, self.v.mT, out=self.scratch("dA", *P.shape)).mul_(mask)
                 dv.baddbmm_(mask.mul_(P).mT, d_o)
-            # In place and fused, which no public operation is.
+            # No public operation is fused and works in place.
             torch.ops.aten._softmax_backward_data(dA, P, -1, P.dtype, grad_input=dA)
             torch.bmm(dA, self.k, out=dq[:, i0:i1])
             dk.baddbmm_(dA.mT, self.q[:, i0:i1])
@@ -520,14 +517,14 @@ class _Chunk:
                 self.p2c_backward(dA, i0, i1, dk, d_Q_x)
 
     def unshear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The transpose of `_shear`: x [G, rows, columns] -> [G, rows, width], zero outside of x."""
+        """Apply the transpose of `_shear`: x [G, rows, columns] -> [G, rows, width], zero outside of x."""
         G, rows, columns = x.shape
         D = self.scratch(name, G, rows, _round_up(rows + columns - 1, LINE)).zero_()
         _shear(D, columns).copy_(x)
         return D
 
     def add_windows(self, total: torch.Tensor, grads: torch.Tensor, first: int, rows: int):
-        """Add the gradients of `windows`, [heads · tiles, width, ...], to those of the table, total [heads, 2W + 1, ...]."""
+        """Add gradients of `windows`, [heads · tiles, width, ...], to the table's gradient, `total` [heads, 2W + 1, ...]."""
         start = total.shape[1] // 2 - (self.N - 1) + first
         for tile, grad in enumerate(grads.unflatten(0, (self.heads, -1)).unbind(1)):
             total[:, start + tile * rows :][:, : grad.shape[1]].add_(grad)
@@ -569,8 +566,8 @@ class _Chunk:
             d_Q_x[:, end].add_(dP.mT @ self.k[:, keys].reshape(self.heads, -1, d))
 
 
-# With fewer queries than this share of the keys, computing all queries costs more than the gathers of "eager"; backends that
-# take query positions compute no others.
+# Below this ratio of queries to keys, "eager" with its gathers is faster than computing all queries. Backends that support
+# query positions only compute the given queries.
 FEW_QUERIES = 0.3
 
 
@@ -580,12 +577,13 @@ class Backend(NamedTuple):
     Attributes:
         function (`Callable`): takes `AttentionInputs` and returns out [B, H, Q, d], or (out, probabilities).
         description (`str`): one line for the guide.
-        unavailable (`Callable`, *optional*): takes device, dtype and head size and returns the reason why the backend cannot
-            serve such tensors, or None; without it the backend serves every call.
-        best_on, not_best_for (`tuple`): devices on which, and dtypes for which not, it is chosen automatically.
-        returns_probs (`bool`): the function returns the probabilities as well.
-        takes_query_positions (`bool`): it computes only queries at chosen positions; otherwise the other ones are dropped.
-        takes_cu_seqlens (`bool`): it serves a stream of documents; otherwise documents are padded.
+        unavailable (`Callable`, *optional*): takes device, dtype and head size; returns why the backend does not support
+            such tensors, or None. Without it, the backend supports every call.
+        best_on (`tuple[str, ...]`): device types on which the backend is chosen automatically.
+        not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is not chosen automatically.
+        returns_probs (`bool`): the function also returns the probabilities.
+        takes_query_positions (`bool`): supports `query_positions`; otherwise all queries are computed and some dropped.
+        takes_cu_seqlens (`bool`): supports `cu_seqlens`; otherwise documents are padded.
     """
 
     function: Callable[[AttentionInputs], Any]
@@ -598,35 +596,35 @@ class Backend(NamedTuple):
     takes_cu_seqlens: bool = False
 
     def attend(self, inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return out [B, H, Q, d] and the probabilities, or None from a backend that does not return them."""
+        """Return out [B, H, Q, d] and the probabilities, None if the backend does not return them."""
         result = self.function(inputs)
         return result if self.returns_probs else (result, None)
 
 
-# Where several are the best on a device, the last one is chosen.
+# If several backends are the best on a device, the last one is chosen.
 BACKENDS = {
     "eager": Backend(
         disentangled_attention_eager,
-        "the equation with gathers, the reference for all others; the only one that returns probabilities",
+        "the equation with gathers; the reference for all other backends, and the only one that returns probabilities",
         returns_probs=True,
         takes_query_positions=True,
     ),
     "sdpa": Backend(
         disentangled_attention_sdpa,
-        "the position bias made once, then torch's SDPA",
+        "computes the position bias once, then calls torch's SDPA",
         best_on=("cuda",),
         takes_query_positions=True,
     ),
     "blocked": Backend(
         disentangled_attention_blocked,
-        "pure PyTorch: position scores as strided views of matrix products, one number a row where distances are beyond the "
-        "table; blocks of queries, forward and backward keep no [B, H, N, N] tensor; dropout",
+        "pure PyTorch: blocks of queries, with position scores as strided views of matrix products, and one number per row "
+        "for distances beyond the table; forward and backward store no [B, H, N, N] tensor; supports dropout",
         blocked_unavailable,
         best_on=("cpu",),
     ),
 }
-# Where the package is installed, remote code too has its kernels, and a cache of relative positions for inference on CPU.
-# Elsewhere it is the same mathematics in plain PyTorch.
+# If the package is installed, remote code also uses its kernels, and its cache of relative positions for inference on CPU.
+# Otherwise, the same equations run in pure PyTorch.
 kernels = installed_module("kernels")
 PositionCache: type[nn.Module] = nn.Module
 if kernels is not None:
@@ -637,7 +635,7 @@ if kernels is not None:
 def backend_unavailable(
     name: str, device: torch.device, dtype: torch.dtype, head_size: int, needs_probs: bool = False
 ) -> str | None:
-    """Return the reason why a backend cannot serve a call, or None if it can."""
+    """Return why a backend does not support a call, or None if it does."""
     backend = BACKENDS[name]
     if needs_probs and not backend.returns_probs:
         return "it does not return attention probabilities"
@@ -649,7 +647,7 @@ def check_backend(name: str):
     if name not in BACKENDS:
         names = ", ".join(map(repr, BACKENDS))
         raise ValueError(
-            f"attn_implementation = {name!r} is not one of {names}; without it the best one is chosen for each call"
+            f"attn_implementation must be one of {names}, got {name!r}; omit it to choose the best backend for each call"
         )
 
 
@@ -665,8 +663,10 @@ def choose_backend(
 ) -> tuple[str, str]:
     """Return the name of the backend for a call, and the reason for the choice.
 
-    `requested` None or "auto" is the best for this call and never fails; a name in `BACKENDS` is that one, or a ValueError.
-    `query_share` is queries / keys where queries stand at chosen positions; `served` names the call in the error.
+    Args:
+        requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
+        query_share: number of queries / number of keys, for queries at given positions.
+        served: description of the call for the error message.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
@@ -675,8 +675,8 @@ def choose_backend(
             return requested, "asked for"
         able = [name for name in BACKENDS if backend_unavailable(name, device, dtype, head_size, needs_probs) is None]
         raise ValueError(
-            f"attn_implementation = {requested!r} cannot serve {served}: {reason}; {', '.join(map(repr, able))} can, and "
-            "without attn_implementation the best one is chosen for each call"
+            f"attn_implementation = {requested!r} does not support {served}: {reason}; use {', '.join(map(repr, able))}, or "
+            "omit attn_implementation to choose the best backend for each call"
         )
     if needs_probs:
         return "eager", "attention probabilities were asked for"
@@ -702,14 +702,14 @@ def choose_backend(
 def attention_masks(
     attention_mask: torch.Tensor | None, shape: tuple[int, int], heads: int | None = None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the mask as attention reads it, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
-    On CPU the first is None where it is True everywhere.
+    """Return the attention mask, broadcastable to [B, H, N, N], and the mask of real tokens [B, N]; both bool.
+    On CPU, the attention mask is None if it would be True everywhere.
 
-    Takes [B, N] (1 = token), [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may attend to key j), int, float or bool.
-    With 3 or 4 dimensions a token is real if anyone may attend to it. `heads` is H; None: any number.
+    `attention_mask` is int, float or bool: [B, N] (1 = token), or [B, N, N] or [B, 1 or H, N or 1, N] (1 = query i may
+    attend to key j; a token is real if any query may attend to it). `heads` is H; None: any number.
 
     Raises:
-        ValueError: another shape, or, on CPU, other values than 0 and 1: an additive mask, numbers of documents.
+        ValueError: the shape is wrong or, on CPU, a value is not 0 or 1 (an additive mask, or document numbers).
     """
     if attention_mask is None:
         return None, None
@@ -722,13 +722,13 @@ def attention_masks(
             f"[{B}, {N}], got {sizes}"
         )
     mask = attention_mask != 0
-    everything = values_at_hand(mask) and bool(mask.all())
-    if values_at_hand(mask):
+    everything = has_known_values(mask) and bool(mask.all())
+    if has_known_values(mask):
         wrong = mask & (attention_mask != 1)
         if bool(wrong.any()):
             raise ValueError(
-                f"attention_mask has the value {attention_mask[wrong][0].item()}; give 1 where attention is allowed and 0 "
-                "elsewhere (document_ids separate several documents in a row)"
+                f"attention_mask must be 1 where attention is allowed and 0 elsewhere, got "
+                f"{attention_mask[wrong][0].item()}; to separate several documents in a row, pass document_ids"
             )
     if mask.dim() == 2:
         return None if everything else mask[:, None, None], mask
@@ -738,11 +738,11 @@ def attention_masks(
 
 
 class PackedSequences:
-    """Packed (varlen) sequences: documents of a batch of `shape` [B, N] as one stream of tokens, with `cu_seqlens`.
+    """Packed (varlen) sequences: the documents of a batch of `shape` [B, N] as one stream of T tokens.
 
     Args:
         token_index (`torch.LongTensor`): [T] index of each token in the flattened batch.
-        lengths (`torch.LongTensor`): [D] tokens of each document, in the order of the stream; they sum to T.
+        lengths (`torch.LongTensor`): [D] number of tokens of each document, in the order of the stream.
     """
 
     def __init__(self, token_index: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]):
@@ -750,7 +750,7 @@ class PackedSequences:
         self.lengths = lengths.tolist()
         ends = lengths.cumsum(0)
         self.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).int()
-        # [T], for each token its document, the stream index of that document's first token, and its position in it.
+        # For each token, [T]: its document, the stream index of the document's first token, its position in the document.
         self.documents = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
             lengths, output_size=len(token_index)
         )
@@ -759,8 +759,8 @@ class PackedSequences:
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
-        """Make one document of each row of a mask [B, N] of real tokens; None if a row has no token, or gaps, which would
-        shift the tokens after them: relative positions are differences of batch columns."""
+        """Make each row of a mask [B, N] of real tokens one document. Return None if a row has no token, or a gap: relative
+        positions are differences of batch columns, which packing would change after a gap."""
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
         if not bool((starts == 1).all()):
@@ -769,43 +769,43 @@ class PackedSequences:
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
-        """Make documents of runs of equal positive ids in a row of [B, N], each in one piece; 0 is padding."""
+        """Make each run of equal positive ids in a row of [B, N] a document; 0 is padding."""
         B, N = document_ids.shape
-        check_whole("document_ids", document_ids)
+        check_integers("document_ids", document_ids)
         if bool((document_ids < 0).any()):
             raise ValueError(f"document_ids must be 0 (padding) or positive, got {int(document_ids.min())}")
         token_index = (document_ids != 0).flatten().nonzero().squeeze(1)
         if not len(token_index):
-            raise ValueError("document_ids are all 0: there is no token")
-        # Distinct numbers for equal ids of different rows.
+            raise ValueError("document_ids must have a positive id, got only 0 (padding)")
+        # Make equal ids of different rows distinct.
         rows = torch.arange(B, device=document_ids.device)[:, None] * (int(document_ids.max()) + 1)
         runs, lengths = torch.unique_consecutive((document_ids + rows).flatten()[token_index], return_counts=True)
         starts = (document_ids[:, 1:] != document_ids[:, :-1]) & (document_ids[:, 1:] != 0)
         pieces = int(starts.sum() + (document_ids[:, 0] != 0).sum())
         if len(runs.unique()) != len(runs) or pieces != len(runs):
-            raise ValueError("a document must be one run of equal document_ids; number the documents of a row differently")
+            raise ValueError("a document must be one run of equal document_ids; give each document of a row its own id")
         return cls(token_index, lengths, (B, N))
 
     def unpad(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the stream [1, T, ...] of the tokens of x [1 or B, N, ...]."""
+        """Select the tokens of x [1 or B, N, ...] as a stream [1, T, ...]."""
         x = x.expand(self.shape[0], *x.shape[1:])
         return x.flatten(0, 1).index_select(0, self.token_index)[None]
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the batch [B, N, ...] of a stream [1, T, ...], with zeros at padding."""
+        """Scatter a stream [1, T, ...] to a batch [B, N, ...] with zeros at padding."""
         B, N = self.shape
         return x.new_zeros(B * N, *x.shape[2:]).index_copy(0, self.token_index, x[0]).view(B, N, *x.shape[2:])
 
     @functools.cached_property
     def rows(self) -> "tuple[PackedSequences, torch.Tensor | None]":
-        """The documents as rows of a batch [D, longest], and its mask [D, 1, 1, longest], None if all are as long."""
+        """The documents as rows of a batch [D, longest], and its mask [D, 1, 1, longest], None for equal lengths."""
         shape = len(self.lengths), max(self.lengths)
         rows = PackedSequences(self.documents * shape[1] + self.positions, self.cu_seqlens.diff(), shape)
         mask = rows.pad(torch.ones_like(self.positions, dtype=torch.bool)[None])[:, None, None]
         return rows, None if min(self.lengths) == shape[1] else mask
 
     def attend(self, backend: Backend, inputs: AttentionInputs) -> torch.Tensor:
-        """Return the attention within each document, [1, H, T, d], of the stream's `inputs` without a mask."""
+        """Compute attention within each document, [1, H, T, d], for `inputs` of the stream without a mask."""
         if backend.takes_cu_seqlens:
             return backend.attend(inputs._replace(cu_seqlens=self.cu_seqlens))[0]
         rows, mask = self.rows
@@ -814,7 +814,7 @@ class PackedSequences:
         return rows.unpad(out.transpose(1, 2)).transpose(1, 2)
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Return the indices [T] of the tokens in a stream with `margin` zeros around every document, and its length."""
+        """Return the indices [T] of the tokens in a stream with `margin` zeros around each document, and its length."""
         places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
 
@@ -822,12 +822,12 @@ class PackedSequences:
 class DisentangledSelfAttention(PositionCache):
     """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection.
 
-    `last_backend` is the name of the backend that served the last call, and the reason for the choice.
+    `last_backend` is the name of the backend of the last call, and the reason for the choice.
 
     Args:
         config: any object with `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob`, `hidden_dropout_prob`,
-            `relative_attention`, `pos_att_type` (list) and `share_att_key`. Its `_attn_implementation`, where there is one,
-            names the backend at each call; None or no such field: the best is chosen.
+            `relative_attention`, `pos_att_type` (list) and `share_att_key`. Its optional `_attn_implementation` names the
+            backend and is read at each call; None or missing: the best backend is chosen.
     """
 
     def __init__(self, config):
@@ -836,7 +836,7 @@ class DisentangledSelfAttention(PositionCache):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
-        # Stock models count the terms that are named even where relative_attention is off.
+        # transformers' models count the named terms even if relative_attention is False.
         self.scale = 1 / math.sqrt(self.head_size * (1 + len(config.pos_att_type)))
         size = config.hidden_size
         self.query_proj = nn.Linear(size, size)
@@ -853,15 +853,15 @@ class DisentangledSelfAttention(PositionCache):
         self.last_backend: tuple[str, str] | None = None
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., N, H·d] -> [..., H, N, d]; of a tensor-parallel process, the heads that it has."""
+        """Reshape [..., N, H·d] -> [..., H, N, d]. H is the local number of heads under tensor parallelism."""
         return x.unflatten(-1, (-1, self.head_size)).transpose(-2, -3)
 
     def keys_and_values(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K_c and V_c, [B, H, N, d] each, of hidden states [B, N, hidden]."""
+        """Project hidden states [B, N, hidden] to K_c and V_c, [B, H, N, d] each."""
         return self.split_heads(self.key_proj(hidden_states)), self.split_heads(self.value_proj(hidden_states))
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the modules that compute K_r and Q_r; None where no term needs it."""
+        """Return the modules that compute K_r and Q_r; None for one that no term needs."""
         key = query = None
         if "c2p" in self.terms or "p2p" in self.terms:
             key = self.key_proj if self.share_att_key else self.pos_key_proj
@@ -870,9 +870,9 @@ class DisentangledSelfAttention(PositionCache):
         return key, query
 
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return K_r and Q_r, [H, R, d] each, from the relative table [R, H·d]; None where no term needs it.
+        """Project the relative table [R, H·d] to K_r and Q_r, [H, R, d] each; None for one that no term needs.
 
-        At inference on CPU, the package's `PositionCache` keeps them.
+        At inference on CPU, the package's `PositionCache` caches them.
         """
         key, query = self.position_projections()
 
@@ -895,41 +895,39 @@ class DisentangledSelfAttention(PositionCache):
         delta: torch.Tensor | None = None,
         query_positions: torch.Tensor | None = None,
         *,
-        reach: int | None = None,
+        max_distance: int | None = None,
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
         keys_values: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend; mask, delta, query_positions (needed where Q != N) and reach as in `AttentionInputs`.
+        """Compute attention. `AttentionInputs` documents mask, delta, query_positions (required if Q != N) and max_distance.
 
         Args:
-            hidden_states (`torch.Tensor`): keys and values, [B, N, hidden].
+            hidden_states (`torch.Tensor`): input of keys and values, [B, N, hidden].
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
             query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
-                Queries that share a position must be equal: some backends scatter them.
-            packed (`PackedSequences`, *optional*): the documents of hidden_states [1, T, hidden], which do not see each
-                other; without a mask.
-            keys_values (`tuple`, *optional*): K_c and V_c of these hidden_states, from `keys_and_values`; None = computed.
+                Queries at the same position must be equal, because some backends scatter them.
+            packed (`PackedSequences`, *optional*): the documents in hidden_states [1, T, hidden]; excludes a mask.
+            keys_values (`tuple`, *optional*): precomputed `keys_and_values(hidden_states)`.
 
         Returns:
             context [B, Q, hidden] and probabilities [B, H, Q, N] or None.
 
         Raises:
-            ValueError: `config._attn_implementation` names a backend that cannot serve this call.
+            ValueError: `config._attn_implementation` names a backend that does not support this call.
         """
         queries = hidden_states if query_states is None else query_states
         Q_c = self.split_heads(self.query_proj(queries))
         K_c, V_c = self.keys_and_values(hidden_states) if keys_values is None else keys_values
         K_r, Q_r = self.project_positions(rel_embeddings)
-        inputs = AttentionInputs(
-            Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, self.terms, attention_mask, query_positions, self.dropout_p, reach
-        )
+        inputs = AttentionInputs(Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, self.terms, attention_mask, query_positions)
+        inputs = inputs._replace(dropout_p=self.dropout_p, max_distance=max_distance)
         requested = getattr(self.config, "_attn_implementation", None)
         return self.attend(inputs, requested, packed, output_attentions)
 
     @property
     def dropout_p(self) -> float:
-        """The dropout of the probabilities in the mode of the `dropout` module."""
+        """Dropout rate of the probabilities; 0 unless the `dropout` module is in training mode."""
         return self.dropout.p if self.dropout.training else 0.0
 
     def attend(
@@ -939,8 +937,8 @@ class DisentangledSelfAttention(PositionCache):
         packed: PackedSequences | None = None,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the context [B, Q, hidden], and probabilities or None, by the requested or else the best backend. `inputs`
-        describe the documents of `packed` as one stream without a mask."""
+        """Return the context [B, Q, hidden], and the probabilities or None, from the `requested` backend (None: the best).
+        With `packed`, `inputs` is a stream without a mask."""
         Q_c, positions = inputs.Q_c, inputs.query_positions
         query_share = 1.0 if positions is None or packed is not None else Q_c.shape[2] / inputs.K_c.shape[2]
         name, reason = choose_backend(
@@ -960,7 +958,7 @@ class DisentangledSelfAttention(PositionCache):
 
 
 def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:
-    """Return inputs with a query at every position: zeros, and True in the mask, where there was none."""
+    """Return inputs with a query at every position. Added queries are zeros, with True in the mask."""
     Q_c, mask, positions = inputs.Q_c, inputs.mask, inputs.query_positions
     B, H, _, d = Q_c.shape
     N = inputs.K_c.shape[2]
@@ -973,7 +971,7 @@ def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class ResidualOutput(nn.Module):
-    """LayerNorm(dropout(dense(x)) + residual): the end of both halves of a layer."""
+    """Output of the attention and of the feed-forward network: LayerNorm(dropout(dense(x)) + residual)."""
 
     def __init__(self, config, in_features: int):
         super().__init__()
@@ -986,8 +984,10 @@ class ResidualOutput(nn.Module):
 
 
 class DebertaExtAttention(nn.Module):
-    """Disentangled self-attention and its output; the residual is the query stream. Not in modeling_deberta_ext.py:
-    transformers refuses `set_attn_implementation` to a model whose file has an *Attention*(nn.Module)."""
+    """Disentangled self-attention and its output projection; the residual is the query stream."""
+
+    # Not in modeling_deberta_ext.py: transformers disables `set_attn_implementation` for a model whose file defines a class
+    # *Attention*(nn.Module).
 
     def __init__(self, config):
         super().__init__()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeBERTa v1, v2, v3 and mDeBERTa, in the order of the paper (He et al. 2021): embeddings and the encoder (section 3.1), the
-Enhanced Mask Decoder (3.2), and the models with their heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
+"""DeBERTa v1, v2, v3 and mDeBERTa, in the order of the paper (He et al. 2021): embeddings and encoder (section 3.1), the
+Enhanced Mask Decoder (3.2), and models with heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
 """
 
 import functools
@@ -35,23 +35,23 @@ from .attention_deberta_ext import (
     attention_masks,
     backend_unavailable,
     check_backend,
-    check_whole,
+    check_integers,
     choose_backend,
+    has_known_values,
     is_traced,
-    values_at_hand,
 )
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
-# Arguments that trainers and code for decoders give to every model; a forward pass without them ignores them.
+# Arguments that trainers and code for decoders pass to every model. A forward pass that does not have them ignores them.
 IGNORED = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
 OPTIONS = ("output_attentions", "output_hidden_states")
-# The logit of an entity without tokens, and the score of a token that is none (microsoft/DeBERTa).
+# Logit of an entity without tokens, and score of an index that is not a token (microsoft/DeBERTa).
 EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Make a model's forward take `return_dict` and, as **options, `OPTIONS` only, and ignore what of `IGNORED` it does not
-    have. In the package, it also takes packed batches of other packages, and refuses adapters that would not be saved."""
+    """Make a model's forward accept `return_dict`, only `OPTIONS` as **options, and unused `IGNORED` arguments. In the
+    package, it also accepts packed batches of other packages, and refuses adapters that would not be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
     known = {*parameters, *OPTIONS}
@@ -71,18 +71,18 @@ def model_forward(forward: Callable) -> Callable:
 
 
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
-    """Raise a ValueError for labels that are not integers of one of these shapes: they would be truncated or reshaped."""
+    """Raise a ValueError for labels that are not integers of one of these shapes and would be truncated or reshaped."""
     if list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
-    check_whole(name, labels)
+    check_integers(name, labels)
 
 
 def batch_shape(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **others: torch.Tensor | None
 ) -> torch.Size:
-    """Return B and N of a batch that is given as ids or as embeddings; `others` by name are [1 or B, N]."""
+    """Return B and N of a batch of ids or embeddings; check that the `others`, by name, are [1 or B, N]."""
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give either input_ids or inputs_embeds, not both and not neither")
+        raise ValueError("give either input_ids or inputs_embeds, not both")
     batch = inputs_embeds if input_ids is None else input_ids
     B, N = batch.shape[:2]
     for name, x in others.items():
@@ -94,35 +94,35 @@ def batch_shape(
 def cls_states(
     hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
 ) -> torch.Tensor:
-    """Return [B, hidden], the state of the first real token of each row (with a mask [B, N, N], of column 0) or document."""
+    """Return the state of the first real token of each row (column 0 with a mask [B, N, N]) or document, [B, hidden]."""
     if packed is not None:
         return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
     if attention_mask is None or attention_mask.dim() != 2:
         return hidden_states[:, 0]
     first = (attention_mask != 0).int().argmax(1)
-    # Not len(first), which would make a constant of the batch in an exported graph.
+    # len(first) would make the batch size a constant in an exported graph.
     return hidden_states[torch.arange(first.shape[0], device=first.device), first]
 
 
 def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None = None):
-    """Return the sum of `losses` over `num_items_in_batch` (Trainer's count over all accumulation steps and processes) or
-    `count`; with nothing to learn from 0, with a gradient, so that distributed training does not hang."""
+    """Return the sum of `losses` divided by `num_items_in_batch` (Trainer's count over all accumulation steps and processes)
+    or by `count`. Without targets, it is 0 with a gradient, so that distributed training does not hang."""
     items = count if num_items_in_batch is None else num_items_in_batch
     return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Return the cross-entropy in float32 of logits [..., C] and int labels [...] of as many elements; -100 = ignored."""
+    """Return the float32 cross-entropy of logits [..., C] and int labels with one element per row; -100 = ignored."""
     labels = labels.reshape(-1).to(logits.device, torch.long)
     losses = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=-100, reduction="none")
     return mean_loss(losses, (labels != -100).sum(), num_items_in_batch)
 
 
 def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_in_batch=None) -> torch.Tensor:
-    """Return the loss of sequence classification for `config.problem_type`, which is set from labels and num_labels if None.
+    """Return the sequence classification loss for `config.problem_type`, which is set from labels and num_labels if None.
 
-    Of logits [B, C], labels are for a regression [B] (or [B, 1]) for C = 1, else [B, C]; for a single label ints [B] or
-    [B, 1], -100 ignored; for several [B, C] in [0, 1], -100 ignored."""
+    For logits [B, C], labels are [B] or [B, 1] (regression, C = 1), [B, C] (regression, C > 1), ints [B] or [B, 1] (single
+    label, -100 ignored) or [B, C] in [0, 1] (multi-label, -100 ignored)."""
     B, C = logits.shape
     labels = labels.to(logits.device)
     one_each = list(labels.shape) in ([B], [B, 1])
@@ -135,13 +135,13 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
     if not (one_each if expects_one else list(labels.shape) == [B, C]):
         raise ValueError(
             f"labels of shape {list(labels.shape)} do not fit {B} rows, num_labels = {C} and problem_type = {problem!r}: "
-            "one label a row is [B] or [B, 1], several are [B, num_labels]"
+            "pass [B] or [B, 1] for one label per row, [B, num_labels] for several"
         )
     if is_single:
-        check_whole(f"labels for problem_type = {problem!r}", labels)
+        check_integers(f"labels for problem_type = {problem!r}", labels)
     elif problem == "multi_label_classification":
         check_fractions(labels)
-    # Only labels that fit decide for all that follow.
+    # Only set after the checks, because it applies to all later calls.
     config.problem_type = problem
     if is_single:
         return cross_entropy(logits, labels, num_items_in_batch)
@@ -152,18 +152,18 @@ def sequence_loss(logits: torch.Tensor, labels: torch.Tensor, config, num_items_
 
 
 def binary_loss(logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Return the mean binary cross-entropy in float32 of logits and labels of one shape, where `counted` is True."""
+    """Return the mean float32 binary cross-entropy of logits and labels of equal shape, where `counted` is True."""
     labels = labels.float().where(counted, 0.0)
     losses = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
     return mean_loss(losses.masked_fill(~counted, 0.0), counted.sum(), num_items_in_batch)
 
 
 def check_fractions(labels: torch.Tensor):
-    """Raise a ValueError for labels, on CPU, that are not in [0, 1] or -100: the loss would have no lower end."""
-    if values_at_hand(labels):
+    """Raise a ValueError if labels on CPU are not in [0, 1] or -100; the loss would be unbounded."""
+    if has_known_values(labels):
         wrong = ~(((labels >= 0) & (labels <= 1)) | (labels == -100))
         if bool(wrong.any()):
-            raise ValueError(f"labels must be in [0, 1], or -100 (not counted), got {labels[wrong][0].item()}")
+            raise ValueError(f"labels must be in [0, 1], or -100 (ignored), got {labels[wrong][0].item()}")
 
 
 class DebertaExtEmbeddings(nn.Module):
@@ -194,17 +194,17 @@ class DebertaExtEmbeddings(nn.Module):
         *,
         device: torch.device,
     ) -> torch.Tensor:
-        """Return [1 or B, N, E] rows of the absolute position table; without `position_ids` they count from the first real
-        token, so that left padding changes nothing, and from the first token of each packed document.
+        """Return [1 or B, N, E] rows of the absolute position table. Without `position_ids`, positions count from the first
+        real token, so that left padding has no effect, and from the first token of each packed document.
 
-        `device` is the device of the states: weights that are offloaded are elsewhere until their module runs.
+        `device` is the device of the states. Offloaded weights are on another device until their module runs.
         """
         if position_ids is None:
             longest = length if packed is None else max(packed.lengths)
             if longest > self.max_positions:
                 raise ValueError(
-                    f"the input has {longest} tokens, but the absolute position table ends at max_position_embeddings = "
-                    f"{self.max_positions}; shorten the input or call model.extend_position_embeddings({longest})"
+                    f"the input must have at most max_position_embeddings = {self.max_positions} tokens, got {longest}; "
+                    f"shorten the input or call model.extend_position_embeddings({longest})"
                 )
             if packed is not None:
                 return self.position_embeddings(packed.positions[None])
@@ -227,11 +227,10 @@ class DebertaExtEmbeddings(nn.Module):
         token_mask: torch.Tensor | None,
         packed: PackedSequences | None = None,
     ) -> torch.Tensor:
-        """Embed [B, N] ids or [B, N, E] `inputs_embeds`, with `token_mask` [B, N] bool (False = padding) -> [B, N,
-        hidden]."""
+        """Embed ids [B, N] or `inputs_embeds` [B, N, E] -> [B, N, hidden]; `token_mask` [B, N] bool, False = padding."""
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
-        # Other shapes would be broadcast.
+        # Another shape would be broadcast silently.
         if inputs_embeds.shape[-1] != self.embedding_size:
             raise ValueError(
                 f"inputs_embeds must have embedding_size = {self.embedding_size} columns, got {list(inputs_embeds.shape)}"
@@ -251,7 +250,7 @@ class DebertaExtEmbeddings(nn.Module):
 
 
 class ConvLayer(nn.Module):
-    """LN(output of layer 0 + act(dropout(conv(embeddings)))), zero at padding."""
+    """Convolution after layer 0: LN(states + act(dropout(conv(embeddings)))), zero at padding."""
 
     def __init__(self, config):
         super().__init__()
@@ -271,7 +270,7 @@ class ConvLayer(nn.Module):
         if packed is None:
             out = self.conv(embeddings.transpose(1, 2)).transpose(1, 2)
         else:
-            # With zeros between the documents, as at padding.
+            # Zeros between the documents, like padding.
             places, length = packed.windows(self.conv.padding[0])
             spaced = embeddings.new_zeros(1, length, embeddings.shape[2]).index_copy(1, places, embeddings)
             out = self.conv(spaced.transpose(1, 2)).transpose(1, 2).index_select(1, places)
@@ -294,7 +293,7 @@ class FeedForward(nn.Module):
 
 
 class DebertaExtLayer(GradientCheckpointingLayer):
-    """One encoder layer. Under ALBERT's cross-layer sharing, layers after the first do not own the shared half."""
+    """Encoder layer. Under ALBERT's cross-layer sharing, layers after the first do not own the shared half."""
 
     def __init__(self, config, index: int = 0):
         super().__init__()
@@ -317,10 +316,10 @@ class DebertaExtLayer(GradientCheckpointingLayer):
         passes: int = 1,
         **options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the layer `passes` times: the queries of each pass are the states of the one before; keys and values stay.
+        """Run the layer `passes` times. The output of each pass is the query of the next pass; keys and values are fixed.
 
-        Returns states and probabilities of the last pass. `first()` returns layer 0, which owns a shared half. Tensors with
-        gradients are positional: reentrant checkpointing loses keywords. Options are of `DisentangledSelfAttention`.
+        Returns the states and probabilities of the last pass. `first()` returns layer 0, which owns a shared half. Tensors
+        with gradients must be positional for reentrant checkpointing. `DisentangledSelfAttention` takes the options.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -333,10 +332,10 @@ class DebertaExtLayer(GradientCheckpointingLayer):
 
 
 class DebertaExtEncoder(PositionCache):
-    """The layers, the relative table that they share, and the convolution.
+    """Encoder: `num_hidden_layers` layers, the relative table that they share, and the convolution.
 
-    It runs `num_hidden_layers` layers. Under ALBERT's sharing (Lan et al. 2020, section 3.1) it stores only layer 0, which
-    runs every time (`share_layers` = "all"), or that half of a layer only in layer 0 ("ffn", "attention").
+    Under ALBERT's sharing (Lan et al. 2020, section 3.1), only layer 0 is stored, and runs every time (`share_layers` =
+    "all"), or only layer 0 has the shared half of a layer ("ffn", "attention").
     """
 
     def __init__(self, config):
@@ -353,9 +352,8 @@ class DebertaExtEncoder(PositionCache):
         self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
 
     def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
-        """Return the relative table [R, hidden] as the layers read it: looked up, so that it is an activation, no parameter.
-        With `length`, only the rows that sequences of this length read. Offloaded weights are not on the states' `device`.
-        """
+        """Return the relative table [R, hidden], looked up so that it is an activation and not a parameter. With `length`,
+        return only the rows that sequences of this length read. `device` is the device of the states."""
         if not self.relative_table_size:
             return None
         first, end = 0, self.relative_table_size
@@ -365,26 +363,26 @@ class DebertaExtEncoder(PositionCache):
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
-        """Return relative embeddings [R, hidden] and options, delta and reach, for up to `length` tokens on `device`. With
-        gradients these are only the rows that they read, otherwise the whole table."""
+        """Return relative embeddings [R, hidden], and a dict of delta and max_distance, for up to `length` tokens. With
+        gradients enabled, only the rows that these tokens read are returned, otherwise the whole table."""
         if not self.relative_table_size:
             return None, {}
-        delta, reach = self.relative_position(length), self.relative_position.max_distance
+        delta, max_distance = self.relative_position(length), self.relative_position.max_distance
         traced = is_traced()
         if torch.is_grad_enabled() and not traced:
             delta = delta - self.relative_position.row(1 - length)
-            return self.get_rel_embedding(length, device), dict(delta=delta, reach=reach)
-        # At inference the whole table, and one object as long as its values stay: the layers cache its projections.
+            return self.get_rel_embedding(length, device), dict(delta=delta, max_distance=max_distance)
+        # At inference, the same object is returned until its values change, because the layers cache its projections.
         P = self.get_rel_embedding(device=device)
         if P.device.type == "cpu" and not traced and hasattr(self, "kept_table"):
             P = self.kept_table(P)
-        return P, dict(delta=delta, reach=reach)
+        return P, dict(delta=delta, max_distance=max_distance)
 
     def run_layer(self, index: int, *tensors: torch.Tensor | None, **options) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run layer `index`; arguments and results as in `DebertaExtLayer`."""
+        """Run layer `index`; see `DebertaExtLayer` for arguments and results."""
         layer = self.layer[min(index, len(self.layer) - 1)]
         if not (layer.owns_attention and layer.owns_feed_forward):
-            # As a function: accelerate moves whatever argument can be moved to the device of the layer, weights with it.
+            # A function, because accelerate moves arguments, including modules, to the device of the layer.
             options["first"] = lambda: self.layer[0]
         return layer(*tensors, **options)
 
@@ -399,9 +397,9 @@ class DebertaExtEncoder(PositionCache):
         skip_last_layer: bool = False,
         packed: PackedSequences | None = None,
     ) -> BaseModelOutput:
-        """Run the layers on the output of the embeddings, [B, N, hidden], or [1, T, hidden] of the `packed` documents.
+        """Run the layers on the output of the embeddings, [B, N, hidden], or [1, T, hidden] with `packed` documents.
 
-        Both masks are as `attention_masks` returns them. `skip_last_layer` stops before the layer that EMD runs itself.
+        `attention_masks` returns both masks. `skip_last_layer` omits the last layer, which EMD runs itself.
         """
         embeddings = hidden_states
         longest = hidden_states.shape[1] if packed is None else max(packed.lengths)
@@ -424,7 +422,7 @@ class DebertaExtEncoder(PositionCache):
 
 
 class ContextPooler(nn.Module):
-    """act(dense(dropout(state of [CLS]))), [B, hidden] -> [B, hidden]."""
+    """Pooler of the [CLS] state: act(dense(dropout(x))), [B, hidden] -> [B, hidden]."""
 
     def __init__(self, config):
         super().__init__()
@@ -437,9 +435,9 @@ class ContextPooler(nn.Module):
 
 
 class EnhancedMaskDecoder(nn.Module):
-    """The encoder's last layer, run n = `num_layers` times with a query stream that has seen absolute positions.
+    """Enhanced Mask Decoder: the encoder's last layer, run n = `num_layers` times on queries with absolute positions.
 
-    With H the input of the last layer (its keys and values, in every pass) and I the first query, the `input`:
+    With H the input of the last layer and I the first query (`input`):
     Q_1 = layer(query = I, keys and values = H), Q_{t+1} = layer(query = Q_t, keys and values = H). All passes share the
     layer's weights. The released models use n = 2 and I = positions + H. n = 1 and I = H is BERT's decoder.
     """
@@ -460,8 +458,8 @@ class EnhancedMaskDecoder(nn.Module):
         Args:
             positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused for "hidden".
             layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
-            query_positions (`torch.LongTensor`, *optional*): [B, Q] the positions to decode; None = all, Q = N. Queries do
-                not see each other, so this is exact.
+            query_positions (`torch.LongTensor`, *optional*): [B, Q] positions to decode; None = all, Q = N. The result is
+                exact, because queries do not attend to each other.
         """
         queries = hidden_states
         if self.input != "hidden":
@@ -475,8 +473,8 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions [B, Q] of the labels [B, N] that are not -100, Q = the largest number of them in a row (at least 1),
-    in order and then filler, and a mask [B, Q] that is False on the filler."""
+    """Return the positions [B, Q] of labels [B, N] other than -100, in order, and a mask [B, Q] that is False on filler. Q
+    is the largest number of such labels in a row, at least 1; rows with fewer end with filler."""
     labelled = labels != -100
     counts = labelled.sum(1)
     Q = max(int(counts.max()), 1)
@@ -485,7 +483,7 @@ def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 class LMTransform(nn.Module):
-    """dense (hidden -> E), activation, LayerNorm, and the decoder, tied to the word embeddings [V, E]."""
+    """Masked-language-model head: dense (hidden -> E), activation, LayerNorm, decoder tied to the word embeddings [V, E]."""
 
     def __init__(self, config):
         super().__init__()
@@ -493,29 +491,29 @@ class LMTransform(nn.Module):
         self.dense = nn.Linear(config.hidden_size, E)
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(E, config.layer_norm_eps)
-        # The bias has the name that official checkpoints store, and no other: FSDP shards no parameter of two modules.
+        # Named as in official checkpoints, and not also decoder.bias: FSDP does not shard a parameter of two modules.
         self.decoder = nn.Linear(E, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, states: torch.Tensor, transformed: bool = False) -> torch.Tensor:
-        """Return logits [..., V] of [..., hidden], or of [..., E] states that another head has `transformed`."""
+        """Return logits [..., V] for states [..., hidden], or [..., E] that another head has already `transformed`."""
         if not transformed:
             states = self.LayerNorm(self.activation(self.dense(states)))
         return self.decoder(states) + self.bias
 
 
 class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMixin"), PreTrainedModel):
-    """Initialisation, packing, and what else all models share."""
+    """Base class of all models: initialisation, choice of the attention backend, packing."""
 
     config: DebertaExtConfig
     config_class = DebertaExtConfig
     base_model_prefix = "deberta"
     supports_gradient_checkpointing = True
-    # Not the embeddings: the Enhanced Mask Decoder and the tied head read their tables from outside.
+    # Without the embeddings, because the Enhanced Mask Decoder and the tied head read their tables directly.
     _no_split_modules = ["DebertaExtLayer"]  # noqa: RUF012
-    # Every head divides by num_items_in_batch, so Trainer must not divide by the accumulation steps as well.
+    # Every head divides by num_items_in_batch, so Trainer must not also divide by the accumulation steps.
     accepts_loss_kwargs = True
-    # True where forward reads the absolute position table although the input does not (EMD).
+    # True if forward reads the absolute position table although the input does not (EMD).
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
@@ -523,26 +521,24 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         if getattr(config, "is_joint", False) and self.base_model_prefix:
             source = config.name_or_path or "the configuration"
             raise ValueError(
-                f"{source} holds a generator and a discriminator, no {type(self).__name__}: take the subfolder of one, or "
-                "export_discriminator() or export_generator() of DebertaExtForPreTraining"
+                f"{type(self).__name__} needs a single model, but {source} has a generator and a discriminator: load the "
+                "subfolder of one, or use export_discriminator() or export_generator() of DebertaExtForPreTraining"
             )
         super().__init__(config, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load a model as in transformers; in the package, official `deberta` and `deberta-v2` checkpoints too.
-
-        There, `model.loading_report` says what was loaded, converted, newly initialised and unused.
-        """
+        """Load a model as in transformers. With the package installed, also load official `deberta` and `deberta-v2`
+        checkpoints, and set `model.loading_report`: the loaded, converted, newly initialised and unused tensors."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        # Loading has replaced the parameters.
+        # Loading replaced the parameters.
         model._freeze_unread_positions()
         return loaded
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save the model as in transformers; its code goes with it (`DebertaExtConfig.save_pretrained`)."""
-        # True would write v1's fused layout, which Trainer's resume does not convert back.
+        """Save the model as in transformers, and its code (`DebertaExtConfig.save_pretrained`)."""
+        # True would write v1's fused layout, which Trainer does not convert back when it resumes.
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -551,7 +547,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         self._freeze_unread_positions()
 
     def _freeze_unread_positions(self):
-        """Freeze the table that only EMD reads where there is no EMD: distributed training stops at unused parameters."""
+        """Freeze the position table if neither the input nor EMD reads it; DDP raises an error for unused parameters."""
         embeddings = self.base_model.embeddings
         if hasattr(embeddings, "position_embeddings") and not embeddings.position_biased_input:
             embeddings.position_embeddings.requires_grad_(self._decodes_absolute_positions)
@@ -567,26 +563,26 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
             init.zeros_(module.weight)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str | None:
-        """Check the backend, without transformers' loader of kernels from the Hub: no configuration chooses code. Private,
-        because transformers has no public switch for it."""
+        """Check the backend without transformers' loader of Hub kernels, so that a configuration cannot run code of the Hub.
+        transformers has no public method to override."""
         return self.get_correct_attn_implementation(attn_implementation)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str | None:
-        """Check `attn_implementation`; None (also spelled "auto") chooses the best backend for each call. transformers'
-        AttentionInterface is not asked: its functions have no place for a relative table."""
+        """Check `attn_implementation`; None or "auto" chooses the best backend for each call. transformers'
+        AttentionInterface is not used, because its functions take no relative table."""
         if requested_attention in (None, "auto"):
             return None
-        # Weights come to their device after this check; what a call needs is checked when it is made.
+        # Weights are moved to their device after this check. Each call checks its requirements again.
         check_backend(requested_attention)
         head_size = self.config.hidden_size // self.config.num_attention_heads
         if backend_unavailable(requested_attention, torch.device("cpu"), torch.float32, head_size) is not None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            choose_backend(requested_attention, device, torch.float32, head_size, served="this model here")
+            choose_backend(requested_attention, device, torch.float32, head_size, served="this model on this machine")
         return requested_attention
 
     def set_unpadding(self, unpadding: bool | None):
-        """Let padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the default)
-        on CPU where at least a tenth of the batch is padding and, in evaluation mode, no module has a forward hook."""
+        """Set whether padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the
+        default) on CPU if at least a tenth of the batch is padding and, in evaluation mode, no module has a forward hook."""
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(
@@ -597,19 +593,19 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         output_attentions: bool = False,
         labels: torch.Tensor | None = None,
     ) -> PackedSequences | None:
-        """Pack a batch of `shape` [B, N] into one stream of tokens; None where it stays as it is."""
+        """Pack a batch of `shape` [B, N] into one stream of tokens; return None if it stays padded."""
         cannot = is_traced() or output_attentions
         if document_ids is not None:
             if list(document_ids.shape) != list(shape):
                 raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
             if cannot:
                 raise ValueError(
-                    "packed documents have no attention probabilities and cannot be traced; give a mask [B, N, N] of "
-                    "document blocks and position_ids instead of document_ids"
+                    "document_ids support neither output_attentions nor tracing; pass an attention_mask [B, N, N] of "
+                    "document blocks and position_ids instead"
                 )
             if attention_mask is not None:
                 if attention_mask.dim() != 2:
-                    raise ValueError("document_ids say who may attend to whom; an attention_mask with them must be [B, N]")
+                    raise ValueError(f"attention_mask must be [B, N] with document_ids, got {list(attention_mask.shape)}")
                 document_ids = document_ids * attention_masks(attention_mask, shape)[1]
             return PackedSequences.from_document_ids(document_ids)
         unpadding = self.base_model.unpadding
@@ -617,7 +613,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
             return None
         _, token_mask = attention_masks(attention_mask, shape)
         if unpadding is None:
-            # Hooks read or replace outputs [B, N, ...]. In training, gradient checkpointing has one that does neither.
+            # Hooks read or replace outputs [B, N, ...]. In training, gradient checkpointing has a hook that does neither.
             has_hooks = not self.training and any(module._forward_hooks for module in self.modules())
             if token_mask.device.type != "cpu" or token_mask.sum() > 0.9 * token_mask.numel() or has_hooks:
                 return None
@@ -626,7 +622,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return PackedSequences.from_mask(token_mask)
 
     def wanted(self, attentions: bool | None = None, hidden_states: bool | None = None) -> tuple[bool, bool]:
-        """Return which of the two to return; None: as the configuration says."""
+        """Return output_attentions and output_hidden_states, from the configuration if None."""
         config = self.config
         return (
             config.output_attentions if attentions is None else attentions,
@@ -647,7 +643,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     ) -> tuple[BaseModelOutput, PackedSequences | None]:
         """Run `self.deberta` for a head; also return `PackedSequences` if last_hidden_state is a stream [1, T, hidden].
 
-        A batch with `labels` [B, N] or [B * N] on padding stays padded, as all do without `may_pack`.
+        A batch is not packed if `labels` [B, N] or [B * N] has targets on padding, or if `may_pack` is False.
         """
         shape = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if labels is not None:
@@ -667,7 +663,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
 
 
 class DebertaExtModel(DebertaExtPreTrainedModel):
-    """The encoder, without a head."""
+    """DeBERTa encoder without a head."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -694,22 +690,22 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
         """Encode a batch.
 
         Args:
-            input_ids (`torch.LongTensor`, *optional*): [B, N]; or `inputs_embeds` [B, N, E].
-            attention_mask (`torch.Tensor`, *optional*): [B, N], [B, N, N] or [B, 1, N, N], int, float or bool; 1 = real
-                token, or query i (rows) may attend to key j (columns).
-            token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored with `type_vocab_size` 0.
-            position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute table, where the input or EMD
-                reads it; None counts from the first real token. Relative positions count from one token to the next.
+            input_ids (`torch.LongTensor`, *optional*): [B, N]; or pass `inputs_embeds` [B, N, E].
+            attention_mask (`torch.Tensor`, *optional*): int, float or bool, [B, N] (1 = real token), or [B, N, N] or
+                [B, 1, N, N] (1 = query i (row) may attend to key j (column)).
+            token_type_ids (`torch.LongTensor`, *optional*): [B, N]; ignored if `type_vocab_size` is 0.
+            position_ids (`torch.LongTensor`, *optional*): [1 or B, N] rows of the absolute position table, if the input or
+                EMD reads it; None counts from the first real token. Relative positions do not depend on position_ids.
                 In the package, in a single row without a mask, positions that restart at 0 begin another document.
-            document_ids (`torch.LongTensor`, *optional*): [B, N], several documents in a row: tokens of one document carry
-                one number > 0, padding 0. Documents do not see each other, and positions start again in each.
-            skip_last_layer (`bool`): leave out the last layer, which EMD runs itself. For heads, as the next.
-            packed (`PackedSequences`, *optional*): how the batch becomes one stream, which last_hidden_state then is.
-            may_pack (`bool`): pack the batch as `set_unpadding` and `document_ids` say, and pad it again.
+            document_ids (`torch.LongTensor`, *optional*): [B, N], for several documents in a row: each document has its own
+                id > 0, and padding has 0. Documents do not attend to each other, and positions restart in each document.
+            skip_last_layer (`bool`): omit the last layer, which EMD runs itself. For heads only, like `packed`.
+            packed (`PackedSequences`, *optional*): pack the batch this way, and return last_hidden_state as a stream.
+            may_pack (`bool`): pack the batch as `set_unpadding` and `document_ids` require, and pad the output again.
 
         Returns:
-            `BaseModelOutput`: last_hidden_state [B, N, hidden]; hidden_states, num_hidden_layers + 1 of them;
-            attentions [B, H, N, N]. States at padding mean nothing: zeros in an unpadded batch, else, with a mask [B, N],
+            `BaseModelOutput`: last_hidden_state [B, N, hidden]; num_hidden_layers + 1 hidden_states; attentions
+            [B, H, N, N]. States at padding are meaningless: zeros in an unpadded batch, otherwise, with a mask [B, N],
             states of queries that attend to the real tokens (in the official code, to nothing).
         """
         B, N = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
@@ -737,8 +733,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
 
 
 class MaskedLMPrediction(NamedTuple):
-    """Logits before they become a loss: [n, V] under `masked_only`, [1, T, V] of the stream if packed, else [B, N, V]; and
-    their labels, in the same order, the outputs of the encoder, and how the batch became one stream."""
+    """Logits [n, V] (`masked_only`), [1, T, V] (packed) or [B, N, V], labels in the same order, outputs of the encoder, and
+    the packing of the batch."""
 
     logits: torch.Tensor
     targets: torch.Tensor | None
@@ -747,12 +743,12 @@ class MaskedLMPrediction(NamedTuple):
 
 
 class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
-    """Masked-language modelling as published: Enhanced Mask Decoder and `lm_predictions` head, decoder tied."""
+    """Masked language model as published: Enhanced Mask Decoder and `lm_predictions` head with tied decoder."""
 
     _tied_weights_keys = {  # noqa: RUF012
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     }
-    # Heads of other objectives of the same pre-training.
+    # Heads of other pre-training objectives.
     _keys_to_ignore_on_load_unexpected = [r"^span_boundary\.", r"^sentence_relationship\."]  # noqa: RUF012
     _decodes_absolute_positions = True
 
@@ -767,7 +763,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         return self.lm_predictions.lm_head.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear):
-        # Not out_features: transformers 5.4 leaves that as it was where the tied table has grown.
+        # Not out_features, which transformers 5.4 does not update when the tied table grows.
         head, size = self.lm_predictions.lm_head, len(new_embeddings.weight)
         head.decoder, new_embeddings.out_features = new_embeddings, size
         if size != len(head.bias):
@@ -785,8 +781,8 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
     ) -> torch.Tensor:
         """Run the Enhanced Mask Decoder on the input of the last layer, [B, N, hidden] -> [B, Q, hidden].
 
-        Arguments as in `forward`; `query_positions` [B, Q] chooses what is decoded, None = every position. With `packed`,
-        hidden_states, position_ids and query_positions belong to the stream, and there is no mask.
+        See `forward` for the arguments. `query_positions` [B, Q] are the positions to decode; None = every position. With
+        `packed`, hidden_states, position_ids and query_positions refer to the stream, and there is no mask.
         """
         encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
         B, N = hidden_states.shape[:2]
@@ -828,17 +824,17 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
         Args:
             labels (`torch.LongTensor`, *optional*): [B, N] or [B * N]; -100 = not a target.
-            masked_only (`bool`, *optional*): compute queries, logits and loss at labelled positions only; None: the
-                configuration's in training mode, False in evaluation mode.
+            masked_only (`bool`, *optional*): compute queries, logits and loss only at labelled positions. None uses the
+                configuration's value in training mode and False in evaluation mode.
 
         Returns:
-            `MaskedLMOutput`: the mean cross-entropy; logits [B, N, V], or [number of labels that are not -100, V] in the
-            order of `labels[labels != -100]` under `masked_only` with labels.
+            `MaskedLMOutput`: mean cross-entropy; logits [B, N, V] or, under `masked_only` with labels, [n, V] in the order
+            of `labels[labels != -100]`.
         """
         if masked_only and labels is None:
-            raise ValueError("masked_only=True needs labels: they say which positions are masked")
+            raise ValueError("masked_only=True requires labels, which mark the masked positions")
         if masked_only is None:
-            # Metrics read dense logits.
+            # Metrics expect dense logits.
             masked_only = self.config.masked_only and self.training and labels is not None
         output_attentions, output_hidden_states = self.wanted(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -863,13 +859,11 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> MaskedLMPrediction:
-        """Run encoder, decoder and head, without a loss; arguments as in `forward`.
+        """Run encoder, decoder and head without a loss; see `forward` for the arguments.
 
-        Args:
-            output_hidden_states (`bool`): False: the encoder's own pass of the last layer is left out if EMD runs, since it
-                would only be an output.
+        If EMD runs, the encoder's own pass of the last layer is only run for output_hidden_states or output_attentions.
         """
-        # The encoder's own pass of the last layer has the last attentions.
+        # The encoder's own pass of the last layer returns the last attentions.
         output_hidden_states = output_hidden_states or output_attentions
         skip_last_layer = self.mask_decoder is not None and not output_hidden_states
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -899,7 +893,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
 
 class PooledClassifier(DebertaExtPreTrainedModel):
-    """An encoder with logits on the pooled [CLS] state: `outputs` of them, or None = `config.num_labels`."""
+    """Encoder with `outputs` logits on the pooled [CLS] state; None = `config.num_labels`."""
 
     def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)
@@ -911,14 +905,14 @@ class PooledClassifier(DebertaExtPreTrainedModel):
         self.post_init()
 
     def classify(self, input_ids, attention_mask, *inputs, **options) -> tuple[torch.Tensor, BaseModelOutput]:
-        """Return logits [B, outputs] and the outputs of the encoder; arguments as in `encode`."""
+        """Return logits [B, outputs] and the outputs of the encoder; see `encode` for the arguments."""
         outputs, packed = self.encode(input_ids, attention_mask, *inputs, **options)
         cls = cls_states(outputs.last_hidden_state, attention_mask, packed)
         return self.classifier(self.dropout(self.pooler(cls))), outputs
 
 
 class DebertaExtForSequenceClassification(PooledClassifier):
-    """A classifier or regressor of a text or a pair, on the pooled [CLS] state."""
+    """Model for classification or regression of a text or a pair, on the pooled [CLS] state."""
 
     @model_forward
     def forward(
@@ -932,9 +926,8 @@ class DebertaExtForSequenceClassification(PooledClassifier):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> SequenceClassifierOutput:
-        """Classify rows. `labels`: [B] or [B, 1] ints (single label), [B] or [B, 1] floats (`num_labels` 1: regression),
-        [B, C] (regression or multi-label, by `config.problem_type`). Returns the mean loss and logits [B, C], whatever the
-        labels."""
+        """Classify texts. Returns the mean loss and logits [B, C]. `labels`: ints [B] or [B, 1] (single label), floats [B]
+        or [B, 1] (regression, `num_labels` 1), or [B, C] (regression or multi-label, by `config.problem_type`)."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         logits, outputs = self.classify(*inputs, **options)
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
@@ -942,7 +935,8 @@ class DebertaExtForSequenceClassification(PooledClassifier):
 
 
 class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
-    """A label for each token: a classifier, behind a dense layer where `config.classifier_act` names its activation."""
+    """Model for token classification. With `config.classifier_act`, a dense layer with this activation precedes the
+    classifier."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -966,8 +960,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> TokenClassifierOutput:
-        """Classify tokens. `labels` [B, N] (or [B * N]) ints, -100 = not counted. Returns the mean cross-entropy and logits
-        [B, N, C]."""
+        """Classify tokens. Returns the mean cross-entropy and logits [B, N, C]. `labels` [B, N] or [B * N] ints, -100 =
+        ignored."""
         options.update(document_ids=document_ids, labels=labels)
         outputs, packed = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         states = outputs.last_hidden_state
@@ -975,7 +969,7 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
             states = ACT2FN[self.config.classifier_act](self.proj(states))
         logits = self.classifier(self.dropout(states))
         if packed is not None and labels is not None:
-            # Not the labels at padding.
+            # Drop labels at padding.
             labels = packed.unpad(labels.reshape(packed.shape))
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         if packed is not None:
@@ -984,8 +978,8 @@ class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
 
 
 class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
-    """A score for each entity of a text: the head of microsoft/DeBERTa for ReCoRD. The tokens of an entity are averaged with
-    the softmax of their scaled products with the [CLS] state."""
+    """Model that scores the entities of a text: the ReCoRD head of microsoft/DeBERTa. The tokens of an entity are averaged,
+    weighted by the softmax of their scaled products with the [CLS] state."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -1008,11 +1002,11 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> TokenClassifierOutput:
-        """Score entities. `entity_indices` [B, E, T] ints: the tokens of each entity, 0 = none; `labels` [B, E]: 1 for a
-        right entity, 0 for a wrong one, -100 for one without tokens, which is not counted. Returns the mean binary
-        cross-entropy and logits [B, E], -10,000 for an entity without tokens."""
+        """Score entities. Returns the mean binary cross-entropy and logits [B, E], -10,000 for an entity without tokens.
+        `entity_indices` [B, E, T] ints: indices of the tokens of each entity, 0 = filler. `labels` [B, E]: 1 = correct,
+        0 = wrong, -100 = without tokens (ignored)."""
         if entity_indices is None:
-            raise ValueError("entity_indices [B, E, T] are needed: the indices of the tokens of each entity, filled with 0")
+            raise ValueError("entity_indices [B, E, T] is required: the token indices of each entity, padded with 0")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, _ = self.encode(*inputs, may_pack=False, **options)
         states = outputs.last_hidden_state
@@ -1034,9 +1028,9 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
 
 
 class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
-    """The span of the text that answers a question: a start and an end logit for each token, whatever `num_labels`."""
+    """Model for extractive question answering: a start and an end logit for each token, for any `num_labels`."""
 
-    # Trainer counts `labels`, which questions do not have.
+    # Trainer counts items in `labels`, which question answering does not have.
     accepts_loss_kwargs = False
 
     def __init__(self, config: DebertaExtConfig):
@@ -1057,13 +1051,13 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         end_positions: torch.Tensor | None = None,
         **options: bool | None,
     ) -> QuestionAnsweringModelOutput:
-        """Find answers. `start_positions` and `end_positions` [B] or [B, 1]: token indices; outside of [0, N) = not counted.
-        Returns the mean of both cross-entropies, start and end logits [B, N]; an unpadded batch has the lowest logits at
-        padding."""
+        """Find answers. Returns the mean of both cross-entropies, and start and end logits [B, N] (the dtype's minimum at
+        padding of an unpadded batch). `start_positions` and `end_positions` [B] or [B, 1] are token indices; an index
+        outside of [0, N) is ignored."""
         if (start_positions is None) != (end_positions is None):
-            raise ValueError("start_positions and end_positions come together, or there is no loss; got one of them")
+            raise ValueError("expected both start_positions and end_positions, or neither; got one of them")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        # Padding takes part in the softmax of the loss.
+        # Not packed with targets, because the softmax of the loss includes padding.
         outputs, packed = self.encode(*inputs, may_pack=start_positions is None, **options)
         logits = self.qa_outputs(outputs.last_hidden_state)
         if packed is not None:
@@ -1076,7 +1070,7 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
 
 
 def span_loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of logits [B, N] and token indices [B] or [B, 1]; those outside of [0, N) are not counted."""
+    """Return the cross-entropy of logits [B, N] and token indices [B] or [B, 1], ignoring indices outside of [0, N)."""
     B, N = logits.shape
     check_labels("start_positions and end_positions", positions, [B], [B, 1])
     positions = positions.reshape(-1).to(logits.device)
@@ -1084,7 +1078,7 @@ def span_loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class DebertaExtForMultipleChoice(PooledClassifier):
-    """One score for each choice, softmax over the choices."""
+    """Model for multiple choice: one logit per choice, softmax over the choices."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config, 1)
@@ -1101,16 +1095,16 @@ class DebertaExtForMultipleChoice(PooledClassifier):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> MultipleChoiceModelOutput:
-        """Choose among texts. All inputs are [B, C, N] (`inputs_embeds` [B, C, N, E]), `labels` [B] the index of the right
-        choice. Returns the mean cross-entropy and logits [B, C]."""
+        """Score choices. Returns the mean cross-entropy and logits [B, C]. All inputs are [B, C, N] (`inputs_embeds` is
+        [B, C, N, E]); `labels` [B] are the indices of the correct choices."""
         batch = inputs_embeds if input_ids is None else input_ids
         if batch is None or batch.dim() < 3:
             shape = None if batch is None else list(batch.shape)
-            raise ValueError(f"multiple choice takes input_ids [batch, choices, length], got {shape}")
+            raise ValueError(f"input_ids must have shape [batch, choices, length] for multiple choice, got {shape}")
 
         def flat(x):
             if x is not None and x.shape[:2] != batch.shape[:2]:
-                raise ValueError(f"expected inputs of shape {list(batch.shape[:2])} x ..., got {list(x.shape)}")
+                raise ValueError(f"inputs must have shape [{batch.shape[0]}, {batch.shape[1]}, ...], got {list(x.shape)}")
             return None if x is None else x.flatten(0, 1)
 
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native CPU kernel of disentangled attention as torch operators, where `pip install` has built its library.
+"""Native CPU kernel of disentangled attention as torch operators, if `pip install` built its library.
 
-`torch.ops.hf_deberta_ext.disentangled_attention` is all that `kernels/attention_native.py` calls.
+`kernels/attention_native.py` only calls `torch.ops.hf_deberta_ext.disentangled_attention`.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ __all__ = ["INSTRUCTION_SETS", "kernel_status", "load"]
 
 LIBRARY = Path(__file__).with_name("libdisentangled_attention.so")
 VERSION = 1
-# Numbers of disentangled_attention.cpp; 0 is the best of this CPU.
+# Values of Isa in disentangled_attention.cpp; 0 is the best instruction set of this CPU.
 INSTRUCTION_SETS = {
     1: "generic",
     2: "AVX2",
@@ -29,7 +29,7 @@ WRONG_SIZE = 1
 NO_MEMORY = 3
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
-# The instruction set of the next calls; tests choose another one.
+# Instruction set of the next calls. Tests change it.
 instruction_set = 0
 
 
@@ -38,7 +38,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Arguments(ctypes.Structure):
-    """`struct Arguments` of disentangled_attention.cpp, which documents the fields; `load` compares the sizes."""
+    """Python form of `struct Arguments` in disentangled_attention.cpp, which documents the fields. `load` compares sizes."""
 
     _fields_ = (
         *fields(c_int64, "size dtype isa"),
@@ -47,7 +47,7 @@ class Arguments(ctypes.Structure):
         *fields(c_void_p, "K_r Q_r"),
         *fields(2 * c_int64, "K_r_strides Q_r_strides"),
         *fields(c_void_p, "bias delta"),
-        *fields(c_int64, "middle reach R"),
+        *fields(c_int64, "middle max_distance R"),
         *fields(c_void_p, "mask"),
         *fields(4 * c_int64, "mask_strides"),
         *fields(c_void_p, "starts positions"),
@@ -64,14 +64,14 @@ class Arguments(ctypes.Structure):
 
     def __init__(self, **values):
         super().__init__(size=ctypes.sizeof(Arguments), **values)
-        # Lives as long as the pointers to it.
+        # Keeps the tensors alive as long as the pointers to them.
         self.tensors = []
 
     def point(self, name: str, x: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], axes: int = 0):
-        """Set the pointer of a tensor and the strides of its first axes; without axes it is contiguous. None: null.
+        """Set the pointer of a tensor and the strides of its first `axes` axes; with 0 axes, it is contiguous. None: null.
 
         Raises:
-            ValueError: another dtype or shape: the library would read beyond the end.
+            ValueError: wrong dtype or shape, for which the library would read beyond the end.
         """
         if x is None:
             return
@@ -88,48 +88,48 @@ class Arguments(ctypes.Structure):
         """Call a function of the library.
 
         Raises:
-            ValueError: sizes that the kernel does not serve, or an index out of range.
-            MemoryError: no memory for its scratch.
+            ValueError: sizes are not supported, or an index is out of range.
+            MemoryError: not enough memory for scratch buffers.
         """
         result = function(ctypes.byref(self))
         if result == NO_MEMORY:
             raise MemoryError(f"native attention: not enough memory for {self.M} queries of {self.N} keys")
         if result:
             raise ValueError(
-                f"native attention cannot serve {self.M} queries of {self.N} keys, head size {self.d}: head sizes are 16 to "
-                "128, or an index is out of range in delta, positions or cu_seqlens"
+                f"native attention failed for {self.M} queries of {self.N} keys: head size {self.d} is not in [16, 128], or "
+                "an index is out of range in delta, positions or cu_seqlens"
             )
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
-    """Open a library of the kernel, after torch, whose threads it shares.
+    """Load the library of the kernel. torch must be imported before, because the library shares its threads.
 
     Raises:
-        OSError: there is none, it cannot be opened here, or it is of another version.
+        OSError: the library is missing, cannot be loaded, or has another version.
     """
     if not path.exists():
-        raise OSError("it was not built: `pip install` of hf_deberta_ext builds it where it finds a C++ compiler")
+        raise OSError("it was not built: `pip install` of hf_deberta_ext builds it if it finds a C++ compiler")
     library = ctypes.CDLL(str(path))
     for function in ("version", "supports", "forward", "backward"):
         getattr(library, f"disentangled_{function}").restype = c_int64
     library.disentangled_supports.argtypes = [c_int64]
     if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(Arguments())) == WRONG_SIZE:
-        raise OSError(f"{path} is of another version: install hf_deberta_ext again")
+        raise OSError(f"{path} has another version: install hf_deberta_ext again")
     return library
 
 
 def kernel_status() -> str:
-    """One line: the instruction set that the kernel uses on this CPU, or the reason why it does not run."""
+    """Return one line with the instruction set that the kernel uses on this CPU, or the reason why it does not run."""
     return status
 
 
 def arguments_of(
-    out, lse, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, reach, scale, dropout
+    out, lse, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, max_distance, scale, dropout
 ) -> Arguments:
-    """Return the arguments of a forward pass, which are the operator's, `AttentionInputs` with p2p as a bias by offset.
+    """Convert the operator's arguments (`AttentionInputs`, with p2p as a bias by offset) to the library's.
 
     Raises:
-        ValueError: tensors that do not fit each other.
+        ValueError: shapes or dtypes do not match.
     """
     (B, H, M, d), N, R, length = q.shape, k.shape[2], 0, 0
     for table in (Q_r, K_r):
@@ -140,11 +140,11 @@ def arguments_of(
     queries_are_keys = positions is None or cu_seqlens is not None
     if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
-            "native attention serves float32 and bfloat16, as many queries as keys unless they have positions, and tables "
-            f"with delta; got {q.dtype}, {M} queries, {N} keys, {R} rows and {length} offsets"
+            "native attention expects float32 or bfloat16, one query per key unless positions are passed, and delta with "
+            f"tables; got {q.dtype}, {M} queries, {N} keys, {R} rows of tables and {length} offsets in delta"
         )
     result = Arguments(dtype=DTYPES[q.dtype], isa=instruction_set, B=B, H=H, M=M, N=N, d=d, R=R, middle=length // 2)
-    result.reach, result.scale, result.dropout, result.threads = reach, scale, dropout, torch.get_num_threads()
+    result.max_distance, result.scale, result.dropout, result.threads = max_distance, scale, dropout, torch.get_num_threads()
     result.point("q", q, q.dtype, (B, H, M, d), 3)
     result.point("k", k, q.dtype, (B, H, N, d), 3)
     result.point("v", v, q.dtype, (B, H, N, d), 3)
@@ -166,14 +166,14 @@ def arguments_of(
 
 
 def forward(*operands):
-    """Return out [B, H, M, d] and lse [B, H, M], the base-2 logarithm of the sums of exponentials."""
+    """Compute out [B, H, M, d] and lse [B, H, M], the base-2 logarithm of the sums of exponentials."""
     out, lse = fake_forward(*operands)
     arguments_of(out, lse, *operands).run(library.disentangled_forward)
     return out, lse
 
 
 def backward(grad, out, lse, *operands):
-    """Return the gradients of q, k, v, K_r, Q_r and bias; empty tensors for those of the last three that are not wanted."""
+    """Compute the gradients of q, k, v, K_r, Q_r and bias; `wanted` selects the last three, which are empty otherwise."""
     *operands, wanted = operands
     arguments = arguments_of(out, lse, *operands)
     arguments.point("d_out", grad, out.dtype, out.shape, 3)
@@ -193,14 +193,14 @@ def backward(grad, out, lse, *operands):
 
 
 def refuse(ctx, *grads):
-    raise ValueError("native attention has no second derivatives; attn_implementation = 'eager' has")
+    raise ValueError("native attention has no second derivatives; use attn_implementation = 'eager'")
 
 
 def register():
     library = torch.library.Library("hf_deberta_ext", "DEF")
     operands = (
         "Tensor q, Tensor k, Tensor v, Tensor? K_r, Tensor? Q_r, Tensor? bias, Tensor? delta, Tensor? mask, "
-        "Tensor? cu_seqlens, Tensor? positions, Tensor? seed, int reach, float scale, float dropout"
+        "Tensor? cu_seqlens, Tensor? positions, Tensor? seed, int max_distance, float scale, float dropout"
     )
     name, back = "disentangled_attention", "disentangled_attention_backward"
     tags = (torch.Tag.pt2_compliant_tag,)
@@ -209,7 +209,7 @@ def register():
     library.define(f"{back}(Tensor grad, Tensor out, Tensor lse, {operands}, bool[] wanted) -> ({gradients})", tags=tags)
     for operator, function, fake in ((name, forward, fake_forward), (back, backward, fake_backward)):
         library.impl(operator, function, "CPU")
-        # Not register_fake, which searches all modules for the caller's source: 50 ms.
+        # Not register_fake, which takes 50 ms to search all modules for the caller's source.
         library.impl(operator, fake, "Meta")
     differentiate = differentiate_by(torch.ops.hf_deberta_ext.disentangled_attention_backward.default)
     torch.library.register_autograd(f"hf_deberta_ext::{name}", differentiate, setup_context=save_operands, lib=library)
@@ -220,7 +220,7 @@ def register():
 try:
     library = load()
     best = library.disentangled_supports(0)
-    # Slower than "blocked".
+    # The generic code is slower than "blocked".
     if best < 2:
         raise OSError("this CPU has neither AVX2 nor NEON")
     _operators = register()

@@ -3,28 +3,28 @@
 //
 //   out_i = sum_j dropout(softmax_j(scale (q_i.k_j + q_i.K_r[delta(i - j)] + k_j.Q_r[delta(i - j)]) + bias(i - j))) v_j
 //
-// No tensor of [N, N] is made. Sizes: N keys, d head size, D distinct rows of the relative table that i - j reaches (at most 512
-// of v3's table, however long the sequence).
+// No [N, N] tensor is allocated. Sizes: N keys, d head size, D distinct rows of the relative table for all i - j (at most
+// 512 for v3's table, at any sequence length).
 //
-//   1. P = K Q_r^T, [N, D]: p2c of all keys with each distinct row, once for each head.
+//   1. P = K Q_r^T, [N, D]: p2c of all keys with each distinct row, once per head.
 //   2. For each tile of TILE queries:
 //        C = Q K_r^T, [TILE, D], the same for c2p;
 //        for each block of BLOCK keys: S = Q K^T; S += expand(C) + expand(P)^T; online softmax; O += exp(S) V.
 //
-// "expand" goes from distinct rows to distances. Tables are packed in the order of distances, where the row number rises by 0
-// or 1 from one distance to the next, so that 8 neighbouring distances lie within 8 neighbouring rows: one unaligned load and
-// one permutation, which depends on the distance alone. p2c is expanded along queries, then transposed 8 x 8 in registers.
-// Beyond `reach` c2p is one number for each query and p2c one for each key. Padding is written into P.
+// "expand" maps distinct rows to distances. Tables are packed in the order of distances, where the row number increases by 0
+// or 1 from one distance to the next. 8 adjacent distances are therefore in 8 adjacent rows, and need one unaligned load and
+// one permutation, which only depends on the distance. p2c is expanded along queries, then transposed 8 x 8 in registers.
+// Beyond `max_distance`, c2p is one number per query and p2c one per key. Padding is written into P.
 //
-// The backward pass computes everything again from q, k, v and the log of the sum of exponentials.
+// The backward pass recomputes everything from q, k, v and the log of the sum of exponentials.
 //
-// bfloat16 is computed in float32; where the CPU has fast products of pairs of bfloat16 numbers (AMX; AVX512-BF16 of AMD), the
-// forward pass takes these, with probabilities rounded to bfloat16 and sums in float32. Packed operands have the same layout
-// then, of words with two numbers, which is also that of AMX's tiles.
+// bfloat16 is computed in float32. On CPUs with fast products of pairs of bfloat16 numbers (AMX; AVX512-BF16 by AMD), the
+// forward pass uses these, with probabilities rounded to bfloat16 and sums in float32. Packed operands then consist of words
+// with two numbers, in the same layout, which is also the layout of AMX's tiles.
 //
-// A C++17 compiler with vector extensions (GCC, Clang) is all that it needs. The source includes itself once for each
-// instruction set; the best that the CPU has is taken at run time. It runs on the OpenMP threads of the process (torch's) where
-// it finds them, so that there is one pool of threads, and on threads of its own otherwise.
+// The only requirement is a C++17 compiler with vector extensions (GCC, Clang). The source includes itself once for each
+// instruction set, and the best one is chosen at run time. It uses the OpenMP threads of the process (torch's) if it finds
+// them, so that there is only one thread pool, and creates its own threads otherwise.
 //
 //   g++ -O3 -std=gnu++17 -ffp-contract=fast -fno-math-errno -fPIC -shared disentangled_attention.cpp -o LIBRARY -ldl
 
@@ -50,7 +50,7 @@
 #define BF16_PRODUCTS  // the compiler knows them
 #endif
 #if defined(__linux__) && (__clang_major__ >= 12 || __GNUC__ >= 11)
-#define TILE_PRODUCTS  // of AMX, which Linux lends on request
+#define TILE_PRODUCTS  // AMX, which a process must request from Linux
 #include <cpuid.h>
 #include <sys/syscall.h>
 #endif
@@ -60,18 +60,18 @@
 
 extern "C" struct Arguments {
     int64_t size;   // sizeof(Arguments)
-    int64_t dtype;  // FLOAT32 or BFLOAT16, of all tensors but those that are called float here
+    int64_t dtype;  // FLOAT32 or BFLOAT16, dtype of all tensors except those declared as float here
     int64_t isa;    // 0: the best of this CPU; else a value of Isa
-    // Strides are in elements, of B, H and N; the last stride is 1. With `starts`, tensors are [1, H, T, d].
+    // Strides are in elements, for B, H and N; the last stride is 1. With `starts`, tensors are [1, H, T, d].
     const void *q, *k, *v;  // [B, H, M, d], [B, H, N, d], [B, H, N, d]
     void* out;              // [B, H, M, d]
     int64_t q_strides[3], k_strides[3], v_strides[3], out_strides[3];
     const void *K_r, *Q_r;  // [H, R, d]; null: no c2p, no p2c
     int64_t K_r_strides[2], Q_r_strides[2];
     const float* bias;     // [H, 2 middle + 1] p2p of i - j = -middle ... middle, scaled; or null
-    const int64_t* delta;  // [2 middle + 1] row of i - j, constant from reach and -reach on; null without terms
-    int64_t middle, reach, R;
-    const uint8_t* mask;       // bool, broadcast to [B, H, M, N] by strides of 0; or null
+    const int64_t* delta;  // [2 middle + 1] row of i - j, constant for |i - j| >= max_distance on each side; or null
+    int64_t middle, max_distance, R;
+    const uint8_t* mask;       // bool, broadcast to [B, H, M, N] with strides of 0; or null
     int64_t mask_strides[4];
     const int32_t* starts;     // [B + 1] first token of each document in one stream; or null
     const int64_t* positions;  // [B, M] position of each query; null: query i is at i, M = N
@@ -80,7 +80,7 @@ extern "C" struct Arguments {
     uint64_t seed;
     int64_t threads;
     float* lse;  // [B, H, M] log2 of the sum of exponentials, written by forward unless null, read by backward
-    // Backward only.
+    // Only for backward.
     const void* d_out;
     int64_t d_out_strides[3];
     void *d_q, *d_k, *d_v;
@@ -93,19 +93,19 @@ namespace {
 
 enum Dtype { FLOAT32, BFLOAT16 };
 enum Isa { BEST, GENERIC, AVX2, AVX512, NEON, AVX512_BF16, AMX };
-// NOT_SERVED: dtype, head size, instruction set, or an index out of range
+// NOT_SERVED: unsupported dtype, head size or instruction set, or an index out of range
 enum Status { DONE, WRONG_SIZE, NOT_SERVED, NO_MEMORY };
 
 constexpr long VERSION = 1;
-constexpr float MASKED = -1e30f;              // finite: no NaN from inf - inf
-constexpr float LOG2E = 1.4426950408889634f;  // the softmax is one of powers of 2
+constexpr float MASKED = -1e30f;              // finite, because inf - inf is NaN
+constexpr float LOG2E = 1.4426950408889634f;  // the softmax is computed in base 2
 
 template <class T> inline T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
 template <class T> inline void store(void* p, T x) { memcpy(p, &x, sizeof x); }
 inline long round_up(long x, long m) { return (x + m - 1) / m * m; }
 inline long floor_to(long x, long m) { return x / m * m; }
 
-struct Buffer {  // 64-byte aligned floats, grown, never shrunk: fresh memory costs page faults
+struct Buffer {  // 64-byte aligned floats; only grows, because new memory costs page faults
     float* p = nullptr;
     size_t n = 0;
     float* get(size_t count) {
@@ -125,7 +125,7 @@ struct Buffer {  // 64-byte aligned floats, grown, never shrunk: fresh memory co
     ~Buffer() { free(p); }
 };
 
-// Scratch of each thread, kept between calls
+// Scratch buffers of each thread, kept between calls
 enum Name {
     KT, VT, KROWS, VROWS, KALL, PS, FAR, QT, ST, CT, OT, TAIL, QN, GT, DKV, DPS, DFAR, DCS, DQS, DST, KTAB, QTAB,
     SUMS, BIAS, DBIAS, NAMES
@@ -137,7 +137,7 @@ thread_local Buffer shared_tables, shared_sums, shared_keys;  // of the calling 
 
 template <class Run> void call_run(void* run) { (*static_cast<Run*>(run))(); }
 
-// body(task) for each task on up to `threads` threads; false where memory ran out
+// Run body(task) for each task on up to `threads` threads; return false if memory ran out
 template <class Body> bool parallel(long tasks, long threads, const Body& body) {
     std::atomic<long> next{0};
     std::atomic<bool> failed{false};
@@ -171,7 +171,7 @@ template <class Body> bool parallel(long tasks, long threads, const Body& body) 
     std::vector<std::thread> others;
     try {
         for (long i = 1; i < threads; i++) others.emplace_back(run);
-    } catch (const std::exception&) {  // fewer threads than asked for do the same work
+    } catch (const std::exception&) {  // fewer threads than requested do the same work
     }
     run();
     for (auto& thread : others) thread.join();
@@ -283,7 +283,7 @@ bool has(int64_t isa) {
 int64_t best() {
     for (int64_t isa : {NEON, AMX, AVX512_BF16, AVX512, AVX2}) {
 #if defined(__x86_64__)
-        // Intel's take longer than its products of float32.
+        // On Intel's CPUs, these take longer than float32 products.
         if (isa == AVX512_BF16 && !__builtin_cpu_is("amd")) continue;
 #endif
         if (has(isa)) return isa;
@@ -331,14 +331,14 @@ int64_t disentangled_backward(const Arguments* a) { return call(a, true); }
 namespace {
 namespace ISA {
 
-// Again, for this instruction set: Clang calls no function of another one with wider vectors.
+// Included again for this instruction set, because Clang calls no function of another one with wider vectors.
 template <class T> inline T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
 template <class T> inline void store(void* p, T x) { memcpy(p, &x, sizeof x); }
 
 constexpr long NR = VW * NV;      // columns of a micro-kernel
 constexpr long TILE = 48;         // queries; a multiple of MR and 8
 constexpr long BLOCK = 288;       // keys; a multiple of MR, 2 VW and NR
-constexpr long LDS = BLOCK + 16;  // rows of S lie no power of two apart
+constexpr long LDS = BLOCK + 16;  // the distance of rows of S is not a power of two
 constexpr long CHUNK = 43 * TILE; // queries that share P
 static_assert(TILE % MR == 0 && BLOCK % MR == 0 && BLOCK % NR == 0 && BLOCK % (2 * VW) == 0 && NR % 8 == 0);
 
@@ -379,7 +379,7 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
 }
 
 #if VW == 16 && defined(BF16_PRODUCTS)
-// The same where words of a and b hold the numbers 2 t and 2 t + 1
+// As above, for words of a and b with the numbers 2 t and 2 t + 1
 template <bool ADD>
 __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc) {
     __m512 acc[MR][NV];
@@ -407,10 +407,10 @@ __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda,
 #endif
 
 #if VW == 16 && defined(TILE_PRODUCTS)
-// Compilers do not know which memory the instructions of AMX read and write.
+// Compilers do not know which memory AMX instructions read and write.
 #define FENCE __asm__ volatile("" ::: "memory")
 
-// The tiles of a thread while it lives: c in 0 and 1, a in 2, b in 3 and 4
+// AMX tiles of a thread during its lifetime: c in 0 and 1, a in 2, b in 3 and 4
 struct Tiles {
     __attribute__((target("amx-tile"))) Tiles() {
         uint8_t config[64] = {1};  // the palette
@@ -489,8 +489,7 @@ template <class V> inline float sum_of(V x) {
     return sum;
 }
 
-// 2^x for x <= 0, relative error about 2e-7, or 8e-5 for what is rounded to bfloat16; 0 below 2^-100, so that nothing after it
-// becomes subnormal, which is slow
+// 2^x for x <= 0, relative error about 2e-7, or 8e-5 before rounding to bfloat16; 0 below 2^-100 (subnormals are slow)
 template <bool rough = false> inline vf exp2v(vf x) {
     const vf magic = vf{} + 12582912.0f;
     const vf shifted = x + magic;
@@ -514,7 +513,7 @@ template <bool rough = false> inline vf exp2v(vf x) {
     return x < -100.0f ? vf{} : y;
 }
 
-// Rows x[n, d], their distance in floats ldx, as panels [n / NR][d][NR]: the right operand of a product with x^T
+// Pack rows x[n, d] with stride ldx as panels [n / NR][d][NR], the right operand of a product with x^T
 void pack_transposed(const float* x, long ldx, long n, long d, float factor, float* out) {
     for (long j = 0; j < round_up(n, NR); j += 8) {
         float* panel = out + j / NR * NR * d + j % NR;
@@ -523,7 +522,7 @@ void pack_transposed(const float* x, long ldx, long n, long d, float factor, flo
         for (long t = 0; t < d; t += 8) {
             v8 y[8];
             for (int e = 0; e < 8; e++) y[e] = j + e < n ? load<v8>(x + (j + e) * ldx + t) : v8{};
-            // Words of two numbers are no floats: they are not multiplied, not even by 1.
+            // Words with two numbers are not floats, so they are not multiplied, even by 1.
             if (factor != 1.0f)
                 for (int e = 0; e < 8; e++) y[e] *= factor;
             transpose8(y);
@@ -535,20 +534,21 @@ void pack_transposed(const float* x, long ldx, long n, long d, float factor, flo
 // ---- which distances share a row -------------------------------------------------------------------------------------------
 
 struct Plan {
-    // Row of distance u = -reach ... reach, and beyond both ends as at the end. Rows are numbered in the order of distances.
-    long reach, rows = 0;
+    // Row of distance u, constant beyond -max_distance and max_distance. Rows are numbered in the order of distances.
+    long max_distance, rows = 0;
     std::vector<int32_t> order;    // [rows] row of the caller's table
-    std::vector<int32_t> base;     // of 8 distances from u on, the first one's row ...
-    std::vector<uint8_t> pattern;  // ... and what to add for each of the 8
-    std::vector<uint8_t> last;     // of 8 distances, the last one that lies in each of 8 rows or before
-    static constexpr long MARGIN = TILE + 16;  // distances beyond reach that a tile with near keys meets
+    std::vector<int32_t> base;     // row of distance u
+    std::vector<uint8_t> pattern;  // row of u + e minus row of u, for e = 0 ... 7
+    std::vector<uint8_t> last;     // last of the distances u ... u + 7 in each of the 8 rows, or in a row before
+    static constexpr long MARGIN = TILE + 16;  // distances beyond max_distance in a tile with near keys
 
-    Plan(const int64_t* delta, long middle, long reach, int sign) : reach(reach) {
+    Plan(const int64_t* delta, long middle, long max_distance, int sign) : max_distance(max_distance) {
         if (!delta) return;
-        const long size = 2 * (reach + MARGIN) + 1;
+        const long size = 2 * (max_distance + MARGIN) + 1;
         base.resize(size + 8), pattern.resize(8 * size), last.resize(8 * size);
         for (long at = 0; at < size + 8; at++) {
-            const int64_t r = delta[middle + std::clamp(sign * std::clamp(at - reach - MARGIN, -reach, reach), -middle, middle)];
+            const long u = sign * std::clamp(at - max_distance - MARGIN, -max_distance, max_distance);
+            const int64_t r = delta[middle + std::clamp(u, -middle, middle)];
             if (order.empty() || r != order.back()) order.push_back(r);
             base[at] = order.size() - 1;
         }
@@ -559,15 +559,15 @@ struct Plan {
                 for (int row = base[at + e] - base[at]; row < 8; row++) last[8 * at + row] = e;
             }
     }
-    long row(long u) const { return base[std::clamp(u, -reach, reach) + reach + MARGIN]; }
-    // x[row of u ... u + 7], |u| <= reach + MARGIN
+    long row(long u) const { return base[std::clamp(u, -max_distance, max_distance) + max_distance + MARGIN]; }
+    // x[row of u ... u + 7], |u| <= max_distance + MARGIN
     inline __attribute__((always_inline)) v8 expand(const float* x, long u) const {
-        const long at = u + reach + MARGIN;
+        const long at = u + max_distance + MARGIN;
         return select(load<v8>(x + base[at]), pattern.data() + 8 * at);
     }
     // The transpose of `expand`: x[row of u ... u + 7] += y, by differences of the sums up to the last distance of each row
     inline __attribute__((always_inline)) void collect(float* x, long u, v8 y) const {
-        const long at = u + reach + MARGIN;
+        const long at = u + max_distance + MARGIN;
         x += base[at];
         if (pattern[8 * at + 7] == 7) return store(x, load<v8>(x) + y);
         const v8 zero{};
@@ -577,26 +577,26 @@ struct Plan {
         y = select(y, last.data() + 8 * at);
         store(x, load<v8>(x) + (y - SHUFFLE(zero, y, 0, 8, 9, 10, 11, 12, 13, 14)));
     }
-    long clamped(long u) const { return std::clamp(u, -reach - MARGIN, reach + MARGIN); }
+    long clamped(long u) const { return std::clamp(u, -max_distance - MARGIN, max_distance + MARGIN); }
     long width() const { return rows ? round_up(rows, NR) + 16 : 0; }
 };
 
 // ---- one head of one sequence ----------------------------------------------------------------------------------------------
 
-// With `pairs` bfloat16 is multiplied in pairs. Logits take their factor in the softmax then, and not in Q and Q_r.
+// With `pairs`, bfloat16 numbers are multiplied in pairs, and logits are scaled in the softmax instead of in Q and Q_r.
 template <bool pairs> struct Worker {
     const Arguments& a;
     const Plan c_plan, p_plan;  // c2p by key - query, p2c by query - key
     const long d;               // the head size with its padding
-    const long words;           // of a row of d numbers in operands: d, of pairs d / 2
-    const bool amx;             // pairs are multiplied by tiles of AMX
-    const float factor;         // of logits, times the logarithm of e to the base 2
+    const long words;           // words in a row of d numbers: d, or d / 2 for pairs
+    const bool amx;             // pairs are multiplied by AMX tiles
+    const float factor;         // factor of logits, times log2(e)
     long table_size;            // words of a packed table of one head
     float *K_x = nullptr, *Q_x = nullptr;  // packed tables of all heads
 
     Worker(const Arguments& a, long longest, bool amx)
-        : a(a), c_plan(a.K_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), -1),
-          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.reach, longest), 1), d(round_up(a.d, NR)),
+        : a(a), c_plan(a.K_r ? a.delta : nullptr, a.middle, std::min<long>(a.max_distance, longest), -1),
+          p_plan(a.Q_r ? a.delta : nullptr, a.middle, std::min<long>(a.max_distance, longest), 1), d(round_up(a.d, NR)),
           words(pairs ? d / 2 : d), amx(amx), factor(a.scale * LOG2E) {
         table_size = round_up(std::max(c_plan.rows, p_plan.rows), NR) * words;
         float* packed = shared_tables.get(2 * a.H * table_size + 1);
@@ -604,7 +604,7 @@ template <bool pairs> struct Worker {
         if (a.Q_r) Q_x = packed + a.H * table_size;
     }
 
-    // -- tensors of the caller
+    // -- input tensors
 
     template <class T> auto at(T* x, const int64_t* strides, long b, long h, long row) const {
         using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
@@ -623,7 +623,7 @@ template <bool pairs> struct Worker {
         if (a.dtype == FLOAT32) for (long t = 0; t < a.d; t++) static_cast<float*>(to)[t] = x[t] * factor;
         else for (long t = 0; t < a.d; t++) static_cast<uint16_t*>(to)[t] = to_bfloat16(x[t] * factor);
     }
-    // Rows [n, d] in float32 or pairs: where they are if that is what they are, else a copy; `ld` counts words
+    // Rows [n, d] in float32 or pairs, without a copy if they already have this form; `ld` is the stride in words
     const float* rows_of(const char* x, long stride, long n, Buffer& copy, long& ld) const {
         if (a.d == d && (a.dtype == FLOAT32 || (pairs && stride % 2 == 0))) {
             ld = pairs ? stride / 2 : stride;
@@ -661,7 +661,7 @@ template <bool pairs> struct Worker {
         micro<ADD>(x, ldx, y, NR, k, c, ldc);
     }
 
-    // -- what all tiles of a head share
+    // -- data shared by all tiles of a head
 
     struct Head {
         long b, h, batch, first;  // the sequence; where it begins
@@ -669,12 +669,12 @@ template <bool pairs> struct Worker {
         long width;               // n rounded up
         const float *k, *v;       // [n, words]
         long ldk, ldv;
-        const uint8_t *mask, *key_mask;  // of this head: by query and key, or by key alone
+        const uint8_t *mask, *key_mask;  // mask of this head by query and key, or only by key
         const int64_t* positions;
         const float *c_table, *p_table;
         float *kt, *bias;
-        uint64_t key;  // of dropout
-        // p2c of the keys near to the queries of a chunk, and of those far before and far behind a key; masks are in them
+        uint64_t key;  // key of dropout
+        // p2c of the keys near to the queries of a chunk, and for queries far before and far after a key; includes masks
         float *P, *low, *high;
         long near0, near1, ldp;
         float *d_low, *d_high;  // gradients of low and high
@@ -690,7 +690,7 @@ template <bool pairs> struct Worker {
         x.n = x.keys;
         if (a.mask) {
             const uint8_t* mask = a.mask + b * a.mask_strides[0] + h * a.mask_strides[1];
-            // A mask that is the same for all queries and one byte beside the other
+            // A contiguous mask that is equal for all queries
             if (a.mask_strides[2] == 0 && a.mask_strides[3] == 1) {
                 x.key_mask = mask;
                 while (x.n > 0 && !mask[x.n - 1]) x.n--;
@@ -705,10 +705,10 @@ template <bool pairs> struct Worker {
         x.c_table = K_x ? K_x + h * table_size : nullptr, x.p_table = Q_x ? Q_x + h * table_size : nullptr;
         pack_transposed(x.k, x.ldk, x.n, words, 1.0f, x.kt = scratch[KT].get(x.width * words + 1));
         if (a.bias) {  // by key - query, with room for the padding of tiles
-            const long reach = x.keys + TILE + 8;
-            x.bias = scratch[BIAS].get(2 * reach + 1) + reach;
+            const long max_distance = x.keys + TILE + 8;
+            x.bias = scratch[BIAS].get(2 * max_distance + 1) + max_distance;
             const float* bias = a.bias + h * (2 * a.middle + 1) + a.middle;
-            for (long u = -reach; u <= reach; u++)
+            for (long u = -max_distance; u <= max_distance; u++)
                 x.bias[u] = LOG2E / softmax_factor() * bias[std::clamp<long>(-u, -a.middle, a.middle)];
         }
         x.key = mix(a.seed ^ mix(b * a.H + h));
@@ -720,9 +720,9 @@ template <bool pairs> struct Worker {
 
     bool hidden(const Head& x, long j) const { return j >= x.n || (x.key_mask && !x.key_mask[j]); }
 
-    // P of the keys that are not far from all queries i0 ... i1 - 1, and the numbers of those that are far from some
+    // P of the keys that are not far from all queries i0 ... i1 - 1, and one number per key that is far from some of them
     void p2c(Head& x, long i0, long i1) const {
-        const long reach = p_plan.reach, n = x.n;
+        const long max_distance = p_plan.max_distance, n = x.n;
         if (!x.p_table) {
             for (long j = 0; j < x.width; j++) x.low[j] = x.high[j] = hidden(x, j) ? MASKED : 0.0f;
             return;
@@ -732,8 +732,8 @@ template <bool pairs> struct Worker {
         if (x.positions) {
             q0 = 0, q1 = x.keys;
         } else {
-            x.near0 = floor_to(std::max(0l, i0 - reach - 8), MR * 8);
-            x.near1 = std::min(x.width, round_up(i1 + TILE + reach + 8, 8));
+            x.near0 = floor_to(std::max(0l, i0 - max_distance - 8), MR * 8);
+            x.near1 = std::min(x.width, round_up(i1 + TILE + max_distance + 8, 8));
         }
         x.near0 = std::min(x.near0, x.near1);
         x.P = scratch[PS].get((x.near1 - x.near0 + MR + 8) * x.ldp + 16);
@@ -755,8 +755,8 @@ template <bool pairs> struct Worker {
                     multiply<false>(rows, ld, x.p_table + panel * NR * words, words, to, x.ldp);
                 }
         }
-        if (!x.positions && x.keys > reach) {
-            // One row of the table with each key: a product of a packed table's column with the packed keys
+        if (!x.positions && x.keys > max_distance) {
+            // One row of the table with each key: a product of a column of the packed table with the packed keys
             const auto far = [&](long row, long j0, long j1, float* to) {
                 const float* column = x.p_table + row / NR * NR * words + row % NR;
                 for (long j = floor_to(std::max(j0, 0l), NR); j < std::min(j1, x.width); j += VW) {
@@ -773,8 +773,8 @@ template <bool pairs> struct Worker {
                     store(to + j, sum);
                 }
             };
-            far(0, i0 + reach - 8, x.width, x.low);
-            far(p_plan.rows - 1, 0, i1 + TILE - reach + 8, x.high);
+            far(0, i0 + max_distance - 8, x.width, x.low);
+            far(p_plan.rows - 1, 0, i1 + TILE - max_distance + 8, x.high);
         }
         for (long j = 0; j < x.width; j++)
             if (hidden(x, j)) {
@@ -793,7 +793,7 @@ template <bool pairs> struct Worker {
         first = -high, last = x.width - 1 - low;
     }
 
-    // C[rows, D] = Q K_r^T, where the tile reaches; returns the columns that were computed
+    // C[rows, D] = Q K_r^T, only for rows of the table that the tile reads; returns the computed columns
     void c2p(const Head& x, const float* Q, long i0, long rows, long padded, long& c0, long& c1) const {
         c0 = c1 = 0;
         if (!x.c_table) return;
@@ -807,7 +807,7 @@ template <bool pairs> struct Worker {
             }
     }
 
-    bool is_far(long u0, long rows) const { return u0 - (rows - 1) >= c_plan.reach || u0 + 7 <= -c_plan.reach; }
+    bool is_far(long u0, long rows) const { return u0 - (rows - 1) >= c_plan.max_distance || u0 + 7 <= -c_plan.max_distance; }
 
     // S[rows, columns] += c2p + p2c + p2p for queries i0 ... and keys j0 ..., 8 x 8 at a time, so that few rows of P stay in L1
     void add_positions(const Head& x, float* S, long i0, long rows, long j0, long columns) const {
@@ -834,9 +834,9 @@ template <bool pairs> struct Worker {
 
     template <bool C2P, bool P2C>
     void add_terms(const Head& x, float* S, long i0, long rows, long j0, long columns) const {
-        const long reach = p_plan.reach + Plan::MARGIN;
+        const long max_distance = p_plan.max_distance + Plan::MARGIN;
         for (long j = 0; j < columns; j += 8) {
-            const long u0 = j0 + j - i0;  // key - query, first of both
+            const long u0 = j0 + j - i0;  // first key - first query
             if (is_far(u0, rows)) {
                 const v8 far = load<v8>((u0 > 0 ? x.low : x.high) + j0 + j);
                 const float* c = x.C + (u0 > 0 ? c_plan.rows - 1 : 0);
@@ -852,7 +852,7 @@ template <bool pairs> struct Worker {
 #pragma GCC unroll 8
                     for (int e = 0; e < 8; e++) {
                         y[e] = p_plan.expand(P + e * x.ldp, -(u + e));
-                        __builtin_prefetch(P + (8 + e) * x.ldp + p_plan.base[reach - (u + e)]);
+                        __builtin_prefetch(P + (8 + e) * x.ldp + p_plan.base[max_distance - (u + e)]);
                     }
                     transpose8(y);
                 } else {
@@ -869,7 +869,7 @@ template <bool pairs> struct Worker {
         }
     }
 
-    // Queries at any positions: p2c of neighbouring keys lies in different rows of P
+    // Queries at any positions: p2c of adjacent keys is in different rows of P
     void add_at_positions(const Head& x, float* S, long i0, long rows, long j0, long columns) const {
         for (long r = 0; r < rows; r++) {
             const long i = x.positions[i0 + r];
@@ -943,13 +943,13 @@ template <bool pairs> struct Worker {
         top = best, sum += total;
     }
 
-    // Queries first ... last - 1 of a head; both are multiples of TILE or the end
+    // Compute queries first ... last - 1 of a head; both are multiples of TILE or the end
     void forward(long b, long h, long first, long last) const {
         Head x = head(b, h);
         last = std::min(last, x.queries);
         if (first >= last) return;
         const long step = pairs ? 2 : 1, height = x.width / step;
-        float* vp = scratch[VT].get(height * d + 1);  // [d / NR][height][NR]; of pairs, a word has two keys
+        float* vp = scratch[VT].get(height * d + 1);  // [d / NR][height][NR]; for pairs, a word has two keys
         const auto values = [&](long j, long t) {
             const auto* row = reinterpret_cast<const char*>(x.v + j * x.ldv);
             return j < x.n ? __builtin_convertvector(load<vh>(row + 2 * t), vu) : vu{};
@@ -988,7 +988,7 @@ template <bool pairs> struct Worker {
             }
             for (long r = 0; r < rows; r++) {
                 const float factor = a.dropout > 0 ? kept() : 1.0f;
-                // A row that sees nothing gives zeros, NaN stays NaN.
+                // A fully masked row gives zeros; NaN stays NaN.
                 const bool blind = top[r] <= 0.5f * MASKED && sum[r] == sum[r];
                 if (blind) memset(O + r * d, 0, d * 4);
                 write(O + r * d, at(a.out, a.out_strides, x.batch, h, x.first + i0 + r), blind ? 0.0f : factor / sum[r]);
@@ -999,7 +999,7 @@ template <bool pairs> struct Worker {
 
     long lse_index(const Head& x) const { return a.starts ? x.h * a.M + x.first : (x.b * a.H + x.h) * a.M; }
 
-    // Rows of a tile in float32, times a factor, or in pairs without it; zeros behind them
+    // Copy rows of a tile in float32, times a factor, or in pairs without the factor; pad with zeros
     void load_tile(const char* from, long stride, long rows, float* to, float factor) const {
         for (long r = 0; r < TILE; r++) {
             if (r >= rows) {
@@ -1024,11 +1024,11 @@ template <bool pairs> struct Worker {
             for (long r = 0; r < m; r += MR) micro<true>(x + r * lda, lda, y + t, d, k, c + r * d + t, d, step);
     }
 
-    // Rows of the tables' gradients that one task sums up
+    // Rows of the tables' gradients that one task sums
     long sum_rows() const { return std::max(c_plan.width(), p_plan.width()) + MR; }
     long sum_size() const { return 2 * sum_rows() * d + (a.d_bias ? 2 * a.middle + 1 : 0); }
 
-    // Queries first ... last - 1 of a head. dk and dv [keys, d] and the sums of the tables' gradients are added to.
+    // Compute queries first ... last - 1 of a head; add to dk and dv [keys, d] and to the sums of the tables' gradients.
     void backward(long b, long h, long first, long last, float* dk, float* dv, float* sums) const {
         Head x = head(b, h);
         last = std::min(last, x.queries);
@@ -1037,7 +1037,7 @@ template <bool pairs> struct Worker {
         const long tall = round_up(x.width, MR) + MR;
         float* vt = scratch[VT].get(x.width * d + 1);
         pack_transposed(x.v, x.ldv, x.n, d, 1.0f, vt);
-        float* kr = scratch[KALL].get(tall * d);  // keys in one piece, zeros behind them
+        float* kr = scratch[KALL].get(tall * d);  // contiguous keys, padded with zeros
         for (long j = 0; j < x.n; j++) memcpy(kr + j * d, x.k + j * x.ldk, d * 4);
         memset(kr + x.n * d, 0, (tall - x.n) * d * 4);
         // The tables in the order of the plans
@@ -1074,7 +1074,7 @@ template <bool pairs> struct Worker {
                 }
                 inner[r] = sum_of(sum);
                 lse[r] = r < rows ? a.lse[lse_index(x) + i0 + r] : -INFINITY;
-                if (lse[r] == -INFINITY) lse[r] = INFINITY;  // sees nothing
+                if (lse[r] == -INFINITY) lse[r] = INFINITY;  // fully masked
             }
             long c0, c1;
             c2p(x, Q, i0, rows, padded, c0, c1);
@@ -1120,14 +1120,14 @@ template <bool pairs> struct Worker {
             if (!ends || !x.p_table) continue;
             const long chunk = floor_to(i0 - first, CHUNK) + first;  // where the chunk begins
             const long q0 = x.positions ? 0 : chunk, q1 = x.positions ? x.keys : i0 + rows;
-            for (long j0 = x.near0; j0 < std::min(x.near1, x.n); j0 += 8 * MR) {  // rows of the table that these keys reach
+            for (long j0 = x.near0; j0 < std::min(x.near1, x.n); j0 += 8 * MR) {  // table rows that these keys read
                 const long j1 = std::min({j0 + 8 * MR, x.near1, x.n});
                 const long p0 = p_plan.row(q0 - (j1 - 1)) / NR * NR, p1 = round_up(p_plan.row(q1 - 1 - j0) + 1, NR);
                 const float* from = dP + (j0 - x.near0) * x.ldp + p0;
                 product(from, x.ldp, 1, Q_rows + p0 * d, j1 - j0, std::min(p1, p_plan.rows) - p0, dk + j0 * d);
                 product(from, 1, x.ldp, kr + j0 * d, p1 - p0, j1 - j0, d_Q_x + p0 * d);
             }
-            if (x.positions || x.keys <= p_plan.reach) continue;
+            if (x.positions || x.keys <= p_plan.max_distance) continue;
             const auto far = [&](const float* gradient, long row, long j0, long j1) {
                 for (long j = std::max(j0, 0l); j < std::min(j1, x.n); j++)
                     for (long t = 0; t < d; t += VW) {
@@ -1136,10 +1136,10 @@ template <bool pairs> struct Worker {
                         store(table, load<vf>(table) + gradient[j] * load<vf>(kr + j * d + t));
                     }
             };
-            far(x.d_low, 0, chunk + p_plan.reach - 8, x.n);
-            far(x.d_high, p_plan.rows - 1, 0, i0 + TILE - p_plan.reach + 8);
+            far(x.d_low, 0, chunk + p_plan.max_distance - 8, x.n);
+            far(x.d_high, p_plan.rows - 1, 0, i0 + TILE - p_plan.max_distance + 8);
         }
-        // Products write up to MR rows more.
+        // Products write up to MR additional rows.
         memset(dk + x.n * d, 0, (tall - x.n) * d * 4), memset(dv + x.n * d, 0, (tall - x.n) * d * 4);
         if (db)
             for (long u = -bias_reach; u <= bias_reach; u++)
@@ -1185,7 +1185,7 @@ template <bool pairs> struct Worker {
             return;
         }
         rows = round_up(rows, 8);
-        v8 sums[2][TILE];  // of far keys before and behind
+        v8 sums[2][TILE];  // sums over far keys before and after
         bool any[2] = {false, false};
         for (long j = 0; j < columns; j += 8) {
             const long u0 = j0 + j - i0;
@@ -1238,10 +1238,10 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = 
     for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
         for (long row : plan->order)
             if (row < 0 || row >= a.R) return NOT_SERVED;
-    // Little work is done sooner than other threads wake up.
+    // A small amount of work is done before other threads wake up.
     const double products = double(a.B) * a.H * queries * longest * a.d;
     const long threads = products < 3e5 ? 1 : std::max<int64_t>(1, a.threads);
-    // Heads of sequences are split where they are too few for the threads.
+    // Heads of sequences are split if there are fewer than threads.
     const long heads = a.B * a.H, tiles = (queries + TILE - 1) / TILE;
     const long splits = heads >= 2 * threads ? 1 : std::min((2 * threads + heads - 1) / heads, tiles);
     const long part = round_up((queries + splits - 1) / splits, TILE);
@@ -1258,8 +1258,8 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = 
         return done ? DONE : NO_MEMORY;
     }
 
-    // A task is some sequences, or parts of them, of one head. Sums over tasks are made in their order, so that a result depends
-    // on nothing but the number of threads.
+    // A task is some sequences, or parts of them, of one head. Sums over tasks have a fixed order, so that results depend
+    // only on the number of threads.
     const long units = a.B * splits, groups = std::min<long>(units, a.H >= 2 * threads ? 1 : (2 * threads + a.H - 1) / a.H);
     const long sum_size = worker.sum_size(), rows = round_up(round_up(longest, NR), MR) + MR, keys_size = 2 * rows * worker.d;
     float* sums = groups > 1 ? shared_sums.zeros(a.H * groups * sum_size) : nullptr;

@@ -215,7 +215,7 @@ GAP = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1
         (attention_parts, {}, GAP | {"attention_mask": torch.ones(1, 7)}, {}, r"attention_mask must be \[1, 8\]"),
         (attention_parts, {}, IDS, dict(layer=3), "there is no layer 3: the model has layers 0 to 2"),
         (position_profile, {}, IDS, dict(layer=-4), "there is no layer -4"),
-        (attention_parts, SHORT, IDS, {}, "the input has 8 tokens, but the absolute position table ends at"),
+        (attention_parts, SHORT, IDS, {}, "the input must have at most max_position_embeddings"),
         (position_profile, ABSOLUTE, IDS, {}, "the model has no relative positions"),
     ],
 )

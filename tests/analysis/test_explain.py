@@ -342,7 +342,7 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
         ("base", ["--head", "4"], "there is no head 4: layer 2 has heads 0 to 3"),
         ("base", ["--position_profile", "--head", "4"], "there is no head 4: the model has heads 0 to 3"),
         ("base", ["--text", " "], "--text is empty"),
-        ("absolute", ["--text", "w7 " * 7], "the input has 9 tokens, but the absolute position table ends at"),
+        ("absolute", ["--text", "w7 " * 7], "the input must have at most max_position_embeddings"),
     ],
 )
 def test_what_cannot_be_drawn_is_named_and_nothing_is_written(kind, flags, message, folders, tmp_path, capsys):

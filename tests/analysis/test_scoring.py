@@ -226,7 +226,7 @@ def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config
     small = DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30))
     for model, message in (
         (classifier, "BertForSequenceClassification gives logits"),
-        (small, r"the tokenizer has .* tokens .* but the model only 30 rows"),
+        (small, r"the tokenizer has .* tokens .* but the model only has 30 rows"),
     ):
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, TEXTS)

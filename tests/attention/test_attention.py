@@ -24,7 +24,7 @@ def eager(Q_c, K_c, V_c, **options):
 
 
 def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
-    """Eq. (4), one element at a time."""
+    """Compute Eq. (4) one element at a time."""
     B, H, N, _ = Q_c.shape
     out = torch.zeros_like(V_c)
     for b, h, i in itertools.product(range(B), range(H), range(N)):
@@ -47,7 +47,7 @@ def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
 
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
 def test_every_subset_of_terms_equals_the_equation(terms):
-    """p2c with delta(i, j), not the paper's delta(j, i): released weights want the same index in both terms."""
+    """Check that p2c uses delta(i, j) and not the paper's delta(j, i), as released weights require."""
     Q_c, K_c, V_c, position = random_inputs()
     scale = 1 / math.sqrt(4 * (1 + len(terms)))
     out, probs = eager(Q_c, K_c, V_c, **position, terms=terms, scale=scale)

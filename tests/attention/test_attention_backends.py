@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every backend that runs on CPU against the equation as written: outputs, gradients, dropout, memory, whole models."""
+"""Compare every CPU backend with the equation: outputs, gradients, dropout, memory, whole models."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from hf_deberta_ext import AttentionInputs, DebertaExtForMaskedLM, DebertaExtMod
 
 NAMES = ("Q_c", "K_c", "V_c", "K_r", "Q_r")
 LENGTHS = (1, 2, 31, 33, 64, 65, 127, 129, 256, 257, 513, 700)
-# Beside them, on a GPU.
+# Additional backends on a GPU.
 MORE_LENGTHS = (32, 63, 128, 255, 511, 512, 1025, 1100, 2100)
 MASKS = ("none", "right", "left", "documents", "dead-row")
 TERMS = (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2p",), ())
@@ -29,7 +29,7 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def run(backend, leaves, options, dtype=None):
-    """Output and the gradients of the five leaves, for a weight of each output that depends on shapes alone."""
+    """Return the output and the gradients of the five leaves. The loss weights depend only on shapes."""
     leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in leaves]
     out = call(backend, leaves, options)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
@@ -60,7 +60,7 @@ def assert_same(backend, leaves, options, relative_error, tolerance=1e-5):
 
         error = error_of(f"{backend}, gradients", gradient)
         if error >= tolerance:
-            # Where the gradients of keys cancel each other, eager is hardly better: worst of 7,660 gradients 3.9 times.
+            # If gradients of keys cancel, eager is hardly better: 3.9 times was the worst of 7,660 gradients.
             eager = run("eager", leaves, options)[1][place]
             assert error < 5 * error_of("eager, gradients", eager), name
 
@@ -99,7 +99,7 @@ def test_outputs_and_gradients_equal_eager(N, mask, terms, table, backend, relat
 )
 def test_outputs_and_gradients_equal_eager_everywhere(N, device, backend, relative_error):
     cases = [*itertools.product(MASKS, TERMS, TABLES)]
-    # A long one takes seconds.
+    # A long input takes seconds.
     for mask, terms, table in cases[N % 3 :: 7 if N > 2000 else 3 if N > 1000 else 1]:
         leaves, options = make_inputs(N, terms, table, mask, d=16, seed=N, device=device)
         assert_same(backend, leaves, options, relative_error)
@@ -109,15 +109,16 @@ REMAINDERS = [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (612, 617
 
 
 @backends
-@pytest.mark.parametrize("reach", [40, None], ids=["saturated", "unknown-reach"])
+@pytest.mark.parametrize("max_distance", [40, None], ids=["saturated", "unknown-max_distance"])
 @pytest.mark.parametrize(("first", "last"), REMAINDERS)
-def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, reach, backend, relative_error):
-    """Tables of "blocked" ended before the last tile of keys where N was a little more than a multiple of the tile."""
+def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, max_distance, backend, relative_error):
+    """Regression test: the tables of "blocked" ended before the last tile of keys if N was slightly more than a multiple
+    of the tile."""
     for N in range(first, last):
         leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), "clamped", d=16 if backend == "native" else 4, seed=N)
         with torch.no_grad():
             leaves = [x[:1, :1] if x.dim() == 4 else x[:1] for x in leaves]
-            ours = call(backend, leaves, options | dict(reach=reach))
+            ours = call(backend, leaves, options | dict(max_distance=max_distance))
             assert relative_error(backend, ours, call("eager", leaves, options)) < 1e-5, N
 
 
@@ -126,7 +127,7 @@ def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, reach,
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("N", [7, 33, 128, 300])
 def test_p2p_beside_other_terms_and_a_longer_delta_equal_eager(terms, table, N, backend, relative_error):
-    """delta may be longer than the keys, L > N: a batch padded to a common table, documents of a stream."""
+    """Test delta with L > N too, as for a batch padded to a common table, or for documents of a stream."""
     leaves, options = make_inputs(N, terms, table, mask="right", length=N + 90)
     assert_same(backend, leaves, options, relative_error)
     exact = make_inputs(N, terms, table, mask="right")[1]
@@ -162,7 +163,7 @@ def test_one_argument_alone_may_need_a_gradient(name, backend):
 def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_error):
     leaves, options = make_inputs(N, ("c2p", "p2c"), mask=mask, dtype=dtype)
     if backend == "native" and dtype == torch.float16:
-        with pytest.raises(ValueError, match="serves float32 and bfloat16"):
+        with pytest.raises(ValueError, match="expects float32 or bfloat16"):
             call(backend, leaves, options)
         return
     exact, exact_gradients = run("eager", leaves, options, torch.float64)
@@ -192,7 +193,8 @@ def test_logits_stay_in_float32_under_autocast(backend):
 
 
 def probabilities(backend, leaves, options, *, seed=0, **more):
-    """[B, H, N, N] after dropout: the outputs where V_c is the identity, as many of its columns at a time as a head has."""
+    """Return the probabilities after dropout, [B, H, N, N]: outputs with the identity as V_c, head size columns at a
+    time."""
     N, d = leaves[2].shape[2:]
     parts = []
     for columns in torch.eye(N).split(d, dim=1):
@@ -207,7 +209,7 @@ def probabilities(backend, leaves, options, *, seed=0, **more):
 @pytest.mark.parametrize("N", [64, 160])
 def test_dropout_has_its_exact_rate_everywhere_and_follows_the_seed(N, backend):
     leaves, options = make_inputs(N, ("c2p", "p2c"))
-    # No probability is so small that it is 0.
+    # No probability underflows to 0.
     options["scale"] = 0.01
     clean, out = (probabilities(backend, leaves, options, dropout_p=p) for p in (0.0, 0.25))
     dropped, second = out == 0, probabilities(backend, leaves, options, dropout_p=0.25, seed=1) == 0
@@ -221,7 +223,7 @@ def test_dropout_has_its_exact_rate_everywhere_and_follows_the_seed(N, backend):
         rates = dropped.double().mean([other for other in range(4) if other != axis])
         assert (rates - 0.25).abs().max() < 5.5 * sigma * math.sqrt(len(rates))
     assert torch.allclose(out[~dropped], clean[~dropped] / 0.75, rtol=1e-4)
-    # Neither seeds nor heads nor sequences share a mask.
+    # Different seeds, heads and sequences have different masks.
     masks = torch.cat([dropped.flatten(0, 1), second.flatten(0, 1)]).flatten(1).double()
     same = (masks[:, None] == masks).double().mean(-1)[~torch.eye(len(masks)).bool()]
     assert (same - 0.25**2 - 0.75**2).abs().max() < 0.1
@@ -243,7 +245,7 @@ def test_dropout_gradients_are_those_of_the_equation_with_the_dropout_of_the_for
     torch.manual_seed(5)
     out = call(backend, leaves, options, dropout_p=0.3)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
-    # Between the passes others draw random numbers.
+    # Other code draws random numbers between the passes.
     torch.rand(7)
     gradients = torch.autograd.grad((out * weight).sum(), leaves)
     exact = [x.detach().double().requires_grad_() for x in leaves]
@@ -274,7 +276,7 @@ def test_no_tensor_of_all_scores_is_made_or_kept(dropout_p, backend):
     assert max(elements for *_, elements in watch.seen) < N * N < B * H * N * N
 
 
-# Whole models. Unpadding is off, so that a backend sees the mask.
+# Whole models, without unpadding, so that a backend gets the mask.
 
 MODELS = {
     "v1": ("v1", dict()),
@@ -289,7 +291,7 @@ SIZES = dict(max_position_embeddings=160, max_relative_positions=64, num_attenti
 
 
 def compare_models(build, loss_of, backend, relative_error):
-    """Output and gradients of every parameter with a backend, against the same model in float64 with "eager"."""
+    """Compare the output and the gradients of every parameter with the same model in float64 with "eager"."""
     results = {}
     for name in ("exact", "eager", backend):
         model = build().train()
@@ -306,12 +308,12 @@ def compare_models(build, loss_of, backend, relative_error):
     vanishing = []
     for name, wanted in exact_gradients.items():
         if wanted.norm() < 1e-9 * total:
-            # Softmax does not see what is the same for all keys.
+            # Softmax is invariant to a number that is equal for all keys.
             assert gradients[name].norm() < 1e-5 * total, name
             vanishing.append(name)
             continue
         limit = max(1e-5, 2 * relative_error("model, eager", whole(eager_gradients[name]), whole(wanted)))
-        # Below float32's rounding of the largest gradient: biases of keys are what is left of sums that cancel each other.
+        # Below float32's rounding of the largest gradient: gradients of key biases are remainders of cancelling sums.
         limit = max(limit, float(1e-7 * total / wanted.norm()))
         assert relative_error(f"{label}, gradients", whole(gradients[name]), whole(wanted)) < limit, name
     assert all(name.endswith("key_proj.bias") for name in vanishing), vanishing
@@ -342,7 +344,7 @@ def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, sha
 def test_masked_lm_equals_eager_with_every_query_stream(
     kind, flat, decoded, backend, tiny_config, shake, batch, relative_error
 ):
-    """The Enhanced Mask Decoder, on all positions or on labelled ones; `flat` is the shape of the mask."""
+    """Test the Enhanced Mask Decoder on all or only on labelled positions; `flat` is the shape of the mask."""
     ids, mask = batch(2, 140, [140, 90])
     share = dict(all=0.5, half=0.5, few=0.1)[decoded]
     chosen = (torch.rand(2, 140, generator=torch.Generator().manual_seed(1)) < share) & mask.bool()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a backend by name and by itself, refused names, and cached position projections at inference."""
+"""Choice of a backend by name or automatically, refused names, and cached position projections at inference."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ def served(model):
 
 @pytest.fixture
 def tiny_config(tiny_config):
-    """With heads wide enough for every backend."""
+    """Return a `tiny_config` with heads that are wide enough for every backend."""
     return functools.partial(tiny_config, num_attention_heads=2)
 
 
@@ -81,7 +81,7 @@ def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
         assert relative_error("switching backends", states, results["eager"], mask.bool()) < 1e-5
 
 
-UNKNOWN = f"is not one of {', '.join(map(repr, BACKENDS))}; without it"
+UNKNOWN = f"must be one of {', '.join(map(repr, BACKENDS))}, got"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUDA")
 
 
@@ -89,11 +89,15 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUD
     ("name", "message"),
     [
         *((name, UNKNOWN) for name in ("fast", "flash_attention_2", "paged|eager", "kernels-community/x", "me/k:f", "")),
-        pytest.param("triton", r"'triton' cannot serve this model here: .*; 'eager', 'sdpa', 'blocked'.* can", marks=NO_GPU),
+        pytest.param(
+            "triton",
+            r"'triton' does not support this model on this machine: .*; use 'eager', 'sdpa', 'blocked'",
+            marks=NO_GPU,
+        ),
     ],
 )
 def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config):
-    """transformers claims some of these names; none of them reaches its own attention, or its loader of kernels."""
+    """Check that names that transformers uses select neither its attention nor its loader of Hub kernels."""
     model = DebertaExtModel.from_pretrained(folder, attn_implementation="blocked")
     config = json.loads((folder / "config.json").read_text())
     for set_name in (
@@ -112,12 +116,12 @@ def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("native", dict(dtype=torch.float16), "serves float32 and bfloat16, not float16; 'eager', 'sdpa', 'blocked'.* can"),
-        ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; 'eager', 'sdpa', 'blocked'.* can"),
-        ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; 'eager'"),
-        ("blocked", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
-        ("sdpa", dict(needs_probs=True), "does not return attention probabilities; 'eager' can"),
-        ("fast", dict(), "'fast' is not one of"),
+        ("native", dict(dtype=torch.float16), "supports float32 and bfloat16, not float16; use 'eager', 'sdpa', 'blocked'"),
+        ("native", dict(head_size=8), "head sizes from 16 to 128, not 8; use 'eager', 'sdpa', 'blocked'"),
+        ("native", dict(device=torch.device("meta")), "runs on cpu, not on meta; use 'eager'"),
+        ("blocked", dict(needs_probs=True), "does not return attention probabilities; use 'eager'"),
+        ("sdpa", dict(needs_probs=True), "does not return attention probabilities; use 'eager'"),
+        ("fast", dict(), "must be one of .*, got 'fast'"),
     ],
 )
 def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config, batch):
@@ -125,7 +129,7 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
         choose_backend(name, **(CALL | arguments))
     if name in NAMES:
         model = DebertaExtModel(tiny_config(attn_implementation=name))
-        with pytest.raises(ValueError, match=f"'{name}' cannot serve this: it {message}"):
+        with pytest.raises(ValueError, match=f"'{name}' does not support this: it {message}"):
             model(batch(1, 9)[0], output_attentions=True)
 
 
@@ -168,7 +172,7 @@ def test_without_its_operator_native_is_refused_by_name_and_others_are_chosen(mo
     monkeypatch.setattr(attention_native, "registered", lambda: False)
     for few, name in ((0.1, "eager"), (1.0, "blocked")):
         assert choose_backend("auto", **CALL, query_share=few)[0] == name
-    with pytest.raises(ValueError, match=r"not registered: import hf_deberta_ext, .*; 'eager', 'sdpa', 'blocked'.* can"):
+    with pytest.raises(ValueError, match=r"not registered: import hf_deberta_ext, .*; use 'eager', 'sdpa', 'blocked'"):
         choose_backend("native", **CALL)
 
 
@@ -188,7 +192,7 @@ def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, rel
 
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "after-a-call"])
 def test_a_traced_model_is_eager_and_caches_no_projection(warm, tiny_config, shake, batch):
-    """torch.jit.trace: cached tensors would become constants of the graph, which weights can no longer change."""
+    """Check that torch.jit.trace does not turn cached tensors into constants, which weights could no longer change."""
     model = shake(DebertaExtModel(tiny_config("v3")))
     model.set_unpadding(False)
     model.config.return_dict = False
@@ -208,7 +212,7 @@ def test_a_traced_model_is_eager_and_caches_no_projection(warm, tiny_config, sha
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_compile_has_no_graph_break_with_the_default_choice(grad, tiny_config, shake, batch):
-    """As it comes: nothing is switched off by hand."""
+    """Check the default settings, without disabling anything by hand."""
     model = shake(DebertaExtForMaskedLM(tiny_config("v3")))
     ids, mask = batch(2, 20, [20, 11])
     torch._dynamo.reset()
@@ -232,7 +236,7 @@ def test_compile_names_what_a_named_backend_cannot_do(tiny_config, batch):
 
 
 def test_dropout_that_is_switched_on_alone_drops(tiny_config, shake, batch):
-    """Monte Carlo dropout: the model in eval mode, its Dropout modules in training mode."""
+    """Test Monte Carlo dropout: the model is in eval mode, its Dropout modules are in training mode."""
     ids, _ = batch(1, 20)
     for option in ("attention_probs_dropout_prob", "hidden_dropout_prob"):
         model = shake(DebertaExtModel(tiny_config("v3", **{option: 0.3})))
@@ -257,7 +261,7 @@ def clear_caches(model):
 
 @pytest.fixture
 def table_projections(model, monkeypatch):
-    """Counts the projections of the whole relative table: a list that grows."""
+    """Count the projections of the whole relative table in a list that grows."""
     calls, linear = [], torch.nn.Linear.forward
 
     def forward(module, x):
@@ -271,7 +275,7 @@ def table_projections(model, monkeypatch):
 
 @pytest.mark.parametrize("place", ["module", "inner module"])
 def test_hooks_of_a_calibration_see_the_inputs_of_the_model_alone(model, batch, place):
-    """A probe of one row that no text gave went through them."""
+    """Regression test: hooks received a probe row that did not come from a text."""
     seen, module, ids = [], projection(model), batch(2, 9)[0]
     if place == "inner module":
         setattr(model.encoder.layer[1].attention.self, projection_name(model), torch.nn.Sequential(module))
@@ -391,7 +395,7 @@ def test_cached_projections_follow_every_change(change, model, batch):
 
 
 def test_cached_projections_follow_autocast_and_functional_calls(model, batch):
-    """torch.func: other parameters for one call alone."""
+    """Check torch.func calls, which replace parameters only for one call."""
     ids, mask = batch(2, 20, [20, 19])
     model.set_attn_implementation("eager")
     parameters = {name: x.detach() * 1.3 for name, x in model.named_parameters()}
@@ -442,7 +446,7 @@ def test_cached_projections_follow_adapters(kind, tiny_config, shake, batch):
     plain = check(base)
     targets = ["query_proj", "key_proj"] + ["pos_key_proj", "pos_query_proj"] * (kind == "v1")
     model = peft.get_peft_model(base, peft.LoraConfig(target_modules=targets, r=2)).eval()
-    # Adapters begin at zero.
+    # Adapters are initialised to zero.
     assert torch.allclose(check(model), plain, atol=1e-5)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -486,7 +490,8 @@ def test_the_guides_have_the_table_of_backends():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_stacked_models_and_tangents_of_torch_func(model, batch, mode):
-    """In eval mode without gradients the cached projections read the addresses of weights, which a transform has not."""
+    """Regression test: in eval mode without gradients, cached projections read the addresses of weights, which do not
+    exist in a torch.func transform."""
     ids, mask = batch(2, 9)
     models = [model, copy.deepcopy(model)]
     models[1].load_state_dict({name: x * 1.5 for name, x in model.state_dict().items()})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native kernel: every instruction set, shape and option against the equation, threads, sanitizers, and its build."""
+"""The native kernel: every instruction set, shape and option against the equation, threads, sanitizers, and the build."""
 
 import gc
 import os
@@ -38,7 +38,7 @@ def instruction_set(request, monkeypatch):
 
 
 def random_call(seed):
-    """Leaves, arguments of "native", and what "eager" takes instead of cu_seqlens."""
+    """Return leaves, arguments for "native", and the arguments for "eager" that replace cu_seqlens."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     kind = draw.choice(["plain", "plain", "packed", "decoded"])
     B, H, d = draw.randint(1, 3), draw.randint(1, 3), draw.choice([16, 64, 128, draw.randint(16, 128)])
@@ -63,7 +63,7 @@ def random_call(seed):
     longest = max(lengths) if kind == "packed" else N
     terms = draw.choice(ALL_TERMS)
     options = dict(terms=terms, scale=(d * (1 + len(terms))) ** -0.5, delta=position(longest + draw.choice([0, 0, 7])))
-    ours, theirs = dict(reach=draw.choice([distance, None])), {}
+    ours, theirs = dict(max_distance=draw.choice([distance, None])), {}
     if kind == "packed":
         documents = torch.arange(B * len(lengths)).repeat_interleave(torch.tensor(lengths))
         ours["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -78,7 +78,7 @@ def random_call(seed):
 
 
 def results_of(seed, dtype):
-    """Output and gradients of "native" in this dtype, and of "eager" in float64 from the same numbers."""
+    """Return outputs and gradients of "native" in this dtype, and of "eager" in float64 for the same inputs."""
     leaves, ours, theirs = random_call(seed)
     results = []
     for backend, computed, options in (("native", dtype, ours), ("eager", torch.float64, theirs)):
@@ -94,7 +94,7 @@ def compare(seed, relative_error):
     results = results_of(seed, torch.float32)
     largest = max(x.norm() for x in results[1])
     for ours, wanted in zip(*results, strict=True):
-        # Where one key is seen, gradients of scores are nothing but rounding.
+        # With one key, gradients of scores are only rounding errors.
         if wanted.norm() > 1e-3 * largest:
             assert relative_error("native, random calls", whole(ours), whole(wanted)) < 2e-5, seed
         else:
@@ -111,7 +111,7 @@ def test_random_calls_equal_the_equation_on_every_instruction_set(seed, instruct
 def test_bfloat16_costs_no_more_than_the_rounding_of_results_and_probabilities(seed, instruction_set, relative_error):
     for number in seed if isinstance(seed, range) else [seed]:
         (out, *gradients), (wanted, *wanted_gradients) = results_of(number, torch.bfloat16)
-        # Rounding to bfloat16 alone has 1.7e-3.
+        # Rounding to bfloat16 has an error of 1.7e-3.
         assert relative_error("native, bfloat16", whole(out), whole(wanted)) < 3e-3, number
         largest = max(x.norm() for x in wanted_gradients)
         for ours, theirs in zip(gradients, wanted_gradients, strict=True):
@@ -143,7 +143,7 @@ def test_tensors_that_do_not_fit_are_refused_before_the_kernel_reads_them(change
 def test_second_derivatives_are_refused_by_name():
     leaves, options = make_inputs(9, ("c2p", "p2c"))
     (gradient,) = torch.autograd.grad(call("native", leaves, options).square().sum(), leaves[0], create_graph=True)
-    with pytest.raises(ValueError, match="native attention has no second derivatives; attn_implementation = 'eager' has"):
+    with pytest.raises(ValueError, match="native attention has no second derivatives; use attn_implementation = 'eager'"):
         gradient.sum().backward()
 
 
@@ -160,7 +160,7 @@ def test_checkpointing_draws_the_dropout_of_the_forward_again():
 
 @needs_library
 def test_tensors_of_mixed_dtypes_are_computed_in_float32(relative_error):
-    """Under autocast, tables or biases may be wider than projections."""
+    """Test tables or biases with a wider dtype than projections, as under autocast."""
     leaves, options = make_inputs(40, ("c2p", "p2c", "p2p"))
     mixed = [x.bfloat16() if place < 3 else x for place, x in enumerate(leaves)]
     out = call("native", mixed, options)
@@ -195,7 +195,7 @@ def test_remote_code_takes_the_operator_of_the_installed_package(tiny_config, sh
 @needs_compiler
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["no-dropout", "dropout"])
 def test_compiled_training_has_no_graph_break(dropout, tiny_config, shake, batch):
-    """Inductor, several lengths; dropout is drawn anew in each call and again from the seed."""
+    """Test Inductor with several lengths. Each call draws new dropout; the same seed repeats it."""
     config = tiny_config("v3", num_attention_heads=2, attention_probs_dropout_prob=dropout)
     model = shake(DebertaExtModel(config)).train()
     torch._dynamo.reset()
@@ -219,7 +219,7 @@ def test_compiled_training_has_no_graph_break(dropout, tiny_config, shake, batch
 @pytest.mark.slow
 @pytest.mark.parametrize(("N", "mask"), [(50, "right"), (300, "documents"), (1500, "none")])
 def test_one_two_and_three_threads_give_the_same(N, mask, relative_error):
-    """Up to the order of sums, and for one number of threads to the last bit."""
+    """Check equality up to the order of sums, and bitwise equality for an equal number of threads."""
     leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), mask=mask, d=32)
     before, results = torch.get_num_threads(), {}
     try:
@@ -247,7 +247,7 @@ def test_a_thousand_calls_leave_no_memory_behind():
         if number in (100, 1100):
             gc.collect()
             sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * page)
-    # A leak of one row of 4 kB a call would be that much.
+    # Leaking one row of 4 kB per call would exceed this.
     assert sizes[1] - sizes[0] < 4e6
 
 
@@ -306,11 +306,11 @@ def compile_program(compiler: str, program: Path, *flags: str) -> Path:
 @needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing_on_any_instruction_set(sanitizer, tmp_path):
-    """Every tensor at the end of its memory; TSan knows the kernel's own threads, not those of OpenMP."""
+    """Place every tensor at the end of its memory. TSan supports the kernel's own threads, but not OpenMP."""
     program = tmp_path / "program"
     flags = ["-O1", "-g", f"-fsanitize={sanitizer}", *["-fno-sanitize-recover=undefined"] * ("undefined" in sanitizer)]
     compile_program("g++", program, *flags)
-    # TSan does not know every layout of addresses that kernels draw.
+    # TSan does not support every random address layout of the kernel.
     fixed = ["setarch", "-R"] if shutil.which("setarch") else []
     environment = os.environ | {"DEBERTA_EXT_NATIVE_OPENMP": "0"}
     done = subprocess.run([*fixed, program, "20"], capture_output=True, text=True, timeout=900, env=environment)
@@ -324,7 +324,7 @@ def test_sanitizers_find_nothing_on_any_instruction_set(sanitizer, tmp_path):
     reason="no compiler and emulator of arm64: Debian's packages g++-aarch64-linux-gnu and qemu-user-static",
 )
 def test_neon_gives_the_results_of_the_generic_code(tmp_path):
-    """Of random shapes and options, emulated: size and projection of outputs and all gradients."""
+    """Compare norms and projections of outputs and all gradients, for random shapes and options, under emulation."""
     environment = os.environ | {"DEBERTA_EXT_NATIVE_OPENMP": "0"}
     results = []
     emulator = ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"]
@@ -344,7 +344,8 @@ def test_neon_gives_the_results_of_the_generic_code(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler, id="compiler"), False])
 def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
-    """For any Python 3 of the platform; without a compiler it has no library, and says so where it is asked."""
+    """Check that the wheel supports any Python 3 of the platform. Without a compiler, it has no library and reports the
+    reason."""
     pytest.importorskip("setuptools", minversion="77")
     copy = shutil.copytree(
         ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")

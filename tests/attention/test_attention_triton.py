@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernels beside the equation: on a GPU where there is one, else small shapes by Triton's interpreter."""
+"""Compare the Triton kernels with the equation: on a GPU if there is one, otherwise small shapes in Triton's interpreter."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ from hf_deberta_ext.model.attention_deberta_ext import (
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 UNSERVED = triton_unavailable(torch.device("cuda"), torch.float32, 64)
-# Triton decides when it is imported, long before this file, whether it interprets.
+# Triton decides if it interprets when it is first imported, before this file.
 HERE = UNSERVED is None and (GPU or attention_triton.INTERPRETED)
 pytestmark = pytest.mark.skipif(UNSERVED is not None, reason=f"the kernels cannot run here: {UNSERVED}")
 
@@ -49,7 +49,7 @@ def test_all_cases_pass_in_a_process_whose_triton_interprets(part):
 
 @pytest.fixture(autouse=True)
 def small_blocks(request, monkeypatch):
-    """Blocks of 16, so that short inputs have tiles of all three kinds."""
+    """Set blocks of 16, so that short inputs have near tiles and far tiles on both sides."""
     if not HERE and request.function is not test_all_cases_pass_in_a_process_whose_triton_interprets:
         pytest.skip("run by test_all_cases_pass_in_a_process_whose_triton_interprets")
     if not request.node.get_closest_marker("gpu"):
@@ -57,7 +57,7 @@ def small_blocks(request, monkeypatch):
 
 
 def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.float32, terms=BOTH, seed=0):
-    """[Q_c, K_c, V_c, K_r, Q_r] that ask for gradients, and the keyword arguments that both backends take."""
+    """Return [Q_c, K_c, V_c, K_r, Q_r] with requires_grad, and keyword arguments for both backends."""
     generator = torch.Generator().manual_seed(seed)
     R = 2 * (max_distance if buckets < 0 else buckets)
     content = [torch.randn(B, N, H, d, generator=generator).to(DEVICE, dtype).transpose(1, 2) for _ in range(3)]
@@ -68,12 +68,12 @@ def random_inputs(N, *, B=1, H=1, d=16, buckets=-1, max_distance=8, dtype=torch.
 
 
 def reads(terms):
-    """Which of NAMES the logits and the output depend on."""
+    """Return the NAMES of tensors on which the logits and the output depend."""
     return [True] * 3 + [bool({"c2p", "p2p"} & {*terms}), bool({"p2c", "p2p"} & {*terms})]
 
 
 def run(function, tensors, **kwargs):
-    """out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
+    """Return out and the gradients of the tensors that `terms` reads, for a fixed gradient of out."""
     Q_c, K_c, V_c, K_r, Q_r = tensors
     out = function(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, **kwargs))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.device, out.dtype)
@@ -85,15 +85,15 @@ def eager(inputs):
     return disentangled_attention_eager(inputs)[0]
 
 
-def compare(relative_error, tensors, *, reach, tolerance=1e-5, replay=eager, **kwargs):
-    """Output and every gradient against eager, the worst row of each."""
-    out, grads = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
+def compare(relative_error, tensors, *, max_distance, tolerance=1e-5, replay=eager, **kwargs):
+    """Compare the output and every gradient with eager, by the worst row of each."""
+    out, grads = run(disentangled_attention_triton, tensors, max_distance=max_distance, **kwargs)
     expected, references = run(replay, tensors, **kwargs)
     assert relative_error("triton: out", out, expected) < tolerance
     names = [name for name, read in zip(NAMES, reads(kwargs["terms"]), strict=True) if read]
     for name, grad, reference in zip(names, grads, references, strict=True):
         assert grad.dtype == reference.dtype and reference.any()
-        # Rows that nearly cancel are measured by the size of the others.
+        # Errors of rows that nearly cancel are relative to the size of the other rows.
         floor = 0.1 * reference.norm() / math.sqrt(reference[..., 0].numel())
         ours, theirs = (torch.cat([x, floor.expand_as(x[..., :1])], -1) for x in (grad, reference))
         assert relative_error(f"triton: gradient of {name}", ours, theirs) < tolerance, name
@@ -111,23 +111,23 @@ CASES = {
     **{f"{N} tokens": (8, dict(N=N)) for N in (2, 16, 31, 33, 65)},
     **{f"head size {d}": (8, dict(N=35, d=d)) for d in (24, 64, 128)},
     "buckets": (14, dict(N=33, B=2, H=2, buckets=4, max_distance=14)),
-    "buckets, reach unknown": (None, dict(N=33, B=2, H=2, buckets=4, max_distance=14)),
+    "buckets, max_distance unknown": (None, dict(N=33, B=2, H=2, buckets=4, max_distance=14)),
 }
-LONG_CASES = ("65 tokens", "head size 128", "buckets, reach unknown")
+LONG_CASES = ("65 tokens", "head size 128", "buckets, max_distance unknown")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=slow if case in LONG_CASES else ()) for case in CASES])
 def test_any_terms_lengths_head_sizes_and_tables_equal_eager(case, relative_error):
-    reach, options = CASES[case]
+    max_distance, options = CASES[case]
     tensors, kwargs = random_inputs(**options)
-    compare(relative_error, tensors, reach=reach, **kwargs)
+    compare(relative_error, tensors, max_distance=max_distance, **kwargs)
 
 
 def test_one_token_attends_to_itself():
     tensors, kwargs = random_inputs(1)
-    out, grads = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    out, grads = run(disentangled_attention_triton, tensors, max_distance=8, **kwargs)
     assert torch.equal(out, tensors[2])
-    # The probability is 1 whatever the logits are.
+    # The probability is 1 for any logits.
     assert all(grad.abs().max() < 1e-6 for grad in (*grads[:2], *grads[3:])) and grads[2].any()
 
 
@@ -137,7 +137,7 @@ def padding(N, lengths, *, left=False):
 
 
 def document_blocks(N):
-    """[1, 1, N, N] documents of 9, 20 and N - 29 tokens; query 4 may attend to nothing."""
+    """Return a mask [1, 1, N, N] of documents of 9, 20 and N - 29 tokens, in which query 4 may not attend to anything."""
     document = torch.bucketize(torch.arange(N), torch.tensor([9, 29]), right=True)
     mask = document[:, None] == document
     mask[4] = False
@@ -155,13 +155,13 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_any_mask_equals_eager(mask, relative_error):
     tensors, kwargs = random_inputs(35, B=mask.shape[0], H=mask.shape[1])
-    out, grads = compare(relative_error, tensors, reach=8, mask=mask.to(DEVICE), **kwargs)
+    out, grads = compare(relative_error, tensors, max_distance=8, mask=mask.to(DEVICE), **kwargs)
     rows = mask.expand(-1, out.shape[1], 35, 35).any(-1).to(DEVICE)
     assert not out[~rows].any() and not grads[0][~rows].any()
 
 
 def test_tiles_of_padding_are_not_read():
-    """Keys that a [B, 1, 1, N] mask hides, and queries whose output has no gradient: NaN there would spread."""
+    """Put NaN, which would spread, in keys that a [B, 1, 1, N] mask hides and in queries without gradient."""
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(70, B=2)
     mask = padding(70, [70, 20]).to(DEVICE)
     expected = eager(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs))
@@ -205,7 +205,7 @@ def test_packed_documents_equal_runs_of_each(relative_error):
     def masked(inputs):
         return eager(inputs._replace(mask=mask))
 
-    out, _ = compare(relative_error, tensors, reach=8, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
+    out, _ = compare(relative_error, tensors, max_distance=8, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
     Q_c, K_c, V_c, K_r, Q_r = tensors
     for lo, hi in itertools.pairwise(cu_seqlens.tolist()):
         alone = [x[:, :, lo:hi] for x in (Q_c, K_c, V_c)]
@@ -214,23 +214,29 @@ def test_packed_documents_equal_runs_of_each(relative_error):
         assert relative_error("triton: packed", out[:, :, lo:hi], one) < 1e-5
 
 
-@pytest.mark.parametrize("reach", [None, 8, 40], ids=["reach unknown", "reach within documents", "reach beyond documents"])
-def test_an_offset_table_for_the_longest_document_serves_the_stream(reach, relative_error):
-    """That is what models give. It was taken for a table of the whole stream and read from a place before its middle, so
-    that every packed batch whose documents were shorter than `reach` had wrong positions, and wrong gradients."""
+@pytest.mark.parametrize(
+    "max_distance",
+    [None, 8, 40],
+    ids=["max_distance unknown", "max_distance within documents", "max_distance beyond documents"],
+)
+def test_an_offset_table_for_the_longest_document_serves_the_stream(max_distance, relative_error):
+    """Regression test: models pass a table for the longest document. It was treated as a table for the whole stream, so
+    that packed batches with documents shorter than `max_distance` had wrong positions and gradients."""
     terms = ("c2p", "p2c", "p2p")
-    tensors, kwargs, cu_seqlens, mask = packed_inputs(max_distance=reach or 64, terms=terms)
-    longest = RelativePosition(buckets=-1, max_distance=reach or 64)(33).to(DEVICE)
+    tensors, kwargs, cu_seqlens, mask = packed_inputs(max_distance=max_distance or 64, terms=terms)
+    longest = RelativePosition(buckets=-1, max_distance=max_distance or 64)(33).to(DEVICE)
     whole = kwargs.pop("delta")
 
     def masked(inputs):
         return eager(inputs._replace(delta=whole, mask=mask))
 
-    compare(relative_error, tensors, reach=reach, delta=longest, cu_seqlens=cu_seqlens, replay=masked, **kwargs)
+    compare(
+        relative_error, tensors, max_distance=max_distance, delta=longest, cu_seqlens=cu_seqlens, replay=masked, **kwargs
+    )
 
 
 def replay_dropout(keep, p):
-    """Eager with the kernels' own dropout mask."""
+    """Return an eager backend with the dropout mask of the kernels."""
 
     def dropped(inputs):
         _, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
@@ -244,7 +250,7 @@ def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch)
     seed = torch.tensor([1234567890123], device=DEVICE)
     monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)
     keep = dropout_mask(seed, 1, 2, 33, 0.3)
-    compare(relative_error, tensors, reach=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
+    compare(relative_error, tensors, max_distance=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
 
 
 @pytest.mark.slow
@@ -261,7 +267,7 @@ def test_dropout_has_its_rate_in_each_head_row_and_column():
 
 def test_dropout_of_everything_gives_zeros_and_no_gradient():
     tensors, kwargs = random_inputs(17)
-    out, gradients = run(disentangled_attention_triton, tensors, reach=8, dropout_p=1.0, **kwargs)
+    out, gradients = run(disentangled_attention_triton, tensors, max_distance=8, dropout_p=1.0, **kwargs)
     assert not out.any() and not any(gradient.any() for gradient in gradients)
 
 
@@ -271,7 +277,7 @@ def test_dropout_follows_the_default_generator_and_all_sums_have_a_fixed_order()
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        results.append(run(disentangled_attention_triton, tensors, reach=8, dropout_p=0.2, **kwargs))
+        results.append(run(disentangled_attention_triton, tensors, max_distance=8, dropout_p=0.2, **kwargs))
     (first, first_grads), (again, again_grads), (other, _) = results
     assert torch.equal(first, again) and all(map(torch.equal, first_grads, again_grads)) and not torch.equal(first, other)
 
@@ -279,14 +285,14 @@ def test_dropout_follows_the_default_generator_and_all_sums_have_a_fixed_order()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
     tensors, kwargs = random_inputs(35, dtype=dtype)
-    assert_as_exact_as_eager(relative_error, tensors, reach=8, **kwargs)
+    assert_as_exact_as_eager(relative_error, tensors, max_distance=8, **kwargs)
 
 
-def assert_as_exact_as_eager(relative_error, tensors, *, reach, **kwargs):
+def assert_as_exact_as_eager(relative_error, tensors, *, max_distance, **kwargs):
     wide = [x.detach().double().requires_grad_() for x in tensors]
     truth = run(eager, wide, **kwargs)
     expected = run(eager, tensors, **kwargs)
-    ours = run(disentangled_attention_triton, tensors, reach=reach, **kwargs)
+    ours = run(disentangled_attention_triton, tensors, max_distance=max_distance, **kwargs)
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     for name, x, y, z in zip(("out", *NAMES), *([r[0], *r[1]] for r in (ours, expected, truth)), strict=True):
         assert x.dtype == tensors[0].dtype and z.any()
@@ -298,27 +304,27 @@ def assert_as_exact_as_eager(relative_error, tensors, *, reach, **kwargs):
 @pytest.mark.slow
 def test_strides_and_dtypes_may_be_mixed(relative_error):
     tensors, kwargs = random_inputs(19, H=2)
-    out, _ = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    out, _ = run(disentangled_attention_triton, tensors, max_distance=8, **kwargs)
     contiguous = [x.detach().contiguous() for x in tensors]
     contiguous[1] = contiguous[1].transpose(-1, -2).contiguous().transpose(-1, -2)
     contiguous[3] = contiguous[3].double()
-    assert torch.equal(out, call("triton", contiguous, kwargs, reach=8))
+    assert torch.equal(out, call("triton", contiguous, kwargs, max_distance=8))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.slow)])
 def test_one_graph_of_torch_compile_gives_the_same_output_and_gradients(backend):
     tensors, kwargs = random_inputs(19, terms=("c2p", "p2c", "p2p") if backend == "eager" else BOTH)
-    out, grads = run(disentangled_attention_triton, tensors, reach=8, **kwargs)
+    out, grads = run(disentangled_attention_triton, tensors, max_distance=8, **kwargs)
     compiled = torch.compile(disentangled_attention_triton, fullgraph=True, backend=backend)
-    again, again_grads = run(compiled, tensors, reach=8, **kwargs)
+    again, again_grads = run(compiled, tensors, max_distance=8, **kwargs)
     assert torch.equal(out, again)
     assert all(torch.allclose(x, y, rtol=1e-6, atol=1e-7) for x, y in zip(grads, again_grads, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_module_trains_as_one_that_is_not(backend):
-    """The tables of a module are transposed views. The fake of the backward gave its gradients their strides, the operator
-    gives contiguous ones: compiled training crashed."""
+    """Regression test: compiled training crashed because the fake backward returned gradients with the strides of the
+    tables, which are transposed views in a module, and the operator returned contiguous ones."""
     torch.manual_seed(0)
     config = DebertaExtConfig(hidden_size=32, num_attention_heads=2, position_buckets=4, max_relative_positions=8)
     config._attn_implementation = "triton"
@@ -329,7 +335,7 @@ def test_a_compiled_module_trains_as_one_that_is_not(backend):
     results = []
     for function in (module, torch.compile(module, fullgraph=True, backend=backend)):
         module.zero_grad()
-        out = function(states, None, P, delta=delta, reach=8)[0]
+        out = function(states, None, P, delta=delta, max_distance=8)[0]
         out.pow(2).sum().backward()
         results.append([out, *(x.grad.clone() for x in module.parameters())])
     assert all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(*results, strict=True))
@@ -338,7 +344,7 @@ def test_a_compiled_module_trains_as_one_that_is_not(backend):
 @pytest.mark.parametrize("terms", [BOTH, ("c2p", "p2c", "p2p"), ()], ids=lambda terms: "+".join(terms) or "none")
 def test_operators_agree_with_their_fake_and_autograd_registrations(terms):
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(17, H=2)
-    # As modules give them, transposed.
+    # Transposed, as in modules.
     K_r, Q_r = (x.transpose(0, 1).contiguous().transpose(0, 1).detach().requires_grad_() for x in (K_r, Q_r))
     bias = torch.randn(2, 17, device=DEVICE, requires_grad=True) if "p2p" in terms else None
     tables = (K_r, Q_r, bias, kwargs["delta"][8:25]) if terms else (None, None, None, None)
@@ -357,7 +363,7 @@ def test_only_the_wanted_gradients_are_computed(monkeypatch):
     tensors = [x.detach() for x in tensors]
     monkeypatch.setattr(attention_triton, "fold", None)
     tensors[0].requires_grad_()
-    call("triton", tensors, kwargs, reach=8).sum().backward()
+    call("triton", tensors, kwargs, max_distance=8).sum().backward()
     assert tensors[0].grad.any()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty steps of training from one start, on each backend: they end where the reference ends, up to rounding."""
+"""Twenty training steps from the same start on each backend end with the same parameters, up to rounding."""
 
 import copy
 
@@ -15,7 +15,7 @@ SIZES = dict(max_position_embeddings=160, max_relative_positions=64, num_attenti
 
 
 def train(start, batch, name, unpadding):
-    """Losses of the steps, the parameters, and the states of the last batch."""
+    """Return the losses of the steps, the parameters, and the states of the last batch."""
     model = copy.deepcopy(start).train()
     model.set_attn_implementation(name)
     model.set_unpadding(unpadding)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs and all gradients of every backend against float64, worst row: real shapes on a GPU, tiny ones elsewhere.
+"""Outputs and all gradients of every backend against float64, by the worst row: real shapes on a GPU, tiny ones elsewhere.
 
-examples/gpu_study.py names a file in DEBERTA_EXT_STUDY: each case is written there at once, and not run again.
-"""
+examples/gpu_study.py sets DEBERTA_EXT_STUDY to a file. Each finished case is written to it immediately, and not run
+again."""
 
 import contextlib
 import functools
@@ -26,21 +26,21 @@ TENSORS = ("out", "Q_c", "K_c", "V_c", "K_r", "Q_r")
 MAX_DISTANCE = 512 if GPU else 8
 D = 64 if GPU else 16
 LENGTHS = {"near": (63, 128, 512), "far": (513, 700, 1100, 2048, 8192)} if GPU else {"near": (7,), "far": (37,)}
-# Those first that training and inference use most: a study that is cut has them.
+# Ordered by importance for training and inference, so that a study that is stopped early has the first ones.
 CASES = [("bfloat16", mask, dropout, D) for mask in ("none", "padding", "packed", "pairs") for dropout in (0.0, 0.1)]
 CASES += [("float16", "none", 0.0, D), ("float16", "none", 0.1, D), ("float16", "padding", 0.1, D)]
 CASES += [("bfloat16", "none", 0.1, 2 * D), ("float32", "none", 0.0, D), ("float32", "padding", 0.1, D)]
-CASES = [(*case, reach) for case, reach in itertools.product(CASES, LENGTHS)]
+CASES = [(*case, max_distance) for case, max_distance in itertools.product(CASES, LENGTHS)]
 
 
 def documents(N):
-    """[N], for each token the number of its document; five of them, of uneven lengths."""
+    """Return the document number of each token, [N], for five documents of different lengths."""
     ends = torch.tensor([N // 11, N // 5, N // 2, N // 2 + 1])
     return torch.bucketize(torch.arange(N), ends, right=True)
 
 
 def mask_of(kind, B, N):
-    """[B, 1, 1 or N, N]; True = may attend."""
+    """Return a mask [B, 1, 1 or N, N]; True = may attend."""
     if kind == "none":
         return None
     if kind == "packed":
@@ -51,7 +51,7 @@ def mask_of(kind, B, N):
 
 
 def replayed(inputs, keep):
-    """Eager, with a dropout mask that is given."""
+    """Return an eager backend with a given dropout mask."""
     out, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
     if keep is None:
         return out
@@ -67,8 +67,8 @@ def out_and_gradients(function, leaves, **options):
 
 
 def worst_rows(results, references):
-    """By tensor, the largest |difference| of a row over its |reference|, or over that of a usual row where it cancels, as
-    the gradients of a document of one token do."""
+    """Return, by tensor, the largest |difference| of a row relative to its |reference|, or relative to a typical row if
+    the row nearly cancels, as gradients of a document of one token do."""
     errors = {}
     for name, x, reference in zip(TENSORS, results, references, strict=True):
         sizes = reference.norm(dim=-1)
@@ -78,7 +78,7 @@ def worst_rows(results, references):
 
 
 def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
-    """A row of errors for each backend that serves the case, eager first."""
+    """Return a row of errors for each backend that supports the case, eager first."""
     dtype = getattr(torch, dtype_name)
     B, H = (1, 1 if N > 4096 else 4) if kind == "packed" or N > 4096 else (2, 3)
     generator = torch.Generator().manual_seed(N)
@@ -91,7 +91,7 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
     mask = mask if mask is None else mask.to(DEVICE)
     keep = None
     if dropout_p:
-        # Only Triton's kernels say which probabilities they keep.
+        # Only the Triton kernels can report the probabilities that they keep.
         triton = importlib.import_module("hf_deberta_ext.kernels.attention_triton")
         seed = torch.tensor([7], device=DEVICE)
         monkeypatch.setattr(triton, "draw_seed", lambda device: seed)
@@ -103,7 +103,7 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
     for name in ["triton"] if dropout_p else [name for name in ATTENTION_BACKENDS if name != "eager"]:
         if backend_unavailable(name, DEVICE, dtype, d):
             continue
-        backend, how = ATTENTION_BACKENDS[name], options | dict(reach=MAX_DISTANCE)
+        backend, how = ATTENTION_BACKENDS[name], options | dict(max_distance=MAX_DISTANCE)
         if kind == "packed" and backend.takes_cu_seqlens:
             ends = documents(N).bincount().cumsum(0)
             how |= dict(mask=None, cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int().to(DEVICE))
@@ -116,7 +116,7 @@ def rows_of(N, dtype_name, kind, dropout_p, d, monkeypatch):
 
 
 def study_lines(file):
-    """Lines of a study's results; one that a kill has cut is left out."""
+    """Return the lines of a study's results, without an incomplete last line."""
     for line in Path(file).read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
@@ -126,16 +126,18 @@ def is_right(line):
     return "rows" in line and all(row.get("ok", True) for row in line["rows"])
 
 
-@pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "reach"), CASES)
-def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(dtype, kind, dropout_p, d, reach, monkeypatch):
-    file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {reach}"
+@pytest.mark.parametrize(("dtype", "kind", "dropout_p", "d", "max_distance"), CASES)
+def test_outputs_and_gradients_are_as_close_to_float64_as_those_of_eager(
+    dtype, kind, dropout_p, d, max_distance, monkeypatch
+):
+    file, case = os.environ.get("DEBERTA_EXT_STUDY"), f"{dtype} {kind} dropout {dropout_p:g} d {d} {max_distance}"
     if file and any(case == line["case"] and is_right(line) for line in study_lines(file)):
         pytest.skip("the study has it")
     if dropout_p and backend_unavailable("triton", DEVICE, getattr(torch, dtype), d):
         pytest.skip("no backend here says which probabilities its dropout keeps")
     labels, rows = dict(dtype=dtype, mask=kind, dropout=dropout_p, d=d), []
-    for N in LENGTHS[reach]:
-        # Dense masks of float64 at 8,192 tokens need tens of gigabytes.
+    for N in LENGTHS[max_distance]:
+        # Dense float64 masks for 8,192 tokens need tens of gigabytes.
         if N < 4096 or (kind, d) == ("none", D):
             rows += [labels | row for row in rows_of(N, dtype, kind, dropout_p, d, monkeypatch)]
     if file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of thousands of tokens, against the equation at a few queries at a time: all of its scores are too many."""
+"""Inputs of thousands of tokens against the equation, a few queries at a time, because all scores do not fit in memory."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from attention_inputs import call, make_inputs, whole
 from backends import NATIVE
 
 N = 4001
-# At both ends, and across the border of a tile in the middle.
+# At both ends, and around the border of a tile in the middle.
 CHOSEN = torch.tensor([*range(12), *range(2042, 2054), *range(N - 12, N)])
 
 
 @pytest.mark.parametrize("backend", ["blocked", NATIVE, pytest.param("sdpa", marks=pytest.mark.slow)])
 def test_backends_equal_the_equation_at_chosen_queries_of_4000_tokens(backend, relative_error):
-    """Outputs of all keys at these queries, and what they send back to every key, value and row of the table."""
+    """Compare the outputs at these queries, and their gradients for every key, value and row of the table."""
     leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right", d=16)
     # One head: the second axis of the content, the first of the tables.
     leaves = [x.detach()[:, :1] if x.dim() == 4 else x.detach()[:1] for x in leaves]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every head on every backend in every precision: no dtype error, no overflow, errors of the size that the format allows."""
+"""Every head on every backend in every precision: no dtype errors, no overflow, errors within the rounding of the format."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ from hf_deberta_ext.kernels.attention_triton import triton_unavailable
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_autocast_trains_and_agrees_with_float32(kind, tiny_config, shake, batch):
-    """transformers' v1 crashes here: its query bias is float32 and its scores are not."""
+    """Check a case in which transformers' v1 crashes: its query bias is float32 and its scores are not."""
     model = shake(DebertaExtModel(tiny_config(kind)), std=0.08)
     ids, mask = batch(2, 30, [30, 17])
     expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
@@ -36,7 +36,7 @@ def test_inputs_embeds_of_another_dtype_are_taken_and_the_loss_is_float32(kind, 
     assert output.logits.dtype == torch.bfloat16 and output.loss.dtype == torch.float32
 
 
-# Whether Triton was told to run its kernels here, before it was imported.
+# True if Triton's interpreter was enabled before Triton was imported.
 INTERPRETS = triton_unavailable(torch.device("cpu"), torch.float32, 16) is None
 BACKENDS = [*NAMES, *["triton"] * INTERPRETS, *["native"] * (AUTO == "native")]
 # Kinds take turns over heads and backends, so that each meets every mode; modes take turns over heads with all but eager: of
@@ -62,7 +62,7 @@ def test_triton_passes_in_a_process_whose_triton_interprets(part):
 
 
 def extreme(model, factor):
-    """Queries and keys of content and positions which float16 holds, and whose products it does not."""
+    """Scale queries and keys, of content and positions, so that they fit in float16 but their products overflow."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "query_proj." in name or "key_proj." in name:
@@ -86,7 +86,7 @@ def test_extreme_activations_stay_finite_forward_and_backward(head, name, mode, 
 
 
 def largest_product(model, arguments):
-    """The largest |q · k| of the first layer, before it is scaled, in float32."""
+    """Return the largest |q · k| of the first layer before scaling, in float32."""
     sizes = []
 
     def look(attention, given, _):
@@ -104,8 +104,9 @@ def largest_product(model, arguments):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_config, shake, monkeypatch):
-    """No backend is further off than twice the error of eager in the same precision, plus the format's own step."""
-    # Samples of the generator would jump where a logit is rounded.
+    """Check that the error of each backend is at most twice the error of eager in the same precision, plus one step of
+    the format."""
+    # Samples of the generator would change with a rounded logit.
     joint = "hf_deberta_ext.model.replaced_tokens_deberta_ext"
     monkeypatch.setattr(f"{joint}.sample_replacements", lambda logits, *_: torch.arange(len(logits)) % 40)
     dtype, low = MODES[mode]
@@ -128,7 +129,7 @@ def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_co
 
 
 def distance(gradients, expected):
-    """|gradients - expected| / |expected|, of all parameters as one vector."""
+    """Return |gradients - expected| / |expected|, with all parameters as one vector."""
     assert gradients.keys() == expected.keys()
     size = sum(x.square().sum() for x in expected.values()).sqrt()
     return (sum((gradients[n] - x).square().sum() for n, x in expected.items()).sqrt() / size).item()
@@ -137,14 +138,15 @@ def distance(gradients, expected):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["v2", "v3"])
 def test_gradients_are_as_close_to_float64_as_those_of_transformers(kind, mode, tiny_config, stock_config, shake):
-    """At most one and a half times as far, plus the format's own step. (transformers' v1 stops under autocast.)"""
+    """Check that the error is at most 1.5 times transformers' error, plus one step of the format. (transformers' v1 fails
+    under autocast.)"""
     dtype, low = MODES[mode]
     stock = shake(DebertaV2Model(stock_config(kind)), std=0.15)
     ours = DebertaExtModel(tiny_config(kind))
     loaded = ours.load_state_dict(stock.state_dict(), strict=False)
     assert loaded == (["embeddings.position_embeddings.weight"], [])
     ours, stock = ours.eval().to(dtype), stock.to(dtype)
-    # Without padding, whose states transformers computes as well.
+    # Without padding, because transformers also computes states at padding.
     arguments = dict(input_ids=call_of("base")["input_ids"][:1])
     _, expected = step("base", copy.deepcopy(stock).double(), arguments)
     errors = [distance(step("base", model, arguments, low)[1], expected) for model in (ours, stock)]

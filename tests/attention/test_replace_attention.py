@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock DeBERTa models on our backends: same outputs, gradients, parameters and files, wherever the attention sits."""
+"""transformers' DeBERTa models with this package's backends: same outputs, gradients, parameters and files, in any
+wrapper."""
 
 import copy
 import pickle
@@ -23,7 +24,8 @@ LENGTHS = [1, 17, 64, 65, 300]
 
 @pytest.fixture
 def stock(stock_config, shake):
-    """stock(family, auto_class=AutoModel, **overrides): a stock model with random weights, in eval mode."""
+    """Return `stock(family, auto_class=AutoModel, **overrides)`, which makes a model of transformers with random weights,
+    in eval mode."""
 
     def build(family="v3", auto_class=AutoModel, **overrides):
         return shake(stock_model(family, stock_config, auto_class, **overrides))
@@ -33,7 +35,7 @@ def stock(stock_config, shake):
 
 @pytest.fixture
 def pair(stock):
-    """pair(...): a stock model as `stock` builds it, and the same with its attention replaced."""
+    """Return `pair(...)`, which makes a model with `stock` and a copy with replaced attention."""
 
     def build(*arguments, **overrides):
         reference = stock(*arguments, **overrides)
@@ -46,7 +48,7 @@ def pair(stock):
 
 @pytest.fixture
 def padded(batch):
-    """padded(N, side): ids and mask of two rows, of which the second has padding; side "none": no padding."""
+    """Return `padded(N, side)`, which makes ids and mask of two rows; the second row has padding unless side is "none"."""
 
     def build(N, side="right"):
         lengths = [N, N if side == "none" else (N + 1) // 2]
@@ -65,7 +67,7 @@ def backends(model):
 
 
 def gradients(model, ids, mask, **options):
-    """Of a loss on real positions, for every parameter."""
+    """Return the gradient of every parameter for a loss on real positions."""
     model.zero_grad()
     states = model(ids, attention_mask=mask, **options).last_hidden_state
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(states.dtype)
@@ -74,7 +76,8 @@ def gradients(model, ids, mask, **options):
 
 
 def largest_difference(ours, reference):
-    """Of gradients by name, each relative to its norm or to a thousandth of the largest; some are zero but for rounding."""
+    """Return the largest difference of gradients by name, relative to their norm or to a thousandth of the largest norm,
+    since some are zero up to rounding."""
     assert [name for name, grad in ours.items() if grad is None] == [n for n, grad in reference.items() if grad is None]
     reference = {name: grad for name, grad in reference.items() if grad is not None}
     least = 1e-3 * max(grad.norm() for grad in reference.values())
@@ -86,8 +89,8 @@ def largest_difference(ours, reference):
     [(256, 512, (True, 512)), (-1, 64, (True, 64)), (256, 256, (True, 256)), (15, 64, (True, 91)), (5, 1000, (True, None))],
     ids=["released", "no buckets", "few far ones", "odd", "far away"],
 )
-def test_reach_is_where_delta_stops_to_change(buckets, max_distance, expected):
-    assert unit._rises_and_reach(buckets, max_distance) == expected
+def test_the_maximum_distance_is_where_delta_stops_to_change(buckets, max_distance, expected):
+    assert unit._find_saturation(buckets, max_distance) == expected
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -155,7 +158,7 @@ def test_outputs_at_real_positions_are_those_of_stock(family, length, pair, padd
         with torch.no_grad():
             theirs = reference(ids, attention_mask=mask).last_hidden_state
             ours = model(ids, attention_mask=mask).last_hidden_state
-            # Again, from what is kept.
+            # Again, from the cache.
             again = model(ids, attention_mask=mask).last_hidden_state
         assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
         assert torch.equal(ours, again)
@@ -194,7 +197,8 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
 
 @pytest.mark.parametrize("family", BOTH)
 def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, padded):
-    """v1 under autocast beside bfloat16 of stock: stock v1 stops there, its biases make a product wider than its mask."""
+    """Compare v1 under autocast with plain bfloat16 of transformers, because transformers' v1 fails under autocast (its
+    biases make a product wider than its mask)."""
     reference, model = pair(family)
     ids, mask = padded(70)
 
@@ -247,7 +251,7 @@ def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
     assert backends(model) == {AUTO}
-    # As stock's own code for EMD does.
+    # As transformers' code for EMD does.
     ours, theirs = (
         m.encoder.layer[-1](
             hidden,
@@ -269,7 +273,7 @@ def test_relative_positions_of_the_callers_own_and_other_queries_go_to_the_code_
     relative = torch.randint(-7, 7, (1, 20, 20), generator=torch.Generator().manual_seed(1))
     ours, theirs = (m.encoder(hidden, mask, relative_pos=relative).last_hidden_state for m in (model, reference))
     assert torch.equal(ours, theirs)
-    assert {module.last_backend for module in attentions(model)} == {("stock", "relative positions of the caller's own")}
+    assert {module.last_backend for module in attentions(model)} == {("stock", "custom relative positions")}
     if family == "v3":
         models = reference, model = pair(family, pos_att_type=["c2p"])
         mask = torch.ones(2, 1, 6, 20)
@@ -322,7 +326,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
             assert module.position_cache is not None
             for name, parameter in model.named_parameters():
                 if part in name and name.endswith("weight"):
-                    # Not the row in the middle, and not what a LayerNorm takes away.
+                    # Not the row in the middle, and not a change that LayerNorm removes.
                     rows = len(parameter) // 3
                     parameter[:rows] = parameter[:rows].flip(1)
             ours = model(ids, attention_mask=mask).last_hidden_state
@@ -336,7 +340,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
 
 
 def test_a_model_that_holds_a_backbone(stock, padded):
-    """As GLiNER does: the backbone some attributes down."""
+    """Test a backbone that is nested in attributes, as in GLiNER."""
     model = torch.nn.ModuleDict({"bert_layer": torch.nn.ModuleDict({"model": stock("v3")})})
     ids, mask = padded(33)
     before = model["bert_layer"]["model"](ids, mask).last_hidden_state
@@ -370,7 +374,7 @@ def test_lora_before_and_after(family, order, stock, padded):
         expected = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
         with model.disable_adapter():
             plain = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        # The positions that were kept above are those without the adapter.
+        # The positions cached above do not include the adapter.
         ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     assert torch.allclose(ours, expected, atol=1e-5) and (ours - plain).norm() > 1e-2 * plain.norm()
     ours, theirs = gradients(model, ids, mask), gradients(reference, ids, mask)
@@ -445,8 +449,8 @@ def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padde
         ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     assert report.replaced == ["encoder.layer.2.attention.self"]
     assert report.left_alone == {
-        "encoder.layer.0.attention.self": "OwnAttention is a subclass with code of its own",
-        "encoder.layer.1.attention.self": "its forward was replaced by someone else",
+        "encoder.layer.0.attention.self": "OwnAttention is a subclass with custom code",
+        "encoder.layer.1.attention.self": "its forward was replaced by other code",
     }
     assert torch.allclose(ours, expected, atol=1e-5)
 
@@ -458,9 +462,9 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
     ("family", "overrides", "name", "message"),
     [
         ("v1", dict(talking_head=True), "auto", "layer.0.attention.self': 'talking heads"),
-        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not rise"),
-        ("v3", {}, "flash", "'flash' is not one of 'eager', .*'triton'"),
-        pytest.param("v3", {}, "triton", "cannot serve this: .*'blocked'", marks=NO_GPU),
+        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not increase"),
+        ("v3", {}, "flash", "must be one of 'eager', .*'triton'.*, got 'flash'"),
+        pytest.param("v3", {}, "triton", "does not support this: .*'blocked'", marks=NO_GPU),
     ],
     ids=["talking heads", "buckets beyond the distance", "unknown backend", "triton"],
 )
@@ -479,9 +483,9 @@ def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_on
     reference, model = pair("v3")
     replace_attention(model, "blocked")
     ids, mask = padded(20)
-    with pytest.raises(ValueError, match="'blocked' cannot serve this: it does not return attention probabilities"):
+    with pytest.raises(ValueError, match="'blocked' does not support this: it does not return attention probabilities"):
         model(ids, attention_mask=mask, output_attentions=True)
-    with pytest.raises(ValueError, match="'blocked' cannot serve this: relative positions of the caller's own"):
+    with pytest.raises(ValueError, match="'blocked' does not support this call: custom relative positions"):
         model.encoder(torch.zeros(1, 5, 32), torch.ones(1, 5), relative_pos=torch.zeros(1, 5, 5, dtype=torch.long))
     restore_attention(model.encoder.layer[1])
     ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model called by several threads, each of which calls eval() first, as web services and CrossEncoder.predict do."""
+"""One model called by several threads that call eval() first, like web services and CrossEncoder.predict."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from stock_families import FAMILIES, stock_model
 from hf_deberta_ext.replaced_attention import replace_attention
 
 THREADS = 6
-# Calls a test makes; before caches were one entry each, about 1 of 100 failed.
+# Calls per test. When caches had several entries, about 1 of 100 calls failed.
 CALLS = int(os.environ.get("DEBERTA_EXT_THREAD_CALLS") or 240)
 LENGTHS = (5, 9, 14)
 # Heads wide enough for the backend "native".
@@ -23,7 +23,7 @@ WIDE = dict(hidden_size=32)
 
 @pytest.fixture(autouse=True)
 def switching_after_every_instruction():
-    """Threads that are switched a thousand times as often as by default."""
+    """Switch threads a thousand times as often as by default."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -38,7 +38,7 @@ def output_of(model, call):
 
 
 def failed_calls(model, calls):
-    """Errors, and the largest difference of each output unlike the one of one thread."""
+    """Return the errors, and the largest difference of each output that differs from the single-threaded output."""
     expected = [output_of(model, call) for call in calls]
     errors, wrong = [], []
 
@@ -62,7 +62,7 @@ def failed_calls(model, calls):
 
 
 def shortened(call, length):
-    """The call with the first tokens of each row, and without labels of others."""
+    """Return the call with only the first tokens of each row, without labels of the other tokens."""
     ids, mask = call["input_ids"][..., :length], call["attention_mask"][..., :length]
     extra = {name: x for name, x in call.items() if name == "entity_indices"}
     return dict(input_ids=ids, attention_mask=mask) | extra

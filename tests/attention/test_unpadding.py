@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences: the streams, padded batches as streams, and several documents in a row."""
+"""Packed sequences: streams, padded batches as streams, and several documents in a row."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
 
 @pytest.fixture
 def tiny_config(tiny_config):
-    """With heads wide enough for every backend."""
+    """Return a `tiny_config` with heads that are wide enough for every backend."""
     return functools.partial(tiny_config, num_attention_heads=2)
 
 
@@ -63,7 +63,7 @@ def test_from_mask_by_hand():
 
 
 def test_from_document_ids_by_hand():
-    """The numbers are names alone: of any size and order, and another row may use them again, also next to each other."""
+    """Check that ids can have any size and order, and can be used again in another row, even in the next one."""
     for dtype in (torch.uint8, torch.int32, torch.int64):
         packed = PackedSequences.from_document_ids(torch.tensor([[7, 7, 2, 2, 2], [2, 0, 9, 9, 0]], dtype=dtype))
         assert packed.token_index.tolist() == [0, 1, 2, 3, 4, 5, 7, 8] and packed.positions.dtype == torch.int64
@@ -81,7 +81,7 @@ def test_pad_of_unpad_is_the_identity_at_real_tokens_with_its_gradient(shape):
     stream = packed.unpad(x)
     assert stream.shape == (1, 8, *shape[2:]) and torch.equal(packed.unpad(packed.pad(stream)), stream)
     assert torch.equal(packed.pad(stream), x * real)
-    # One row for all is unpadded like a whole batch.
+    # A single row for all is unpadded like a whole batch.
     assert torch.equal(packed.unpad(x[:1]), packed.unpad(x[:1].expand(shape)))
     (gradient,) = torch.autograd.grad(packed.pad(stream * 3).sum(), x)
     assert torch.equal(gradient, 3.0 * real)
@@ -92,7 +92,7 @@ def test_pad_of_unpad_is_the_identity_at_real_tokens_with_its_gradient(shape):
     [
         ([[1.0, 2.0]], "must be integers, got torch.float32"),
         ([[1, -1]], r"must be 0 \(padding\) or positive, got -1"),
-        ([[0, 0]], "no token"),
+        ([[0, 0]], "must have a positive id"),
         ([[1, 2, 1]], "one run of equal document_ids"),
         ([[1, 0, 1]], "one run of equal document_ids"),
         ([[1, 1, 2], [3, 4, 3]], "one run of equal document_ids"),
@@ -117,7 +117,7 @@ def assert_same_gradients(name, ours, reference, relative_error, tolerance=1e-5)
 
 
 def packed_calls(monkeypatch):
-    """How often a batch was packed, as a list that grows."""
+    """Count in a list how often a batch is packed."""
     calls = []
     from_mask = PackedSequences.from_mask.__func__
 
@@ -178,7 +178,7 @@ HEADS = {
 
 
 def head_inputs(head, mask):
-    """Labels of a head, and where its logits count."""
+    """Return the labels of a head, and a mask of its logits to compare."""
     ids = random_ids(B, N, seed=2)
     if head.startswith("masked-lm"):
         return dict(labels=ids.masked_fill((ids % 3 != 0) | ~mask, -100)), mask
@@ -198,7 +198,7 @@ def head_inputs(head, mask):
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("head", HEADS)
 def test_unpadded_heads_equal_padded_ones(head, side, kind, tiny_config, shake, batch, relative_error, monkeypatch):
-    """Logits, loss and the gradient of every parameter; padded and unpadded are the same model."""
+    """Compare logits, loss and gradients of every parameter of the same model, padded and unpadded."""
     build, options = HEADS[head]
     model = shake(build(tiny_config(kind, num_labels=3))).train()
     ids, mask = batch(B, N, LENGTHS, side=side)
@@ -228,7 +228,7 @@ def test_unpadded_heads_equal_padded_ones(head, side, kind, tiny_config, shake, 
 
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_unpadding_takes_positions_and_embeddings(kind, tiny_config, shake, batch, relative_error):
-    """position_ids of one row or of all, in the input or in the decoder alone, and inputs_embeds."""
+    """Test position_ids of one row or of all, in the input or only in the decoder, and inputs_embeds."""
     ids, mask = batch(B, N, LENGTHS)
     real = mask.bool()
     for biased in (False, True):
@@ -247,7 +247,7 @@ def test_unpadding_takes_positions_and_embeddings(kind, tiny_config, shake, batc
 
 @pytest.mark.parametrize("build", [DebertaExtForMaskedLM, DebertaExtForTokenClassification])
 def test_labels_on_padding_count_as_they_do_in_a_padded_batch(build, tiny_config, shake, batch, relative_error):
-    """They need logits at padding, so that such a batch stays padded, in every part of the model."""
+    """Check that such a batch stays padded in every part of the model, because the labels need logits at padding."""
     model = shake(build(tiny_config(num_labels=3)))
     ids, mask = batch(B, N, LENGTHS)
     labels = random_ids(B, N) % 3
@@ -290,7 +290,7 @@ def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monk
 
 @pytest.mark.parametrize("place", ["embeddings.word_embeddings", "encoder.layer.1"])
 def test_forward_hooks_see_and_replace_outputs_of_a_padded_batch(place, tiny_config, shake, batch):
-    """captum's LayerIntegratedGradients gave [B, N, E] to a stream [1, T, E]."""
+    """Regression test: captum's LayerIntegratedGradients passed [B, N, E] to a stream [1, T, E]."""
     model = shake(DebertaExtModel(tiny_config()))
     ids, mask = batch(2, 20, [20, 3])
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_forward_hooks_see_and_replace_outputs_of_a_padded_batch(place, tiny_con
 
 
 def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake, batch):
-    """The table limits documents and not the batch."""
+    """Check that the table limits the length of documents and not of the batch."""
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True, emd_layers=1, emd_input="hidden")))
     model.set_unpadding(True)
     ids, mask = batch(2, 90, [50, 60])
@@ -313,7 +313,7 @@ def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake
         long = model(ids, attention_mask=mask).last_hidden_state
         assert torch.allclose(long[:, :60], model(ids[:, :60], attention_mask=mask[:, :60]).last_hidden_state, atol=1e-5)
         ids, mask = batch(2, 90, [50, 65])
-        with pytest.raises(ValueError, match="65 tokens"):
+        with pytest.raises(ValueError, match="got 65;"):
             model(ids, attention_mask=mask)
 
 
@@ -321,7 +321,7 @@ DOCUMENTS = [[3, 14, 9], [26], [1, 1, 20]]  # lengths; rows of 30, padding behin
 
 
 def packed_batch(seed=0):
-    """input_ids and document_ids [3, 30], and where each document is: (row, slice)."""
+    """Return input_ids and document_ids [3, 30], and the place of each document: (row, slice)."""
     document_ids, where = torch.zeros(3, 30, dtype=torch.long), []
     for row, lengths in enumerate(DOCUMENTS):
         start = 0
@@ -347,7 +347,8 @@ PACKED_HEADS = [
 @pytest.mark.parametrize(("head", "backend"), PACKED_HEADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, shake, relative_error):
-    """Logits, loss and gradients: positions of the decoder start anew in each document, RTD adds the state of its [CLS]."""
+    """Compare logits, loss and gradients. Positions of the decoder restart in each document, and RTD adds the [CLS] state
+    of the document."""
     build, options = HEADS[head]
     model = shake(build(tiny_config(kind, num_labels=3))).train()
     model.set_attn_implementation(backend)
@@ -372,7 +373,8 @@ def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, sh
 
 
 def flattened(lengths, **options):
-    """The batch that transformers' DataCollatorWithFlattening makes of documents, without labels; and the documents."""
+    """Return the batch that transformers' DataCollatorWithFlattening makes of documents, without labels; and the
+    documents."""
     documents = [random_ids(length, seed=seed) for seed, length in enumerate(lengths)]
     collate = DataCollatorWithFlattening(return_tensors="pt", **options)
     batch = collate([{"input_ids": document} for document in documents])
@@ -399,7 +401,7 @@ def test_packed_batches_of_other_packages_equal_documents_alone(build, kind, for
         together = model(**batch)[name][0].split([len(document) for document in documents])
         for document, output in zip(documents, together, strict=True):
             assert torch.allclose(output, model(document[None])[name][0], atol=1e-5)
-        # Not a packed batch: one document, and a mask that says who is seen.
+        # Not packed batches: one document, and a batch with a mask.
         one, mask = torch.arange(30)[None], torch.ones(1, 45, dtype=torch.long)
         zeros = dict(input_ids=documents[3][None], position_ids=torch.zeros_like(one))
         assert torch.allclose(model(**zeros)[name], model(**zeros, attention_mask=mask[:, :30])[name], atol=1e-5)
@@ -422,13 +424,14 @@ def test_packed_batches_of_other_packages_equal_documents_alone(build, kind, for
 )
 def test_boundaries_that_do_not_fit_are_refused(changes, tiny_config):
     batch, _ = flattened([5, 10], return_flash_attn_kwargs=True, return_position_ids=False)
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q must rise from 0 to T for inputs of shape \[1, T\]"):
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q must increase from 0 to T for inputs of shape \[1, T\]"):
         DebertaExtModel(tiny_config())(**(batch | changes))
 
 
 @pytest.mark.parametrize("name", ["masked-lm", "rtd", "token", "rtd, padded batch"])
 def test_labels_between_documents_do_not_count(name, tiny_config, shake):
-    """Tokens of document 0 are padding, whatever their labels, in all heads; RTD counts no padding of a batch either."""
+    """Check that all heads ignore labels at document id 0, which is padding, and that RTD ignores padding of a padded
+    batch too."""
     model = shake(HEADS[name.split(",")[0]][0](tiny_config(num_labels=3)))
     model.set_unpadding(True)
     ids, document_ids, _ = packed_batch()
@@ -453,7 +456,7 @@ LONG_DOCUMENTS = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
     ],
 )  # fmt: skip
 def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, backend, tiny_config, shake):
-    """Also beyond one tile, where two documents of nearly one length share a group."""
+    """Also test more than one tile, where two documents of nearly equal length share a group."""
     model = shake(build(tiny_config(kind)))
     model.set_attn_implementation(backend)
     ids, others = (random_ids(*document_ids.shape, seed=seed) for seed in (0, 1))
@@ -483,7 +486,7 @@ def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_conf
     [
         (dict(document_ids=torch.ones(2, 5).long()), r"document_ids must have shape \[2, 6\], got \[2, 5\]"),
         (dict(document_ids=torch.tensor([[1, 1, 2, 2, 1, 1]] * 2)), "one run"),
-        (dict(output_attentions=True), "no attention probabilities"),
+        (dict(output_attentions=True), "support neither output_attentions"),
         (dict(attention_mask=torch.ones(2, 6, 6)), r"must be \[B, N\]"),
     ],
     ids=["shape", "in-two-pieces", "probabilities", "mask-of-blocks"],

@@ -127,7 +127,7 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
     _, printed, rows = finished
     for part in ("attention", "model"):
         skipped = [row for row in rows[part] if row["skipped"]]
-        assert {row["side"] for row in skipped} == {"triton", "flashdeberta"} and "cannot serve" in skipped[0]["skipped"]
+        assert {row["side"] for row in skipped} == {"triton", "flashdeberta"} and "does not support" in skipped[0]["skipped"]
     assert "not measured: triton, training" in printed
     for row in rows["attention"]:
         if row["side"] == "eager":

@@ -12,7 +12,7 @@ from toy_task import CONFIGS, equal, read, run, sentences, toy_tokenizer, weight
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tokenization import finish
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -282,7 +282,7 @@ def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "v2"])
 def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp_path):
-    big = finish(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))
+    big = wrap_tokenizer(Tokenizer(models.WordLevel({f"word{n}": n for n in range(99)} | {"[UNK]": 99}, unk_token="[UNK]")))
     big.save_pretrained(tmp_path / "big")
     with pytest.raises(ValueError, match=r"32 (embeddings|rows)"):
         run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "big")
@@ -298,7 +298,7 @@ def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp
 
 
 @pytest.mark.parametrize(
-    ("family", "message"), [("ours", "no tokenizer in"), ("v2", "no tokenizer in"), ("bert", "no tokens but special ones")]
+    ("family", "message"), [("ours", "no tokenizer in"), ("v2", "no tokenizer in"), ("bert", "only has special tokens")]
 )
 def test_a_model_without_a_tokenizer_is_named_in_one_line(family, message, folder_of, tmp_path):
     """transformers makes an empty tokenizer, with which a model was trained, or has five lines without the folder."""
@@ -307,7 +307,7 @@ def test_a_model_without_a_tokenizer_is_named_in_one_line(family, message, folde
         file.unlink()
     with pytest.raises((ValueError, OSError), match=message) as error:
         run(untokenized, tmp_path / "run", "--do_train")
-    assert family == "bert" or "call tokenizer.save_pretrained on the same folder, or give --tokenizer_name" in str(
+    assert family == "bert" or "call tokenizer.save_pretrained with the same folder, or pass --tokenizer_name" in str(
         error.value
     )
     assert "untokenized" in str(error.value) and len(str(error.value).splitlines()) == 1

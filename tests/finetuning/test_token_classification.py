@@ -172,9 +172,9 @@ def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_w
     file = measured.write(logits, tmp_path, "eval")[0]
     table = measured.table(logits).to_pydict()
     assert [*table] == ["row", "tokens", "ner_tags", "gold", "predicted", "probability"]
-    assert table["predicted"] == [["B-PER", "O", "O", "B-PER", "O"], ["B-PER"], ["O"]]
+    assert table["predicted"] == [["B-PER", "O", "O", "B-PER", "B-LOC"], ["B-PER"], ["O"]]
     assert [[score is None for score in scores] for scores in table["probability"]] == [
-        [False, True, False, False, True], [False], [True]
+        [False, True, False, False, False], [False], [True]
     ]  # fmt: skip
     assert file.name == "eval_predictions.txt"
     assert file.read_text(encoding="utf-8") == (

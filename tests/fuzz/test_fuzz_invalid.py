@@ -83,7 +83,7 @@ def wrong_documents(B, N):
         torn[:, 1] = 2
         yield "document_ids", dict(document_ids=torn)
     yield "attention_mask", dict(document_ids=one, attention_mask=torch.ones(B, N, N))
-    yield "packed documents", dict(document_ids=one, output_attentions=True)
+    yield "document_ids support neither", dict(document_ids=one, output_attentions=True)
 
 
 def wrong_labels(head, fields, B, N):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of checkpoint files: headers, types and shapes, tokenizers, sizes; damage is one ValueError."""
+"""The reader of checkpoint files: headers, dtypes and shapes, tokenizers, sizes; corrupt files raise one ValueError."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_settings_of_a_tokenizer_are_no_tokenizer(tmp_path):
 )
 def test_damaged_weights_are_one_error_that_names_them(read, name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name} is truncated or damaged"):
+    with pytest.raises(ValueError, match=rf"{name} is truncated or corrupt"):
         read(tmp_path / name)
 
 
@@ -69,9 +69,9 @@ def test_an_index_names_the_file_of_each_tensor_in_its_own_folder(tmp_path):
     assert read_index(file) == {"a": "x.safetensors", "b": "y.safetensors"}
     for content, said in {
         "{": r"index\.json is not JSON",
-        "[1]": r"index\.json must hold a JSON object, not a list",
-        "{}": r"the weight_map of .*index\.json must name a file for each tensor",
-        '{"weight_map": {"a": "../b.safetensors"}}': r"names the file '\.\./b\.safetensors', which is not in the same",
+        "[1]": r"index\.json must contain a JSON object, got list",
+        "{}": r"the weight_map in .*index\.json must map each tensor to a file name",
+        '{"weight_map": {"a": "../b.safetensors"}}': r"must only name files in its own folder, got '\.\./b\.safetensors'",
     }.items():
         file.write_text(content)
         with pytest.raises(ValueError, match=said):

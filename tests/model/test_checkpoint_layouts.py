@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Official checkpoints in every layout that was published: Microsoft's key names, .bin and safetensors, old and new."""
+"""Official checkpoints in every published layout: Microsoft's key names, .bin and safetensors, old and new."""
 
 import json
 import logging
@@ -84,8 +84,8 @@ def test_every_layout_of_one_checkpoint_gives_one_model(tmp_path):
     ids=["v1", "v3", "norm", "terms", "input", "attention"],
 )
 def test_a_folder_of_microsofts_trainer_is_read_with_its_defaults(kind, absent, fields, tmp_path):
-    """Renamed by hand, it was taken for ours, and absent fields had v3's values. Against Microsoft's modules, nine
-    configurations and two heads: at most 3.4e-6 of the largest logit."""
+    """Regression test: a folder with renamed files was read as this package's, with v3's values for absent fields.
+    Differences from Microsoft's modules, for nine configurations and two heads, were at most 3.4e-6 of the largest logit."""
     folder = trainer_folder(tmp_path, kind, microsoft(kind, heads=("classifier",)), absent=absent, hidden_act="relu")
     config = DebertaExtConfig.from_pretrained(folder)
     expected = DebertaExtConfig.from_dict(CONFIGS[kind] | dict(hidden_act="relu", pooler_hidden_act="relu") | fields)
@@ -114,12 +114,13 @@ def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
     with pytest.raises(ValueError, match="NER model as DebertaExtForTokenClassification"):
         DebertaExtForSequenceClassification.from_pretrained(folder)
     record = {name: x[:1] if name.startswith("classifier") else x for name, x in weights.items()}
-    with pytest.raises(ValueError, match="ReCoRD model, with one output, as DebertaExtForEntityScoring"):
+    with pytest.raises(ValueError, match=r"ReCoRD model \(one output\) as DebertaExtForEntityScoring"):
         DebertaExtForTokenClassification.from_pretrained(trainer_folder(tmp_path, "v3", record))
 
 
 def test_the_head_of_record_scores_entities_by_their_tokens(tmp_path):
-    """Against Microsoft's module, with convolution and without: at most 1.3e-7 of the largest logit, the same loss."""
+    """Differences from Microsoft's module, with and without convolution, were at most 1.3e-7 of the largest logit, with
+    an equal loss."""
     weights = {name: x[:1] if name.startswith("classifier") else x for name, x in microsoft("v3", heads=("ner",)).items()}
     folder = trainer_folder(tmp_path, "v3", weights)
     model = DebertaExtForEntityScoring.from_pretrained(folder)
@@ -148,14 +149,14 @@ def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_
     folder = trainer_folder(tmp_path, "v3", microsoft("v3"))
     (folder / "pytorch.model-001000.bin").rename(folder / "pytorch.model-000500.bin")
     trainer_folder(tmp_path, "v3", microsoft("v3"))
-    with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin: keep only"):
+    with pytest.raises(ValueError, match=r"pytorch\.model-000500\.bin, pytorch\.model-001000\.bin; remove"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch.model-000500.bin").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"holds pytorch\.model-001000\.bin, pytorch_model\.bin: keep only"):
+    with pytest.raises(ValueError, match=r"got pytorch\.model-001000\.bin, pytorch_model\.bin; remove"):
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch_model.bin").unlink()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds config\.json and model_config\.json: take away"):
+    with pytest.raises(ValueError, match=r"has config\.json and model_config\.json: remove"):
         DebertaExtModel.from_pretrained(folder)
 
 
@@ -193,11 +194,11 @@ def test_report_tells_loaded_converted_new_and_unused(tmp_path, caplog):
 
 @pytest.mark.parametrize("heads", [("rtd",), ("lm", "rtd")])
 def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, caplog):
-    """v3 and mDeBERTa: the head is drawn anew, or left over from something else; either way the words were nonsense, and
-    only a count of parameters told it."""
+    """Regression test: the mask-filling head of v3 and mDeBERTa is random or unrelated, so predictions were nonsense
+    without a warning."""
     folder = write(tmp_path, "v3", microsoft("v3", heads=heads))
     model = DebertaExtForMaskedLM.from_pretrained(folder)
-    (note,) = [note for note in model.loading_report.notes if "not trained to fill in masks" in note]
+    (note,) = [note for note in model.loading_report.notes if "not trained to fill masks" in note]
     assert "from_checkpoints(...).generator" in note and note in caplog.text
     assert not DebertaExtForReplacedTokenDetection.from_pretrained(folder).loading_report.notes
     (tmp_path / "generator").mkdir()
@@ -209,7 +210,8 @@ def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, cap
 def test_a_checkpoint_without_positions_is_noted_of_models_that_fill_in_masks_alone(
     model_class, tmp_path, caplog, stock_config
 ):
-    """A classifier of transformers' classes, loaded to predict, spoke of masked-language modelling."""
+    """Regression test: a classifier of transformers' classes, loaded for predictions, warned about masked-language
+    modelling."""
     DebertaV2ForSequenceClassification(stock_config("v3")).save_pretrained(tmp_path)
     model = model_class.from_pretrained(tmp_path)
     assert (model.config.emd_layers, model.config.emd_input) == (1, "hidden")
@@ -247,17 +249,17 @@ def renamed(old, new):
 @pytest.mark.parametrize(
     ("kind", "weights", "fields", "message"),
     [
-        ("v3", None, {}, r"no weights: none of model\.safetensors"),
+        ("v3", None, {}, r"no weights: expected one of model\.safetensors"),
         # A discriminator that was saved before its first forward pass: transformers would give random embeddings.
         (
             "v3",
             renamed("word_embeddings.weight", "word_embeddings._weight"),
             {},
-            r"word_embeddings\._weight but no .*generator",
+            r"word_embeddings\.weight, got only .*word_embeddings\._weight.*generator",
         ),
-        ("v3", dict(x=torch.ones(2)), {}, r"no tensor of .* belongs in DebertaExtModel; its keys are like x"),
-        # It gave a model of nothing but new weights, with a table in the log.
-        ("ours", dict(x=torch.ones(2)), {}, r"no tensor of .* belongs in DebertaExtModel"),
+        ("v3", dict(x=torch.ones(2)), {}, r"no tensor of .* fits DebertaExtModel; its first keys are x"),
+        # Regression test: this returned a model with only new weights, and a table in the log.
+        ("ours", dict(x=torch.ones(2)), {}, r"no tensor of .* fits DebertaExtModel"),
         ("v1", microsoft("v1"), dict(hidden_size=16), r"in_proj.weight must have shape \[48, 16\], got \[96, 32\]"),
     ],
     ids=["no weights", "only deltas", "nothing fits", "nothing fits ours", "fused weights of another size"],
@@ -293,14 +295,14 @@ def test_emd_is_off_without_positions_also_with_a_default_config_given(tmp_path)
 
 @pytest.mark.parametrize(("kind", "adapter"), [("v1", "adapter"), ("v3", "base")], ids=["beside v1", "in v3's folder"])
 def test_adapter_of_an_official_checkpoint_is_refused_with_the_way_to_load_it(kind, adapter, tmp_path):
-    """The base was loaded without its fused weights, or without the adapter."""
+    """Regression test: the base model was loaded without its fused weights, or without the adapter."""
     for name in ("base", "adapter"):
         (tmp_path / name).mkdir()
     write(tmp_path / "base", kind, microsoft(kind))
     (tmp_path / adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "peft_type": "LORA"})
     )
-    with pytest.raises(ValueError, match=r"not a model of this package.*PeftModel.from_pretrained"):
+    with pytest.raises(ValueError, match=r"not saved by this package.*PeftModel.from_pretrained"):
         DebertaExtModel.from_pretrained(tmp_path / adapter)
 
 
@@ -327,12 +329,12 @@ def test_config_by_path_and_weights_without_a_config_file(tmp_path):
 
 
 def test_stock_config_object_is_refused_with_the_translation():
-    with pytest.raises(TypeError, match=r"takes a DebertaExtConfig, got DebertaV2Config; .*from_dict"):
+    with pytest.raises(TypeError, match=r"expects a DebertaExtConfig, got DebertaV2Config; .*from_dict"):
         DebertaExtModel(DebertaV2Config(**SIZES))
 
 
 def own_or_official(kind, folder):
-    """A folder with model.safetensors."""
+    """Save a model to a folder and return the path of its model.safetensors."""
     if kind == "ours":
         DebertaExtForMaskedLM(DebertaExtConfig(**SIZES, position_buckets=16)).save_pretrained(folder)
     else:
@@ -343,20 +345,20 @@ def own_or_official(kind, folder):
 @pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
 @pytest.mark.parametrize("length", [0, 5, -1], ids=["empty", "5 bytes", "all but one"])
 def test_a_file_that_is_cut_off_is_named(kind, length, tmp_path):
-    """SafetensorError, never with a name."""
+    """Check that the error has the file name, which SafetensorError lacks."""
     path = own_or_official(kind, tmp_path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=f"{tmp_path}.* is truncated or damaged"):
+    with pytest.raises(ValueError, match=f"{tmp_path}.* is truncated or corrupt"):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
 def test_weights_that_are_integers_are_refused(kind, tmp_path):
-    """transformers converts them without a word."""
+    """Check that integer weights are refused, which transformers converts silently."""
     path = own_or_official(kind, tmp_path)
     tensors = {name: (100 * tensor).to(torch.int8) for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(ValueError, match="int8, expected floating-point weights"):
+    with pytest.raises(ValueError, match=r"must have a floating-point dtype, got (torch\.)?int8"):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
 
 
@@ -381,17 +383,17 @@ def test_a_tensor_that_is_missing_is_reported_and_logged(kind, tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         report = DebertaExtForMaskedLM.from_pretrained(tmp_path).loading_report
     assert report.initialised == [name] and "nonsense.weight" in report.unused
-    # By transformers, which joins layers: layer.{0, 1}.
+    # By transformers, which merges the names of layers: layer.{0, 1}.
     assert "output.dense.weight" in caplog.text and "MISSING" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["v3", "ours"])
 def test_float16_on_a_machine_without_accelerator_is_warned_about(kind, tmp_path, caplog, monkeypatch):
-    """transformers keeps the file's dtype, and a CPU takes many times as long for float16."""
+    """Check the warning: transformers keeps the file's dtype, and float16 is many times slower on a CPU."""
     path = own_or_official(kind, tmp_path)
     save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace('"float32"', '"float16"'))
-    warning = f'{tmp_path} is float16, which a CPU computes many times slower than float32: give dtype="float32"'
+    warning = f'{tmp_path} is float16, which is many times slower than float32 on a CPU: pass dtype="float32"'
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     DebertaExtForMaskedLM.from_pretrained(tmp_path, dtype="float16")
     assert warning not in caplog.text

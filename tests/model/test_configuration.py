@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DebertaExtConfig`: published sizes, official files, fields that are wrong or contradict each other."""
+"""`DebertaExtConfig`: published sizes, official files, and fields that are wrong or contradict each other."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ ELECTRA = {"electra-small": (12, 256), "electra-base": (12, 768), "electra-large
 
 
 def plain(config):
-    """Everything but where it came from."""
+    """Return the fields of a configuration without its source."""
     return {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "auto_map")}
 
 
@@ -45,7 +45,7 @@ def test_presets_are_the_listed_ones_and_take_overrides():
         assert (config.num_hidden_layers, config.hidden_size) == shape
     config = DebertaExtConfig.from_preset("v3-small", num_labels=5, hidden_dropout_prob=0)
     assert (config.num_labels, config.hidden_dropout_prob, config.num_hidden_layers) == (5, 0, 6)
-    with pytest.raises(ValueError, match="no preset 'v4'; there are base, large"):
+    with pytest.raises(ValueError, match=r"preset must be one of base, large.*, got 'v4'"):
         DebertaExtConfig.from_preset("v4")
 
 
@@ -111,7 +111,7 @@ def test_wrong_value_is_refused_with_field_and_value(name, tmp_path):
 
 
 def test_the_signature_shows_the_fields():
-    """help(DebertaExtConfig) showed *args and **kwargs."""
+    """Regression test: help(DebertaExtConfig) showed *args and **kwargs."""
     parameters = inspect.signature(DebertaExtConfig.__init__).parameters
     assert {*WRONG} < {*parameters} and parameters["position_buckets"].default == 256
 
@@ -126,17 +126,17 @@ def test_wrong_type_is_refused_on_assignment(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(hidden_size=100), "hidden_size = 100 must be a multiple of num_attention_heads = 12"),
-        (dict(max_position_embeddings=128), "position_buckets = 256 needs relative distances beyond 129, got 128"),
-        (dict(conv_kernel_size=4), "conv_kernel_size = 4 must be odd"),
-        (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers = 1 must be at least 2 with a convolution"),
-        (dict(conv_groups=7), "hidden_size = 768 must be a multiple of conv_groups = 7"),
+        (dict(hidden_size=100), "hidden_size must be a multiple of num_attention_heads = 12, got 100"),
+        (dict(max_position_embeddings=128), "position_buckets = 256 requires relative distances beyond 129, got 128"),
+        (dict(conv_kernel_size=4), "conv_kernel_size must be odd.*got 4"),
+        (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers must be at least 2 with a convolution, got 1"),
+        (dict(conv_groups=7), "hidden_size must be a multiple of conv_groups = 7, got 768"),
         (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect with position_biased_input"),
         (dict(generator={"hidden_size": "a"}), "generator = .*hidden_size"),
-        (dict(model_type="deberta-v2", talking_head=True), "talking_head = True"),
-        (dict(model_type="deberta-v2", attention_head_size=32), "attention_head_size = 32"),
-        (dict(model_type="deberta-v2", pooler_hidden_size=5), "pooler_hidden_size = 5"),
-        (dict(model_type="deberta-v2", hidden_size="a"), "hidden_size = 'a' must be an integer"),
+        (dict(model_type="deberta-v2", talking_head=True), "talking_head must be False, .* got True"),
+        (dict(model_type="deberta-v2", attention_head_size=32), "attention_head_size must be 64, .* got 32"),
+        (dict(model_type="deberta-v2", pooler_hidden_size=5), "pooler_hidden_size must be .* got 5"),
+        (dict(model_type="deberta-v2", hidden_size="a"), "hidden_size must be an integer, got 'a'"),
         (dict(model_type="deberta-v2", norm_rel_ebd=5), "norm_rel_ebd"),
     ],
 )
@@ -154,7 +154,7 @@ def test_unknown_name_among_overrides_is_refused(tmp_path, tiny_config):
 
 
 def test_assignments_and_overrides_are_normalised_and_checked(tmp_path):
-    """Fields that contradict each other are found when a configuration is saved or loaded."""
+    """Check that contradicting fields raise an error when a configuration is saved or loaded."""
     config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=50)
     config.pos_att_type = "p2c|c2p"
     assert config.pos_att_type == ["c2p", "p2c"]
@@ -170,7 +170,7 @@ def test_assignments_and_overrides_are_normalised_and_checked(tmp_path):
 
 
 def test_foreign_names_of_common_tools_come_and_go_without_a_warning(tmp_path, caplog):
-    """CrossEncoder keeps its settings in config.json; old transformers left generation parameters there."""
+    """Check that config.json can have settings of CrossEncoder, and generation parameters of old transformers."""
     file = tmp_path / "config.json"
     extra = {"sentence_transformers": {"version": "5"}, "max_length": 77, "use_cache": True}
     file.write_text(json.dumps(DebertaV2Config().to_dict() | extra))
@@ -186,7 +186,7 @@ def test_foreign_names_of_common_tools_come_and_go_without_a_warning(tmp_path, c
 
 @pytest.mark.parametrize("stock", [DebertaConfig(), DebertaV2Config()], ids=["deberta", "deberta-v2"])
 def test_stock_defaults_are_read_as_transformers_reads_them(stock):
-    """`DebertaV2Config()` is not DeBERTa-v2: no relative attention, no buckets, positions in the input."""
+    """Check that `DebertaV2Config()` is not DeBERTa-v2: no relative attention, no buckets, positions in the input."""
     config = DebertaExtConfig.from_dict(stock.to_dict())
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                  "relative_attention", "position_biased_input", "type_vocab_size", "max_position_embeddings"):  # fmt: skip
@@ -213,16 +213,16 @@ def test_published_v3_config_file_becomes_the_preset(tmp_path):
 
 
 def test_an_empty_config_file_is_named(tmp_path):
-    """transformers would build a model of the default size."""
+    """Check the error, because transformers would create a model of the default size."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OSError, match=r"has no config.json, or an empty one; pass config="):
+    with pytest.raises(OSError, match=r"is missing or empty; pass config="):
         DebertaExtConfig.from_pretrained(tmp_path)
 
 
 def test_the_configuration_of_another_model_is_refused(tmp_path):
-    """It was read as ours, with the default of every field that has another name there."""
+    """Regression test: it was read as ours, with default values for all fields with other names."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
-    with pytest.raises(ValueError, match=f"{tmp_path} is of model_type 'bert'"):
+    with pytest.raises(ValueError, match=f"got 'bert' in {tmp_path}"):
         DebertaExtConfig.from_pretrained(tmp_path)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaced token detection in one model: sampling, corruption, the four ways to share, and whose gradient goes where."""
+"""Replaced token detection in one model: sampling, corruption, the four ways of sharing, and the flow of gradients."""
 
 import copy
 import pickle
@@ -33,7 +33,7 @@ def test_samples_follow_the_softmax_and_special_tokens_are_never_drawn():
 
 
 def test_samples_of_hand_made_random_numbers(monkeypatch):
-    """P = 1/8, 1/8, 1/2, 1/4: the distribution function is 0.125, 0.25, 0.75, 1."""
+    """Test P = 1/8, 1/8, 1/2, 1/4, with the distribution function 0.125, 0.25, 0.75, 1."""
 
     def drawn(places, logits, special=()):
         column = torch.tensor(places, dtype=torch.float64)[:, None]
@@ -44,12 +44,12 @@ def test_samples_of_hand_made_random_numbers(monkeypatch):
     assert drawn([0.0, 0.12, 0.13, 0.26, 0.74, 0.76], logits) == [0, 0, 1, 2, 2, 3]
     # Without the first, P = 1/7, 4/7, 2/7.
     assert drawn([0.0, 0.12, 0.13, 0.26, 0.74, 0.76], logits, [0]) == [1, 1, 1, 2, 3, 3]
-    # At odds of 1 to e^16, where noise that is cut off would never draw it.
+    # With odds of 1 to e^16, which truncated noise would never draw.
     assert drawn([1 - 1e-6, 1 - 1e-8], torch.tensor([16.0, 0.0])) == [0, 1]
     # The largest random number draws the last token that may be drawn.
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     assert drawn([1 - 2**-53], logits, [997, 998, 999]) == [996]
-    # Logits that are no numbers draw an id all the same: the loss shows what happened, not an index out of range.
+    # NaN logits still give a valid id, so that the loss is NaN instead of an index error.
     assert 0 <= drawn([0.5], torch.full((10,), torch.nan), [0])[0] < 10
 
 
@@ -83,7 +83,7 @@ def test_only_selected_positions_change_and_lucky_samples_count_as_original(join
 
 
 def test_tokens_that_were_kept_or_made_random_are_sampled_too(joint, masked):
-    """With an 80/10/10 split a selected position need not hold [MASK]."""
+    """Test an 80/10/10 split, in which a selected position does not always have [MASK]."""
     model, (batch, _) = joint(), masked
     inputs = batch["input_ids"].clone()
     inputs[0, 3], inputs[0, 4] = batch["labels"][0, 3], 40
@@ -129,7 +129,7 @@ def test_halves_in_turn_are_the_joint_step(joint, masked):
     assert torch.equal(first.corrupted_ids, whole.corrupted_ids)
     assert torch.equal(first.loss + second.loss, whole.loss)
     assert first.discriminator_logits is None and second.generator_logits is None
-    # Without labels the discriminator judges the text as it is, of any integer type.
+    # Without labels, the discriminator reads the unchanged input_ids, of any integer dtype.
     outputs = model(original.int(), batch["attention_mask"], output_hidden_states=True)
     assert outputs.loss is None and torch.equal(outputs.corrupted_ids, original.int()) and len(outputs.hidden_states) == 5
     assert model(**(batch | dict(input_ids=batch["input_ids"].int()))).corrupted_ids.dtype == torch.int32
@@ -176,7 +176,7 @@ def test_gdes_sends_each_loss_to_its_own_table_also_after_reloading_and_another_
             model(**batch)[loss].backward()
             found = gradients(model)
             assert {*found} >= trained | untouched
-            # Not small but none, for every parameter of the other half.
+            # Exactly zero for every parameter of the other model.
             half = loss.removesuffix("_loss")
             assert {name for name, grad in found.items() if grad is not None} == {
                 name for name in found if name.startswith(half)
@@ -282,8 +282,8 @@ def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
 
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
-    """The discriminator's part was assigned to the fields of the generator's output, which torch.compile of 2.6 lost: the
-    loss was the generator's alone."""
+    """Regression test: torch.compile of 2.6 lost assignments to fields of the generator's output, so the loss was only
+    the generator's."""
     batch, _ = masked
     model = joint().train()
     plain = model(**batch, random_generator=torch.Generator().manual_seed(0))
@@ -313,8 +313,8 @@ def test_autocast_in_bfloat16_samples_and_trains(joint, masked):
 
 
 def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, masked):
-    """Two passes through the generator's last layer with absolute positions added to their queries; the discriminator runs
-    each of its layers once, and gives the same answers for any positions."""
+    """Check that the generator's last layer runs twice on queries with absolute positions, and that the discriminator
+    runs each layer once and does not depend on absolute positions."""
     batch, _ = masked
     model = joint(rtd_temperature=1e-6)
     ran = dict(generator=[], discriminator=[])
@@ -356,12 +356,15 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(generator={"layers": 2}), "generator = .*layers is not a field of a generator"),
-        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers = 0"),
-        (dict(generator={"rtd_lambda": 1.0}), "rtd_lambda is not a field of a generator"),
-        (dict(generator={"vocab_size": 32}), "generator: vocab_size = 32 must be the discriminator's, 64"),
-        (dict(generator={"embedding_size": 16}), "embedding_size = 16 .*, 32, under embedding_sharing = 'gdes'"),
-        (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers = 2 .*, 3, under .*'all'"),
+        (dict(generator={"layers": 2}), "generator = .* has unknown fields: layers"),
+        (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers must be at least 1, got 0"),
+        (dict(generator={"rtd_lambda": 1.0}), "has unknown fields: rtd_lambda"),
+        (dict(generator={"vocab_size": 32}), "generator: vocab_size must equal the discriminator's, 64, .* got 32"),
+        (dict(generator={"embedding_size": 16}), "embedding_size must .*, 32, with embedding_sharing = 'gdes', got 16"),
+        (
+            dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"),
+            "num_hidden_layers must .*, 3, with .*'all', got 2",
+        ),
         (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be in \[0, vocab_size = 64\)"),
     ],
 )
@@ -374,13 +377,13 @@ def test_wrong_calls_of_a_joint_model_are_refused(joint, masked):
     batch, _ = masked
     model = joint()
     for call, message in (
-        (lambda: model(**batch, part="both"), "part = 'both' must be None, 'generator' or 'discriminator'"),
-        (lambda: model(batch["input_ids"], part="generator"), "part = 'generator' needs labels"),
+        (lambda: model(**batch, part="both"), "part must be None, 'generator' or 'discriminator', got 'both'"),
+        (lambda: model(batch["input_ids"], part="generator"), "part = 'generator' requires labels"),
         (lambda: model.resize_token_embeddings(70), "export generator and discriminator, resize both"),
         (lambda: model.extend_position_embeddings(128), "cannot be extended to 128 positions"),
         (
             lambda: joint(special_token_ids=None)(**batch),
-            r"special_token_ids is None.*config.special_token_ids = tokenizer.all_special_ids",
+            r"special_token_ids must be a list, got None.*tokenizer.all_special_ids",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -392,7 +395,7 @@ def test_a_joint_checkpoint_keeps_its_generator_and_its_sharing(joint, tmp_path)
     for changes in (dict(embedding_sharing="nes"), dict(generator={"num_hidden_layers": 3})):
         name = next(iter(changes))
         for auto in (DebertaExtForPreTraining, AutoModelForPreTraining):
-            with pytest.raises(ValueError, match=f"is a joint model with {name} = .* cannot become .*from_checkpoints"):
+            with pytest.raises(ValueError, match=f"{name} must be .* as in the joint model .*, got .*from_checkpoints"):
                 auto.from_pretrained(tmp_path, **changes)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path, rtd_lambda=3.0).config.rtd_lambda == 3.0
 
@@ -421,7 +424,9 @@ def test_exchanging_the_table_keeps_what_is_shared(joint):
 
 def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
     joint().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a generator and a discriminator, no DebertaExtForMaskedLM: take"):
+    with pytest.raises(
+        ValueError, match=r"DebertaExtForMaskedLM needs a single model, but .* has a generator and a discriminator: load"
+    ):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is generator and discriminator already: .*from_pretrained loads it"):
+    with pytest.raises(ValueError, match=r"expects a single model, got the joint model .*from_pretrained"):
         DebertaExtForPreTraining.from_checkpoints(tmp_path)

@@ -23,7 +23,7 @@ from hf_deberta_ext import (
 from hf_deberta_ext.model.modeling_deberta_ext import cross_entropy, mean_loss, sequence_loss
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
-# What a head needs beside ids and mask.
+# Inputs of a head in addition to ids and mask.
 ENTITIES = {"DebertaExtForEntityScoring": dict(entity_indices=torch.tensor([[[1, 2], [4, 0]], [[3, 0], [2, 0]]]))}
 
 
@@ -37,7 +37,7 @@ def test_cross_entropy_by_hand():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_arguments_of_decoders_are_ignored_by_name_and_others_refused(name, tiny_config):
-    """trl's RewardTrainer passes use_cache."""
+    """Test use_cache, which trl's RewardTrainer passes."""
     model, batch = small(name, "v3", tiny_config).eval(), call_of(name)
     given = dict(use_cache=False, past_key_values=None, cache_position=None, output_router_logits=False)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_mean_loss_of_nothing_is_zero_with_a_gradient():
 
 
 def test_rtd_head_by_hand(tiny_config, shake):
-    """LayerNorm first, with the [CLS] state added to every token; then dense, activation, one logit."""
+    """Compute LayerNorm with the [CLS] state added to every token, then dense, activation, and one logit."""
     head = shake(ReplacedTokenDetectionHead(tiny_config()))
     h = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     x = functional.layer_norm(h + h[:, :1], (32,), head.LayerNorm.weight, head.LayerNorm.bias, 1e-7)
@@ -128,9 +128,9 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
     expected = functional.cross_entropy(out.start_logits[[0, 2]], torch.tensor([1, 3]))
     expected = (expected + functional.cross_entropy(out.end_logits[[0]], torch.tensor([4]))) / 2
     assert torch.allclose(out.loss, expected)
-    # One end of an answer is no answer; there was no loss, and no word about it.
+    # Regression test: with only one end of an answer, there was no loss and no error.
     for positions, message in (
-        (dict(start_positions=start), "start_positions and end_positions come together"),
+        (dict(start_positions=start), "expected both start_positions and end_positions, or neither"),
         (
             dict(start_positions=start.float(), end_positions=end),
             "start_positions and end_positions must be integers, got torch.float32",
@@ -176,7 +176,7 @@ def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("head", HEADS)
 def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind, tiny_config, batch, tmp_path):
-    """No find_unused_parameters: what forward does not read is kept without a gradient, after loading as well."""
+    """Check that find_unused_parameters is not needed: unused parameters are frozen, also after loading."""
     model = head(tiny_config(kind, type_vocab_size=2))
     if loaded:
         model.save_pretrained(tmp_path)
@@ -208,7 +208,7 @@ class TakesEmbeddings(nn.Module):
 @pytest.mark.parametrize("place", ["word_embeddings", "token_type_embeddings", "embeddings"])
 @pytest.mark.parametrize("head", [name for name in CLASSES if name not in ("pretraining", "entity-scoring")])
 def test_embeddings_come_through_a_layer_put_in_place_of_the_table(head, place, kind, tiny_config, shake):
-    """[B, N, d] in input_ids was refused before the layer that reads it was asked."""
+    """Regression test: input_ids of shape [B, N, d] were refused before the layer that reads them was called."""
     model = shake(small(head, kind, tiny_config, type_vocab_size=2))
     inputs = {name: x for name, x in call_of(head).items() if name in ("input_ids", "attention_mask")}
     inputs["token_type_ids"] = inputs["input_ids"] % 2
@@ -242,7 +242,7 @@ IDS = torch.ones(2, 4).long()
     ],
 )
 def test_labels_of_tokens_are_refused_by_shape_and_dtype(head, labels, message, tiny_config):
-    """0.7 was taken for 0, and labels [N, B] for [B, N]."""
+    """Regression test: 0.7 was read as 0, and labels [N, B] as [B, N]."""
     with pytest.raises(ValueError, match=message):
         head(tiny_config())(IDS, labels=labels)
 
@@ -256,7 +256,7 @@ def test_labels_out_of_range_are_refused_by_torch(head, value, tiny_config):
 
 @pytest.mark.parametrize("masked_only", [True, False])
 def test_flat_labels_are_taken_at_masked_positions_and_beside_document_ids(masked_only, tiny_config):
-    """masked_only looked for the second dimension, and flat labels were compared with document ids [B, N]."""
+    """Regression test: masked_only expected two dimensions, and flat labels were compared with document ids [B, N]."""
     model = DebertaExtForMaskedLM(tiny_config()).eval()
     labels = torch.tensor([[5, -100, 7, -100], [-100, -100, -100, 3]])
     for more in ({}, dict(document_ids=torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]]))):
@@ -266,9 +266,9 @@ def test_flat_labels_are_taken_at_masked_positions_and_beside_document_ids(maske
 
 @pytest.mark.parametrize(("value", "shown"), [(5.0, "5.0"), (-0.25, "-0.25"), (float("nan"), "nan")])
 def test_rtd_labels_are_fractions(value, shown, tiny_config):
-    """Labels of 5 gave a loss without a lower end."""
+    """Regression test: labels of 5 gave an unbounded loss."""
     model = DebertaExtForReplacedTokenDetection(tiny_config())
-    with pytest.raises(ValueError, match=rf"labels must be in \[0, 1\], or -100 \(not counted\), got {shown}"):
+    with pytest.raises(ValueError, match=rf"labels must be in \[0, 1\], or -100 \(ignored\), got {shown}"):
         model(IDS, labels=torch.full((2, 4), value))
     with pytest.raises(ValueError, match=r"labels must have shape \[2, 4\] or \[8\], got \[4, 2\]"):
         model(IDS, labels=IDS.T)
@@ -279,7 +279,8 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 
 
 def torch_loss(logits, labels, problem):
-    """As transformers' ForSequenceClassificationLoss chooses, by shape in place of dtype where the problem is not named."""
+    """Compute the loss as transformers' ForSequenceClassificationLoss does, but choose by shape instead of dtype if
+    problem_type is None."""
     B, C = logits.shape
     if problem is None:
         problem = "regression" if C == 1 else PROBLEM_TYPES[2 if labels.numel() == B else 3]
@@ -294,7 +295,8 @@ def torch_loss(logits, labels, problem):
 @pytest.mark.parametrize("num_labels", [1, 2, 4])
 @pytest.mark.parametrize("problem", PROBLEM_TYPES)
 def test_labels_of_texts_have_their_loss_or_are_refused(problem, num_labels, dtype):
-    """Refused labels do not decide the problem for those that follow. Labels [C, B] were reshaped to [B, C]."""
+    """Check that refused labels do not set problem_type for later calls. Regression test: labels [C, B] were reshaped to
+    [B, C]."""
     B, C = 3, num_labels
     generator = torch.Generator().manual_seed(0)
     for shape in ([B], [B, 1], [B, C], [B, C + 1], [B + 1], [B + 1, C], [C, B], [B, C, 1], [B, 0], []):
@@ -323,7 +325,7 @@ def test_labels_of_texts_have_their_loss_or_are_refused(problem, num_labels, dty
     ("arguments", "message"),
     [
         (dict(labels=torch.zeros(3).long()), r"labels must have shape \[2\] or \[2, 1\], got \[3\]"),
-        (dict(input_ids=IDS), r"multiple choice takes input_ids \[batch, choices, length\], got \[2, 4\]"),
+        (dict(input_ids=IDS), r"input_ids must have shape \[batch, choices, length\] for multiple choice, got \[2, 4\]"),
     ],
 )
 def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments, message, tiny_config):
@@ -350,8 +352,8 @@ def test_labels_of_any_usual_type_give_the_same_loss(dtype, tiny_config):
         (torch.ones(2, 5), r"attention_mask must have shape \[2, 4\], .* got \[2, 5\]"),
         (torch.ones(1, 4), r"attention_mask must have shape \[2, 4\], .* got \[1, 4\]"),
         (torch.ones(2, 1, 5, 4), "attention_mask must have shape"),
-        (torch.tensor([[0.0, 0, 0, -10000], [0, 0, 0, 0]]), r"attention_mask has the value -10000\.0; give 1"),
-        (torch.tensor([[1, 1, 2, 2], [1, 1, 1, 0]]), "attention_mask has the value 2; give 1 .*document_ids separate"),
+        (torch.tensor([[0.0, 0, 0, -10000], [0, 0, 0, 0]]), r"attention_mask must be 1 where .*, got -10000\.0"),
+        (torch.tensor([[1, 1, 2, 2], [1, 1, 1, 0]]), "attention_mask must be 1 where .*, got 2; .*pass document_ids"),
     ],
 )
 def test_masks_that_would_broadcast_or_mean_something_else_are_refused(mask, message, tiny_config):
@@ -361,7 +363,7 @@ def test_masks_that_would_broadcast_or_mean_something_else_are_refused(mask, mes
 
 @pytest.mark.parametrize("name", ["question-answering", "entity-scoring", "multiple-choice", "sequence-classification"])
 def test_heads_of_whole_rows_refuse_documents(name, tiny_config):
-    """Their documents would attend to each other, or be rows of their own."""
+    """Check the error, because documents would attend to each other, or would have to be separate rows."""
     model, batch = small(name, "v3", tiny_config).eval(), call_of(name)
     with pytest.raises(TypeError, match="unexpected arguments: document_ids"):
         model(**batch, document_ids=torch.ones_like(batch["input_ids"]))

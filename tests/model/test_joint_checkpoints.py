@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a joint model starts (official pairs, discriminators alone, masked language models) and what comes out of it."""
+"""Checkpoints from which a joint model starts (official pairs, only discriminators, masked language models), and its
+exports."""
 
 import json
 
@@ -50,14 +51,14 @@ def test_auto_class_and_from_pretrained_join_what_lies_in_the_folder(tmp_path):
 
 
 def test_discriminator_that_holds_only_its_deltas_is_made_whole_by_the_generator(tmp_path):
-    """As ViDeBERTa was published; without the generator it stays refused."""
+    """Test a checkpoint in the form of ViDeBERTa; it is refused without the generator."""
     folder, _, _ = official_pair(tmp_path / "deltas", whole_table=False)
     whole, _, _ = official_pair(tmp_path / "whole")
     model, expected = (DebertaExtForPreTraining.from_checkpoints(x) for x in (folder, whole))
     torch.testing.assert_close(model(IDS).discriminator_logits, expected(IDS).discriminator_logits)
     assert "was added to the generator's table" in " ".join(model.discriminator.loading_report.notes)
     (folder / "pytorch_model.generator.bin").unlink()
-    with pytest.raises(ValueError, match="gradient-disentangled embedding sharing trains, not a table"):
+    with pytest.raises(ValueError, match="gradient-disentangled embedding sharing trains"):
         DebertaExtForPreTraining.from_checkpoints(folder)
 
 
@@ -84,7 +85,7 @@ def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(
     assert len(shared) > 20 and all(torch.equal(ours[name], theirs[name]) for name in shared)
     assert model.generator.config.num_hidden_layers == 1
     assert info["missing_keys"] and all(name.startswith("generator.lm_predictions") for name in info["missing_keys"])
-    # Small differences of the generator keep the layers that it takes.
+    # A generator with small differences still copies the layers.
     fields = dict(generator={"layer_norm_eps": 1e-6, "masked_only": True})
     other = DebertaExtForPreTraining.from_checkpoints(folder, **fields).generator
     assert other.config.layer_norm_eps == 1e-6
@@ -190,7 +191,7 @@ def test_exports_compute_what_the_joint_model_does(sharing, positions, joint, ma
     judged = discriminator(expected.corrupted_ids, batch["attention_mask"]).logits
     torch.testing.assert_close(judged, expected.discriminator_logits, atol=1e-5, rtol=1e-5)
     assert equal_outputs(generator(**batch, masked_only=True).logits, expected.generator_logits)
-    # The generator's absolute positions, for whoever trains the discriminator further with EMD.
+    # The generator's absolute positions, for further training of the discriminator with EMD.
     table = model.generator.state_dict()[f"{POSITIONS}.weight"]
     if not positions:
         assert torch.equal(discriminator.state_dict()[f"{POSITIONS}.weight"], table)
@@ -245,9 +246,9 @@ def test_half_precision_tables_are_summed_in_float32(joint):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(embedding_sharing="es"), r"'es' has one .*word_embeddings.weight, but .* choose 'gdes' or 'nes'"),
-        (dict(sharing="es"), "from_checkpoints knows no argument 'sharing'"),
-        (dict(generator_checkpoint="larger"), "generator: vocab_size = 70 must be the discriminator's, 64"),
+        (dict(embedding_sharing="es"), r"'es' requires equal .*word_embeddings.weight .* use 'gdes' or 'nes'"),
+        (dict(sharing="es"), "from_checkpoints got unexpected arguments: 'sharing'"),
+        (dict(generator_checkpoint="larger"), "generator: vocab_size must equal the discriminator's, 64, .* got 70"),
     ],
     ids=["two tables", "unknown argument", "another vocabulary"],
 )

@@ -20,7 +20,7 @@ def labels_for(ids, mask, share=0.3, seed=0):
 
 
 def official_emd(model, ids, mask):
-    """The official decoding, from the layers alone: twice the last layer, keys and values from its input, dense."""
+    """Decode as the official code does: run the last layer twice with keys and values from its input, on all tokens."""
     deberta = model.deberta
     h = deberta(ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
     layer, table, N = deberta.encoder.layer[-1], deberta.encoder.get_rel_embedding(), ids.shape[1]
@@ -93,7 +93,7 @@ def test_decoder_gives_the_layer_its_queries_and_passes():
 def test_passes_share_keys_and_values_and_give_the_loss_and_gradients_of_passes_one_by_one(
     kind, overrides, checkpointing, tiny_config, shake, batch
 ):
-    """With dropout, whose draws are those of passes one by one."""
+    """Include dropout, which must be drawn as in separate passes."""
     config = tiny_config(kind, emd_layers=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, **overrides)
     model = shake(DebertaExtForMaskedLM(config)).train()
     if checkpointing is not None:
@@ -123,7 +123,7 @@ def test_passes_share_keys_and_values_and_give_the_loss_and_gradients_of_passes_
     assert alone - shared == 2
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, grad in expected_grads.items():
-        # The bias of v1's keys has no gradient but of rounding: it is softmax's constant.
+        # The gradient of v1's key bias is only rounding, because softmax is invariant to it.
         assert (grads[name] - grad).norm() < 2e-5 * grad.norm() + 1e-7, name
         assert grad.norm() > 1e-6 or name.endswith("key_proj.bias")
 
@@ -186,7 +186,7 @@ def test_last_layer_is_skipped_unless_its_output_is_asked_for(tiny_config, batch
 
 
 def test_masked_only_holds_no_tensor_of_the_full_vocabulary_size(tiny_config, batch):
-    """Nothing that the forward pass makes, kept for backward or not, has B·N·V elements."""
+    """Check that the forward pass creates no tensor with B·N·V elements, kept for the backward pass or not."""
     model = DebertaExtForMaskedLM(tiny_config(vocab_size=5000, masked_only=True))
     ids, mask = batch(4, 50, vocab=5000)
     labels = labels_for(ids, mask, share=0.1)
@@ -197,7 +197,7 @@ def test_masked_only_holds_no_tensor_of_the_full_vocabulary_size(tiny_config, ba
 
 
 def test_evaluation_gives_all_logits_whatever_the_configuration_says(tiny_config, batch, tmp_path):
-    """Metrics of other people's code expect [B, N, V]."""
+    """Check that metrics of other packages get the [B, N, V] logits that they expect."""
     DebertaExtForMaskedLM(tiny_config(masked_only=True)).save_pretrained(tmp_path)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path)
     ids, mask = batch(4, 9)
@@ -222,17 +222,17 @@ def test_batch_without_targets_gives_zero_loss_and_zero_gradients(tiny_config, b
 
 
 def test_inputs_that_do_not_fit_are_refused_with_the_way_out(tiny_config, batch):
-    """masked_only without labels is an error where the call asks for it, and nothing where the configuration does."""
+    """Check that masked_only without labels is only an error if the call sets it, not if the configuration does."""
     model = DebertaExtForMaskedLM(tiny_config(masked_only=True)).eval()
     ids, _ = batch(1, 70)
     assert model(ids[:, :9]).logits.shape == (1, 9, 64)
     for call, message in (
-        (lambda: model(ids), r"70 tokens.*max_position_embeddings = 64.*extend_position_embeddings\(70\)"),
+        (lambda: model(ids), r"at most max_position_embeddings = 64 tokens, got 70; .*extend_position_embeddings\(70\)"),
         (
             lambda: model(ids[:, :9], position_ids=torch.tensor([[0]])),
             r"position_ids must have shape \[1 or B, 9\], got \[1, 1\]",
         ),
-        (lambda: model(ids[:, :9], masked_only=True), "masked_only=True needs labels"),
+        (lambda: model(ids[:, :9], masked_only=True), "masked_only=True requires labels"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every training script on files, on a machine without network and without the packages that download metrics."""
+"""Every training script on local files, without network and without the packages that download metrics."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ SHAPE = dict(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny model with its tokenizer, and the files of each script."""
+    """Create a tiny model with its tokenizer, and the files of each script."""
     folder = tmp_path_factory.mktemp("offline")
     tokenizer = train_tokenizer("unigram", [TEXT, "a fine or poor book ? is it long , who wrote it"] * 3, 60)
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def test_every_script_runs_without_network_and_metric_packages(script, folder, t
     asked = []
 
     def refuse(*args, **kwargs):
-        # Whoever catches the error has asked all the same.
+        # Recorded, because callers may catch the error.
         asked.append(args)
         raise OSError(f"the network was asked for: {args}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models are made of: operations that every device has, nothing read from it, modules that are called."""
+"""Operations of models: supported by every device, without reading values, through calls of modules."""
 
 import re
 from pathlib import Path
@@ -10,14 +10,14 @@ from every_head import HEADS, KINDS, NAMES, call_of, small, step
 from watch import Watch
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hf_deberta_ext"
-# Positions that are chosen by their labels are as many as there are; generator and discriminator choose so.
+# Generator and discriminator select positions by labels, so shapes depend on the labels.
 CHOOSING = {"masked-lm, masked_only", "pretraining"}
 PLAIN = [head for head in HEADS if head not in CHOOSING and not head.startswith("sift")]
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
 def test_nothing_is_compiled_by_torch_script():
-    """Deprecated, and broken from Python 3.14 on; whether somebody else traces may be asked."""
+    """TorchScript is deprecated, and broken since Python 3.14. Checking if a caller traces is allowed."""
     for file in sorted(PACKAGE.rglob("*.py")):
         used = re.findall(r"torch\.jit\.(\w+)|from torch\.jit import (\w+)", file.read_text(encoding="utf-8"))
         assert {name for pair in used for name in pair if name} <= {"is_tracing"}, file
@@ -26,7 +26,7 @@ def test_nothing_is_compiled_by_torch_script():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head", PLAIN)
 def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
-    """On the meta device there are no values: whatever reads one raises. Forward, loss and backward, with padding."""
+    """Run forward, loss and backward with padding on the meta device, where reading a value raises an error."""
     model = small(head, kind, tiny_config, **DROPOUT).train().to("meta")
     arguments = {name: x.to("meta") for name, x in call_of(head).items()}
     tensors, gradients = step(head, model, arguments)
@@ -36,7 +36,7 @@ def test_no_value_is_read_and_no_shape_depends_on_one(head, kind, tiny_config):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head", PLAIN)
 def test_nothing_is_computed_in_float64(head, name, tiny_config):
-    """MPS has no float64."""
+    """Check that models run on MPS, which has no float64."""
     model = small(head, KINDS[PLAIN.index(head) % 3], tiny_config, **DROPOUT).train()
     model.set_attn_implementation(name)
     model.set_unpadding(False)
@@ -53,7 +53,8 @@ def test_nothing_is_computed_in_float64(head, name, tiny_config):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):
-    """Sharding, offloading and adapters hang on hooks: a module whose weights are read past its call would miss them."""
+    """Check hooks, on which sharding, offloading and adapters depend: they miss a module whose weights are read without a
+    call."""
     model = small("sequence-classification", kind, tiny_config)
     model.set_attn_implementation(name)
     own = {key: module for key, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
@@ -61,6 +62,6 @@ def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):
     for key, module in own.items():
         module.register_forward_pre_hook(lambda *_, key=key: fired.add(key))
     model(**call_of("sequence-classification")).loss.backward()
-    # Absolute positions are read by the decoder of masked language models alone.
+    # Only the decoder of masked language models reads absolute positions.
     silent = {key for key in own.keys() - fired if not key.endswith("position_embeddings")}
     assert silent == set() and len(fired) > 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs against transformers' DebertaModel and DebertaV2Model, float32, at valid positions, from a saved stock folder."""
+"""Outputs against transformers' DebertaModel and DebertaV2Model, float32, at valid positions, from a saved folder."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_gradients_equal_those_of_transformers(kind, tmp_path, stock_config, sha
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, shake, batch, relative_error, monkeypatch):
-    """A dropout of p multiplies every second number by 1 - p here, instead of drawing."""
+    """Replace dropout with rate p by a multiplication of every second number by 1 - p."""
     config = stock_config(kind, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
     stock = shake((DebertaModel if kind == "v1" else DebertaV2Model)(config))
     stock.save_pretrained(tmp_path)
@@ -139,7 +139,8 @@ def test_head_equals_that_of_transformers(task, kind, tmp_path, stock_config, sh
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 @pytest.mark.parametrize("legacy", [True, False])
 def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, stock_config, shake, batch, relative_error):
-    """transformers trains its heads on the plain last layer and has no absolute positions, so EMD must not run there."""
+    """Check that EMD is disabled, because transformers trains its heads on the plain last layer, without absolute
+    positions."""
     stock = shake((DebertaForMaskedLM if kind == "v1" else DebertaV2ForMaskedLM)(stock_config(kind, legacy=legacy)))
     stock.save_pretrained(tmp_path)
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
@@ -154,7 +155,8 @@ def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, sto
 
 
 def test_beyond_the_table_we_clamp_as_the_official_code_and_transformers_does_not(tmp_path, stock_config, shake, batch):
-    """With buckets and N > max_relative_positions, transformers reads row 0, which no training touches; officially row 1."""
+    """With buckets and N > max_relative_positions, transformers reads row 0, which is never trained; the official code
+    reads row 1."""
     stock = shake(DebertaV2Model(stock_config("v3", max_relative_positions=24)))
     stock.save_pretrained(tmp_path)
     model = DebertaExtModel.from_pretrained(tmp_path)

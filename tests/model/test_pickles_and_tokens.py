@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No way of loading runs pickled code; tokens are in no file of a run, and in nothing that is printed, logged or raised."""
+"""No way of loading runs pickled code; access tokens are in no file of a run, and are never printed, logged or raised."""
 
 import contextlib
 import io
@@ -46,7 +46,7 @@ material, text = glue.material, mlm.text
 
 
 class Runs:
-    """A pickle that makes a folder when it is loaded."""
+    """Pickle that creates a folder when it is loaded."""
 
     def __init__(self, marker: Path):
         self.marker = str(marker)
@@ -56,7 +56,7 @@ class Runs:
 
 
 def poison(file: Path, marker: Path):
-    """Puts `Runs` into a file of torch, or makes a new one of it."""
+    """Put `Runs` into a file of torch, or create a file with it."""
     content = torch.load(file, weights_only=False) if file.is_file() else {}
     if isinstance(content, dict):
         content = content | {"deberta.spy": Runs(marker)}
@@ -64,7 +64,7 @@ def poison(file: Path, marker: Path):
 
 
 def as_bin(model, folder: Path) -> Path:
-    """Saves a model with its weights as pytorch_model.bin; returns that."""
+    """Save a model with its weights as pytorch_model.bin, and return the path of that file."""
     model.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -83,7 +83,7 @@ def bert(folder, marker):
 
 
 def in_shards(folder, marker):
-    # Under another name it is a shard alone.
+    # Under another name, it is only a shard.
     file = as_bin(tiny_model(DebertaExtForMaskedLM), folder).rename(folder / "pytorch_model-00001-of-00001.bin")
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(torch.load(file), file.name)}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -116,7 +116,7 @@ def adapter(folder, marker):
 
 
 def command(*argv):
-    """A command of deberta-ext; an error with what it printed where its exit status is not 0."""
+    """Run a command of deberta-ext; raise an error with its output if the exit status is not 0."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         status = commands.main([*map(str, argv)])
@@ -142,7 +142,7 @@ WAYS = {
 
 
 def load_for_task(folder: Path, base: Path):
-    """As the fine-tuning scripts do; the configuration of an adapter's model is that of its base."""
+    """Load a model as the fine-tuning scripts do. An adapter's model has the configuration of its base."""
     config, model_args = AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
     return load_model(model_args, config, AutoModelForSequenceClassification)
 
@@ -151,7 +151,9 @@ def load_for_task(folder: Path, base: Path):
 def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
     make, load = WAYS[way]
     folder = make(tmp_path / "model", tmp_path / "ran")
-    with pytest.raises(ValueError, match=r"pickled objects that are not tensors; they are not run|Weights only load failed"):
+    with pytest.raises(
+        ValueError, match=r"pickled objects other than tensors, which were not loaded|Weights only load failed"
+    ):
         load(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -160,21 +162,21 @@ def test_a_card_is_built_beside_pickled_code_and_only_torch_itself_runs_that(tmp
     folder = ours(tmp_path / "model", tmp_path / "ran")
     command("card", folder, "--license", "mit")
     assert (folder / "README.md").is_file() and not (tmp_path / "ran").exists()
-    # Else no test here would show anything.
+    # Otherwise, the tests here would be meaningless.
     torch.load(folder / "pytorch_model.bin", weights_only=False)
     assert (tmp_path / "ran").is_dir()
 
 
 @pytest.fixture(scope="module")
 def stopped_run(tmp_path_factory):
-    """With a checkpoint of step 2 of 4."""
+    """Create a run with a checkpoint at step 2 of 4."""
     folder = tmp_path_factory.mktemp("stopped")
     train(folder / "whole", max_steps=4)
     shutil.copytree(folder / "whole" / "checkpoint-2", folder / "run" / "checkpoint-2")
     return folder / "run"
 
 
-# A run that Trainer resumes with train(True), and a finished one, of which only the model is loaded.
+# Files of a run that Trainer resumes with train(True), and of a finished run, from which only the model is loaded.
 NAMES = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "pytorch_model.bin", "training_args.bin"]
 
 
@@ -188,7 +190,7 @@ def test_a_checkpoint_with_pickled_code_is_not_resumed_from(case, stopped_run, t
         torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / name)
         (checkpoint / "model.safetensors").unlink()
     poison(checkpoint / name, tmp_path / "ran")
-    # Whoever changes a file can also write a manifest that fits.
+    # An attacker who changes a file can also update the manifest.
     write_manifest(checkpoint)
     refused = pytest.raises(Exception, match=r"Weights only load failed|pickled objects")
     if case == "train(True)":
@@ -208,7 +210,7 @@ SECRET = "hf" + "_" + "sEcReT" * 6
 
 @pytest.fixture
 def everything_said(caplog, capfd):
-    """A function that returns what was printed and logged; of this package every message."""
+    """Return a function that returns everything printed and logged, including all messages of this package."""
     transformers_logging.enable_propagation()
     with caplog.at_level(logging.INFO), caplog.at_level(logging.DEBUG, "hf_deberta_ext"):
         yield lambda: "".join([*capfd.readouterr(), caplog.text])
@@ -217,7 +219,7 @@ def everything_said(caplog, capfd):
 
 @pytest.mark.parametrize("script", ["run_glue", "run_mlm"])
 def test_a_run_keeps_its_tokens_to_itself(script, run_glue, run_mlm, material, text, tmp_path, monkeypatch, everything_said):
-    """training_args.bin, in every checkpoint, had that of --hub_token."""
+    """Regression test: training_args.bin in every checkpoint contained --hub_token."""
     monkeypatch.setenv("HF_TOKEN", SECRET)
     given = dict(token=SECRET, hub_token=SECRET, max_steps=2, save_steps=1)
     if script == "run_glue":

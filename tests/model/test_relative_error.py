@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relative_error`, by which most of the tests compare: the worst row, and never a number where there is none."""
+"""`relative_error`, which most tests use: the error of the worst row, or an assertion if it is undefined."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ NAME = "relative_error by hand"
 @pytest.fixture
 def measure(relative_error):
     yield lambda *given: relative_error(NAME, *given)
-    # What is wrong here on purpose is no result of the run.
+    # Errors made on purpose are not part of the summary of the run.
     WORST.pop(NAME, None)
 
 
@@ -26,7 +26,7 @@ def test_the_worst_row_counts_and_not_the_mean(measure):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("side", ["ours", "reference"])
 def test_nan_is_no_small_error(side, value, measure):
-    """max(nan, x) may be x: a row that is not finite would be passed over."""
+    """max(nan, x) may be x, so a row that is not finite would be ignored."""
     sides = dict(ours=torch.ones(2, 3), reference=torch.ones(2, 3))
     sides[side][1, 2] = value
     with pytest.raises(AssertionError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What save_pretrained writes, and that it loads equal: with the package, and in a fresh process that lacks it."""
+"""Files of save_pretrained, which load to an equal model with the package, and without it in a new process."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
 }
 
 
-# Joining an encoder with a new generator is for the package.
+# Only the package joins an encoder with a new generator.
 SINGLE = [auto for auto in HEADS if auto != "AutoModelForPreTraining"]
 # Saved without the package and loaded again in another process; of the others the saved files are compared.
 AGAIN = ("AutoModelForMaskedLM", "AutoModelForPreTraining", "shards", "hub", "rtd")
@@ -70,7 +70,7 @@ def code_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_save_pretrained_writes_the_code_byte_for_byte_and_a_complete_auto_map(auto, tmp_path):
-    """A configuration alone as well, and older code of ours is replaced."""
+    """Check that a configuration writes the code too, and that older code is replaced."""
     model = tiny_model(HEADS[auto])
     model.config.save_pretrained(tmp_path)
     assert code_in(tmp_path) == FILES
@@ -125,7 +125,7 @@ def model_job(name: str, auto: str, source: Path | str, **more) -> dict:
 
 
 def put_into_hub_cache(folder: Path, repo_id: str, source: Path):
-    """Lays a saved folder where huggingface_hub looks for a downloaded repo."""
+    """Copy a saved folder to the place of a downloaded repository in the cache of huggingface_hub."""
     commit = "0123456789" * 4
     repo = folder / "hf" / "hub" / ("models--" + repo_id.replace("/", "--"))
     (repo / "refs").mkdir(parents=True)
@@ -135,7 +135,8 @@ def put_into_hub_cache(folder: Path, repo_id: str, source: Path):
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory):
-    """The originals, what a process made of their folders ("first"), and another of that one's copies ("second")."""
+    """Return the originals, the results of a process that loads their folders ("first"), and of one that loads its copies
+    ("second")."""
     folder = tmp_path_factory.mktemp("remote")
     originals, first = {}, []
     for kind, (auto, fields, save) in KINDS.items():
@@ -149,11 +150,11 @@ def remote(tmp_path_factory):
     first.append(model_job("hub", "AutoModelForMaskedLM", "someone/tiny", again=str(folder / "hub_2")))
     first.append(model_job("rtd", "AutoModel", folder / "rtd", again=str(folder / "rtd_2")))
 
-    # Only loaded on: these are not saved again.
+    # Only loaded, and not saved again.
     loads = []
     classifier = str(folder / "AutoModelForSequenceClassification")
     for auto in SINGLE:
-        # Of 3 classes, where other heads have another number: as for every model of transformers.
+        # The head has 3 classes, so that other heads are refused, as for every model of transformers.
         loads.append(model_job(f"other_{auto}", auto, classifier, kwargs={"ignore_mismatched_sizes": True}))
     for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
         save_tokenizer(folder / auto)
@@ -172,7 +173,7 @@ def remote(tmp_path_factory):
         for name, source in (("config", str(folder / "config")), ("hub_config", "someone/config"))
     ]
 
-    # First of all, when the process knows nothing of the model type yet.
+    # First, when the process does not know the model type yet.
     refused = [
         {"kind": "refused", "name": f"refused {auto} {kwargs}", "auto": auto, "source": classifier, "kwargs": kwargs}
         for auto in ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification")
@@ -195,7 +196,7 @@ def remote(tmp_path_factory):
     "generation, kind", [*(("first", kind) for kind in [*KINDS, "hub", "rtd"]), *(("second", kind) for kind in AGAIN)]
 )
 def test_a_fresh_process_without_the_package_loads_an_equal_model(generation, kind, remote):
-    """Of a discriminator the encoder, since no Auto class has its head."""
+    """For a discriminator, only compare the encoder, since no Auto class has its head."""
     result, model = remote[generation][kind], remote["models"][kind]
     assert "error" not in result, result["traceback"]
     auto = KINDS[kind][0] if kind in KINDS else dict(hub="AutoModelForMaskedLM", rtd="AutoModel")[kind]
@@ -244,12 +245,13 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
 
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remote):
-    """Loaded alone, its module has no other file of the model beside it, and yet the auto_map named them all."""
+    """Regression test: the module of a configuration loaded without the model has no other files of the model, but its
+    auto_map listed all of them."""
     for generation in ("first", "second"):
         result, model = remote[generation][name], remote["models"]["config"]
         assert "error" not in result, result["traceback"]
         assert result["module"].startswith("transformers_modules.")
-        # From the Hub, transformers puts the name of the repo before each entry of auto_map.
+        # From the Hub, transformers prefixes each entry of auto_map with the name of the repository.
         own = {name: result["config"][name] for name in ("_name_or_path", "dtype", "auto_map")}
         assert result["config"] == model.config.to_dict() | own
     assert result["class"] == "DebertaExtForMaskedLM"
@@ -267,13 +269,13 @@ def test_pipelines_run_without_the_package(task, remote):
 
 
 def test_an_old_transformers_is_told_in_the_first_line_which_one_is_needed(monkeypatch):
-    """4.57, which optimum-onnx pins, has no PreTrainedConfig."""
+    """Test 4.57, which optimum-onnx pins and which has no PreTrainedConfig."""
     old = types.ModuleType("transformers")
     old.__version__, old.__path__ = "4.57.6", transformers.__path__
     monkeypatch.setitem(sys.modules, "transformers", old)
     file = Path(configuration_deberta_ext.__file__)
     spec = importlib.util.spec_from_file_location(f"{configuration_deberta_ext.__package__}.again", file)
-    with pytest.raises(ImportError, match=r"^the code of this model needs transformers 5\.4 .* found 4\.57\.6\."):
+    with pytest.raises(ImportError, match=r"^this model's code requires transformers 5\.4 .* got 4\.57\.6\."):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 

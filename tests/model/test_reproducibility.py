@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same result again: for a sample whatever its neighbours are, and for a step from the same seed."""
+"""Reproducible results: for a sample with any neighbours, and for a step with the same seed."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from every_head import HEADS, KINDS, MODES, NAMES, autocast, call_of, small, ste
 
 from hf_deberta_ext import heads
 
-# Whose outputs belong to one sample, [B, ...], or to one token, [B, N, ...].
+# Heads with outputs per sample, [B, ...], or per token, [B, N, ...].
 OF_SAMPLES = {name: head.outputs[0] for name, head in heads.HEADS.items() if head.labels in ("row", "choice", "entities")}
 OF_TOKENS = {name: head.outputs[0] for name, head in heads.HEADS.items() if name not in (*OF_SAMPLES, "pretraining")}
 
@@ -15,8 +15,8 @@ OF_TOKENS = {name: head.outputs[0] for name, head in heads.HEADS.items() if name
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", [*OF_SAMPLES, *OF_TOKENS])
 def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_config, shake):
-    """Alone, and beside a longer or shorter one with padding between them: the same up to eight steps of the format, on
-    every backend, as a padded batch and as one stream of tokens."""
+    """Compare a sample in a batch of one with the same sample next to a longer or shorter one, up to eight steps of the
+    format, on every backend, as a padded batch and as a stream."""
     dtype, low = MODES[mode]
     arguments = call_of(head)
     ids, mask = arguments["input_ids"], arguments["attention_mask"].bool()
@@ -35,7 +35,7 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
                 together = run(ids, mask)
                 for row in range(2):
                     if head == "multiple-choice":
-                        # Choices are of different lengths: each stays padded to the longer one.
+                        # Choices have different lengths, and each is padded to the longer one.
                         alone, there = run(ids[row : row + 1], mask[row : row + 1])[0], together[row]
                     else:
                         alone = run(ids[row : row + 1, mask[row]], rows=slice(row, row + 1))[0]
@@ -47,7 +47,7 @@ def test_a_neighbour_changes_a_sample_by_no_more_than_rounding(head, mode, tiny_
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_gives_one_result_with_dropout_and_under_deterministic_algorithms(name, head, tiny_config, shake):
-    """Outputs and gradients bit for bit, in a precision that changes from test to test."""
+    """Compare outputs and gradients bitwise, in a precision that alternates between tests."""
     place = list(HEADS).index(head)
     dtype, low = MODES[list(MODES)[(place + NAMES.index(name)) % len(MODES)]]
     dropout = dict(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that goes with a model touches only its checkpoint: no network, no process, no other file."""
+"""The code saved with a model only accesses its checkpoint: no network, no processes, no other files."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from tiny_models import HEADS, TINY, tiny_inputs, tiny_model
 from transformers import BertConfig, BertModel
 
 WORKER = Path(__file__).resolve().parents[1].joinpath("support", "security_worker.py")
-# Audit events about files; functions of shutil make those of os as well.
+# Audit events about files; functions of shutil also raise the events of os.
 FILE_EVENTS = ("open", "os.", "shutil.", "tempfile.")
 CHANGES = {
     "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
     "os.utime",
 }  # fmt: skip
-# Of os, what starts a process or changes the environment.
+# Functions of os that start a process or change the environment.
 STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.putenv", "os.spawn", "os.startfile", "os.system",
           "os.unsetenv"}  # fmt: skip
 
-# At the beginning of a folder's modeling file: what the watch must see.
+# Prepended to a folder's modeling file: accesses that must be detected.
 MALICE = """
 import os, pickle, socket, subprocess
 socket.socket().close()
@@ -37,7 +37,7 @@ pickle.loads(pickle.dumps(os.getcwd))
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
-    """(notes of the worker by Auto class, of a model of transformers and of malicious code; the folder of it all)."""
+    """Return the worker's notes by Auto class, for a model of transformers and for malicious code; and their folder."""
     folder = tmp_path_factory.mktemp("watched")
     sizes = {name: value for name, value in TINY.items() if name != "position_buckets"}
     BertModel(BertConfig(**sizes)).save_pretrained(folder / "bert")
@@ -45,7 +45,7 @@ def notes(tmp_path_factory):
     jobs = [
         dict(name="bert", auto="AutoModel", source=str(folder / "bert"), inputs=ids, again=str(folder / "saved" / "bert"))
     ]
-    # What transformers imports late, and touches then, is no model's.
+    # Files of late imports of transformers do not count as accesses by the model.
     jobs.insert(0, jobs[0] | dict(name="imports"))
     for auto, model_class in HEADS.items():
         tiny_model(model_class, special_token_ids=[0, 1, 2, 3, 4]).save_pretrained(folder / auto)
@@ -60,7 +60,7 @@ def notes(tmp_path_factory):
     )
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
-    # Online: what looked for a network would be seen.
+    # Online, so that network access would be detected.
     environment |= {"HF_HOME": str(folder / "hf"), "HF_MODULES_CACHE": str(folder / "modules")}
     command = [sys.executable, "-I", "-B", str(WORKER), str(folder / "jobs.json"), str(folder / "notes.json")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
@@ -69,10 +69,10 @@ def notes(tmp_path_factory):
 
 
 def opened(events: list, writing: bool) -> set[Path]:
-    """Files that were opened for writing, or only for reading."""
+    """Return the files that were opened for writing, or only for reading."""
     found = set()
     for event, args, _ in events:
-        # A number is a file that is open already.
+        # A number is a file descriptor.
         if event == "open" and isinstance(args[0], str):
             path, mode, flags = args
             writes = any(letter in "wax+" for letter in mode) if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
@@ -82,15 +82,15 @@ def opened(events: list, writing: bool) -> set[Path]:
 
 
 def outside_of(paths: set[Path], *folders: Path) -> set[str]:
-    """Those in none of the folders, by either of their names where links lead to them."""
+    """Return the paths outside of the folders, where both names of a link count as inside."""
     inside = {place for folder in folders for place in (folder, folder.resolve())}
     return {str(path) for path in paths if not any(path.is_relative_to(place) for place in inside)}
 
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(auto, notes):
-    """No connection, no process, no pickle; beside Python's own files, what transformers reads for a model
-    of its own, and the module cache."""
+    """Check that there is no connection, process or pickle, and that only Python's files, the files that transformers reads
+    for its own models, and the module cache are accessed."""
     found, folder = notes[0][auto], notes[1]
     assert "error" not in found, found["error"]
     assert found["module"].startswith("transformers_modules.")
@@ -103,7 +103,7 @@ def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(aut
     read = opened(events, writing=False) - transformers_reads
     assert outside_of(read, folder / auto, cache, saved, *python) == set()
     assert folder / auto / "config.json" in opened(events, writing=False)
-    # Renamed, removed, linked, made: every path that is named.
+    # All paths that are renamed, removed, linked or created.
     changed = {Path(arg) for name, args, _ in events if name in CHANGES for arg in args if isinstance(arg, str)}
     assert outside_of(changed, cache, saved) == set()
 
@@ -114,5 +114,5 @@ def test_the_watch_sees_what_malicious_code_does(notes):
     seen = {name for name, _, ours in found["events"] if ours}
     assert {"socket.__new__", "subprocess.Popen", "pickle.find_class"} <= seen
     assert folder / "outside" in opened(found["events"], writing=True)
-    # Else nothing of the others' would be ours.
+    # Otherwise, the comparison would be meaningless.
     assert any(ours for name, _, ours in notes[0]["AutoModel"]["events"] if name == "open")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers: ids against sentencepiece and the stock v1 class, pairs, offsets, saving and reloading, error messages."""
+"""Tokenizers: ids against sentencepiece and transformers' v1 class, pairs, offsets, saving and reloading, error messages."""
 
 import gzip
 import json
@@ -22,10 +22,10 @@ from without_package import run_without_package
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import (
     check_tokenizer,
-    finish,
     load_tokenizer,
     tokenizer_from_spm,
     tokenizer_from_vocab_and_merges,
+    wrap_tokenizer,
 )
 
 MICROSOFT = dict(
@@ -35,7 +35,8 @@ MICROSOFT = dict(
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    """spm(name): path of a small SentencePiece model, trained once; "microsoft", "bytes", "generic" or "symbols"."""
+    """Return `spm(name)`, the path of a small SentencePiece model, trained once; "microsoft", "bytes", "generic" or
+    "symbols"."""
     folder = tmp_path_factory.mktemp("spm")
     options = {
         "microsoft": MICROSOFT | dict(normalization_rule_name="nmt_nfkc"),
@@ -63,7 +64,7 @@ def spm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def v1_files(tmp_path_factory):
-    """Folder with vocab.json and merges.txt in the form of v1; [MASK] is the last of 600 ids."""
+    """Create a folder with vocab.json and merges.txt in the form of v1; [MASK] is the last of 600 ids."""
     folder = tmp_path_factory.mktemp("v1")
     trained = train_byte_level_bpe(plain_lines(), 600, show_progress=False)
     trained.backend_tokenizer.model.save(str(folder))
@@ -72,7 +73,7 @@ def v1_files(tmp_path_factory):
 
 @pytest.fixture
 def spm_folder(spm, tmp_path):
-    """spm_folder(name, **tokenizer_config): a folder like a published v2 or v3 repository."""
+    """Return `spm_folder(name, **tokenizer_config)`, which creates a folder like a published v2 or v3 repository."""
 
     def build(name="microsoft", **config):
         shutil.copy(spm(name), tmp_path / "spm.model")
@@ -104,9 +105,8 @@ def same(one, other):
 
 
 def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
-    """Ids are equal, but for that of [UNK] and for ties: sentencepiece adds scores in float32, so it may take another of two
-    equal splits.
-    """
+    """Check that ids are equal, except for [UNK] and ties: sentencepiece adds scores in float32, so it may choose another
+    of two equal segmentations."""
     ties, unk_ids = 0, {tokenizer.unk_token_id: processor.unk_id()}
     for text in texts:
         ours, theirs = [unk_ids.get(i, i) for i in plain_ids(tokenizer, text)], processor.encode(text)
@@ -121,7 +121,7 @@ def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
 def test_finish_gives_the_template_and_appends_in_the_official_order():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = finish(backend, model_max_length=64)
+    tokenizer = wrap_tokenizer(backend, model_max_length=64)
     specials = {token: tokenizer.convert_tokens_to_ids(token) for token in ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")}
     assert specials == {"[MASK]": 3, "[SEP]": 4, "[PAD]": 5, "[UNK]": 0, "[CLS]": 6}
     pair = tokenizer("hello world", "world")
@@ -136,11 +136,11 @@ def test_finish_gives_the_template_and_appends_in_the_official_order():
 @pytest.mark.parametrize(
     ("kind", "tokens", "ids", "size"),
     [
-        # The pieces', with [MASK] appended.
+        # Ids of the pieces, with [MASK] appended.
         ("microsoft", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 1500], 1501),
         # Appended in the official order, [UNK] too.
         ("generic", "<s> </s> [MASK] [SEP] [PAD] [UNK] [CLS]", [1, 2, 1500, 1501, 1502, 1503, 1504], 1505),
-        # The vocabulary's.
+        # Ids of the vocabulary.
         ("v1", "[PAD] [CLS] [SEP] [UNK] [MASK]", [0, 1, 2, 3, 599], 600),
     ],
 )
@@ -182,7 +182,7 @@ def test_the_mask_takes_the_space_before_it_in_v1_and_symbols_are_kept(kind, tex
     tokenizer = load_tokenizer(v1_files) if kind == "v1" else tokenizer_from_spm(spm(kind))
     assert pieces(tokenizer, text)[: len(tokens)] == tokens and "<ctl>" not in pieces(tokenizer, text)
     if kind == "v1":
-        # As words that are already split need it; of a saved tokenizer it had no effect.
+        # For pre-split words. Regression test: it had no effect on a saved tokenizer.
         tokenizer.save_pretrained(tmp_path)
         for folder in (v1_files, tmp_path):
             split = load_tokenizer(folder, add_prefix_space=True)(["the", "in"], is_split_into_words=True)
@@ -219,7 +219,7 @@ def test_spm_ids_equal_sentencepiece(name, spm):
 
 
 def test_spm_ids_equal_sentencepiece_on_random_marks(spm):
-    """Letters of several scripts with random marks: where tokenizers' own character map loses marks."""
+    """Test letters of several scripts with random marks; the character map of tokenizers loses some marks."""
     rng = random.Random(0)
     letters = "aeiouydđơưêAEOαωιηΩЕИクハはカ가क नকஒ <=ﬁＡ①ᄀㄱאﬡ"
     marks = [chr(c) for c in (*range(0x300, 0x346), 0x3099, 0x309A, 0x93C, 0x9BE, 0x9C7, 0x1161, 0x11A8, 0x5B8, 0x200D)]
@@ -244,7 +244,7 @@ def test_v1_ids_equal_the_stock_class_and_pairs_are_right_where_that_is_wrong(v1
     for text in [*plain_lines(), *NASTY.values()]:
         assert tokenizer(text)["input_ids"] == stock(text)["input_ids"], text
     check_tokenizer(tokenizer)
-    # As soon as transformers encodes v1 pairs rightly, this tokenizer may no longer be needed.
+    # If transformers encodes v1 pairs correctly one day, this tokenizer may no longer be needed.
     with pytest.raises(ValueError, match=r"\[CLS\] A \[SEP\] B \[SEP\]"):
         check_tokenizer(stock)
 
@@ -394,7 +394,7 @@ def test_load_tokenizer_reads_a_repository_of_the_cache(spm, tmp_path):
     [
         ("$A", "$A $B", r"encoded as \[CLS\] A \[SEP\], got .*load_tokenizer"),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", r"must be encoded as \[CLS\] A \[SEP\] B \[SEP\], got"),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", r"must have the types \[0, .*1\], got \[0, 0"),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", r"must have the token types \[0, .*1\], got \[0, 0"),
     ],
 )
 def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
@@ -407,7 +407,7 @@ def test_check_tokenizer_reports_a_wrong_template(single, pair, message, spm):
 
 
 def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
-    """The model may have more rows than there are tokens."""
+    """Check that the model may have more rows than the tokenizer has tokens."""
 
     def tokenizer(kind="microsoft", unset=None):
         tokenizer = tokenizer_from_spm(spm(kind))
@@ -425,11 +425,11 @@ def test_check_tokenizer_compares_special_tokens_and_ids_with_the_model(spm):
         (tokenizer(unset="cls"), None, "cls_token None"),
         (tokenizer(unset="pad"), None, r"has no pad_token, expected \[PAD\]"),
         (tokenizer(unset="mask"), None, r"has no mask_token, expected \[MASK\]"),
-        (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only 1500 rows"),
-        (tokenizer(), config(2100), r"has 1501 tokens for the model's 2100 rows"),
+        (tokenizer(), config(1500), r"1501 tokens with ids up to 1500, but the model only has 1500 rows"),
+        (tokenizer(), config(2100), r"has 1501 tokens, probably of another model, for the model's 2100 rows"),
         (tokenizer("generic"), config(1600), r"pad_token has id 1502, the model expects config.pad_token_id = 0"),
         (tokenizer(), SimpleNamespace(vocab_size=1501, pad_token_id=0, bos_token_id=7), r"expects config.bos_token_id = 7"),
-        (finish(Tokenizer(models.BPE())), None, "has no tokens but special ones"),
+        (wrap_tokenizer(Tokenizer(models.BPE())), None, "only has special tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             check_tokenizer(wrong, model, needs_mask=True)
@@ -441,11 +441,11 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n"
 @pytest.mark.parametrize(
     ("kind", "file", "text", "message"),
     [
-        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, for vocab.json with merges.txt, and for tokenizer"),
+        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, vocab.json and merges.txt, or tokenizer"),
         (None, "spm.model", LFS, "not a SentencePiece model; is it truncated, or a Git LFS pointer"),
         ("bpe", "README.md", "", "must be a SentencePiece unigram model"),
-        ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' is recorded with id 0, but .* gives it 1503"),
-        ("microsoft", "added_tokens.json", '{"[MASK]": 128000}', "recorded with id 128000, but .* gives it 1500"),
+        ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' must have the recorded id 0, got 1503"),
+        ("microsoft", "added_tokens.json", '{"[MASK]": 128000}', "must have the recorded id 128000, got 1500"),
     ],
 )
 def test_other_files_are_refused(kind, file, text, message, spm_folder, tmp_path):

@@ -13,11 +13,11 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 
-# Heads with one label of several classes, which Trainer smooths in place of the model's own loss.
+# Single-label heads, for which Trainer's label smoothing replaces the model's loss.
 SMOOTHED = ("sequence-classification", "token-classification", "multiple-choice", "masked-lm")
 counts_smoothed_labels = pytest.mark.skipif(
     "num_items_in_batch" not in inspect.signature(LabelSmoother.__call__).parameters,
-    reason="this transformers smooths by the mean of a micro-batch, and takes it for that of the step",
+    reason="this version of transformers uses the mean of a micro-batch as the mean of the step",
 )
 
 
@@ -26,7 +26,8 @@ counts_smoothed_labels = pytest.mark.skipif(
     ("kind", "share"), [("v1", "none"), ("v2", "none"), ("v3", "none"), *(("v3", s) for s in ("all", "ffn", "attention"))]
 )
 def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, share, use_reentrant, tiny_config, batch):
-    """transformers' v2 fails when reentrant: its relative table travels as a keyword and is backpropagated twice."""
+    """transformers' v2 fails with reentrant checkpointing: its relative table is a keyword argument and is backpropagated
+    twice."""
     config = tiny_config(kind, share_layers=share, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = DebertaExtForMaskedLM(config).train()
     ids, mask = batch(2, 20, [20, 11])
@@ -34,7 +35,7 @@ def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, shar
     grads = []
     for checkpointing in (False, True):
         if checkpointing:
-            # Newer transformers deprecates the older name.
+            # Newer versions of transformers deprecate this name.
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": use_reentrant})
             model.enable_input_require_grads()
@@ -48,7 +49,7 @@ def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, shar
 
 
 def examples(name):
-    """Eight samples with unequal numbers of targets."""
+    """Return eight samples with different numbers of targets."""
     generator, order = torch.Generator().manual_seed(0), torch.arange(8)[:, None]
     ids = torch.randint(5, 64, (8, 16), generator=generator)
     batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids)) | labels_of(name, ids)
@@ -72,7 +73,8 @@ def examples(name):
     ],
 )
 def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing, tiny_config, tmp_path):
-    """Stock DeBERTa's loss and gradient grow with the accumulation steps (8 samples one by one: eight times)."""
+    """In transformers' DeBERTa, loss and gradient grow with the accumulation steps (eight times for 8 samples one by
+    one)."""
     model = CLASSES[name](tiny_config(num_labels=3, masked_only=name == "masked-lm"))
     results = []
     for steps in (1, 2, 4, 8):
@@ -92,7 +94,7 @@ def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing,
 
 
 def test_loaded_weights_are_drawn_anew_by_hand_only(tiny_config, stock_config, tmp_path):
-    """As faq.md says of transformers 5; its own models behave alike."""
+    """Check the statement of faq.md about transformers 5, whose own models behave the same way."""
     ours = DebertaExtForSequenceClassification(tiny_config())
     for model in (ours, DebertaV2ForSequenceClassification(stock_config())):
         model.save_pretrained(tmp_path / type(model).__name__)

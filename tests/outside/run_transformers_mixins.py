@@ -66,7 +66,7 @@ CHECKPOINTING = "test_training_gradient_checkpointing"
 EXPLAINED = (
     Explained(
         tuple(UNTIED.split()),
-        says="tie_word_embeddings = False must be True",
+        says="tie_word_embeddings must be True",
         why="the decoder is the word embedding table: no released checkpoint has a different one, so it is an error",
     ),
     Explained(
@@ -88,7 +88,7 @@ EXPLAINED = (
     ),
     Explained(
         ("test_can_set_attention_dynamically",),
-        says="is not one of 'eager', 'sdpa', 'blocked', 'triton'",
+        says="must be one of 'eager', 'sdpa', 'blocked', 'triton'",
         why="an unknown backend raises ValueError, as the test asks, but with our text, the names of all backends",
         classes=WITH_SDPA,
     ),

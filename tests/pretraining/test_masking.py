@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from hf_deberta_ext.pretraining import masking
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, RowGenerator
-from hf_deberta_ext.tokenization import finish
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 BYTE_LEVEL = ["He", "llo", "Ġwor", "ld", ",", "Ġ(", "-", "bar", "Ċ", "ĉ", "New", "Ġ", "æ", "âĢĶ", "Ġ$", "'t", "ĠĊ", "12"]
@@ -36,7 +36,7 @@ def tokenizers():
     metaspace = Tokenizer(models.Unigram([(token, -1.0) for token in vocabulary_of(SENTENCE_PIECE)], 3))
     metaspace.pre_tokenizer, metaspace.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     word_piece = Tokenizer(models.WordPiece(vocabulary_of(WORD_PIECE), unk_token="[UNK]"))
-    return {"Ġ": finish(byte_level), "▁": finish(metaspace), "##": finish(word_piece)}
+    return {"Ġ": wrap_tokenizer(byte_level), "▁": wrap_tokenizer(metaspace), "##": wrap_tokenizer(word_piece)}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_words_start_by_their_marker_and_at_punctuation_and_line_breaks(tokenize
     assert unit_list(tokenizers["##"], text) == [-1, 0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, -1, 7, -1]
     # The kind is recognised by the vocabulary.
     for words in (["▁The", "re"], ["ĠThe", "re"], ["the", "##re"]):
-        tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
+        tokenizer = wrap_tokenizer(Tokenizer(models.WordLevel(vocabulary_of(words), unk_token="[UNK]")))
         assert unit_list(tokenizer, f"[CLS] {' '.join(words * 2)} [SEP]") == [-1, 0, 0, 1, 1, -1]
 
 
@@ -147,7 +147,7 @@ def test_specials_and_ids_without_a_token_are_special_and_added_words_are_not():
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.add_tokens(["longword"])
     tokenizer.add_special_tokens([AddedToken("<extra>", special=True)])
-    tokenizer = finish(tokenizer)
+    tokenizer = wrap_tokenizer(tokenizer)
     vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
     word, extra = tokenizer.convert_tokens_to_ids(["longword", "<extra>"])
     assert vocabulary.ordinary.tolist() == sorted([5, 9, word])
@@ -387,7 +387,7 @@ def test_a_wrong_option_is_an_error(options, message):
 
 
 def test_a_tokenizer_without_mask_or_marks_of_words_is_an_error(tokenizers):
-    tokenizer = finish(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
+    tokenizer = wrap_tokenizer(Tokenizer(models.WordLevel(vocabulary_of(["the", "cat"]), unk_token="[UNK]")))
     with pytest.raises(ValueError, match=r"must mark word starts .* got \['cat', 'the'\]"):
         MaskingVocabulary.from_tokenizer(tokenizer)
     tokenizer.mask_token = None

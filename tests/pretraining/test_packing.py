@@ -15,7 +15,7 @@ pytest.importorskip("sentencex")
 from hf_deberta_ext.pretraining import packing  # noqa: E402
 from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack  # noqa: E402
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe  # noqa: E402
-from hf_deberta_ext.tokenization import finish  # noqa: E402
+from hf_deberta_ext.tokenization import wrap_tokenizer  # noqa: E402
 
 
 def word_tokenizer(documents):
@@ -24,7 +24,7 @@ def word_tokenizer(documents):
     vocab = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return finish(tokenizer, model_max_length=8)
+    return wrap_tokenizer(tokenizer, model_max_length=8)
 
 
 def from_documents(documents):

@@ -48,7 +48,7 @@ def make_inputs(N, terms, table="buckets", mask="none", *, d=16, length=None, dt
     if mask is not None:
         mask = mask.to(device)
     options = dict(delta=position(length or N).to(device), terms=terms, scale=1 / math.sqrt(d * (1 + len(terms))))
-    return leaves, options | dict(mask=mask, reach=distance)
+    return leaves, options | dict(mask=mask, max_distance=distance)
 
 
 def by_hand(device="cpu"):
@@ -62,7 +62,7 @@ def by_hand(device="cpu"):
     leaves += [tensor(0.5, -1.0)[None], tensor(0.25, 1.0)[None]]
     first = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 + 0.5 + 3 * 0.25) * 0.5]).softmax(0)
     second = torch.tensor([(2 - 1.0 + 2 * 1.0) * 0.5, (3 - 1.0 + 3 * 1.0) * 0.5]).softmax(0)
-    options = dict(delta=torch.tensor([0, 1, 1], device=device), terms=("c2p", "p2c"), scale=0.5, reach=1)
+    options = dict(delta=torch.tensor([0, 1, 1], device=device), terms=("c2p", "p2c"), scale=0.5, max_distance=1)
     return leaves, options, torch.stack([first, second]) @ torch.tensor([10.0, 20.0])
 
 

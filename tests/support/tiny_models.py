@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.tokenization import finish
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 __all__ = [
     "FILES", "HEADS", "TINY", "save_adapter", "save_tokenizer", "tiny_inputs", "tiny_model",
@@ -80,4 +80,4 @@ def tiny_tokenizer(words=("hello", "world")):
     vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return finish(tokenizer, model_max_length=64)
+    return wrap_tokenizer(tokenizer, model_max_length=64)

@@ -19,7 +19,7 @@ from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
 from hf_deberta_ext.finetuning.tasks import Task
-from hf_deberta_ext.tokenization import finish
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 datasets = pytest.importorskip("datasets")
 for package in ("accelerate", "matplotlib"):
@@ -108,7 +108,7 @@ def toy_tokenizer():
     vocabulary = {word: n for n, word in enumerate(["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", *WORDS])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return finish(backend, model_max_length=40)
+    return wrap_tokenizer(backend, model_max_length=40)
 
 
 def model_folders(new_folder):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DebertaExtConfig`: one configuration for DeBERTa v1, v2, v3 and mDeBERTa.
 
-This file, attention_deberta_ext.py, modeling_deberta_ext.py and replaced_tokens_deberta_ext.py are the whole model. The
-package hf_deberta_ext uses these very files, and every saved checkpoint carries them, for `trust_remote_code=True`.
+This file, attention_deberta_ext.py, modeling_deberta_ext.py and replaced_tokens_deberta_ext.py are the complete model. The
+package hf_deberta_ext imports them, and every saved checkpoint contains a copy for `trust_remote_code=True`.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.dataclasses import strict
 
 TOO_OLD = (
-    f"the code of this model needs transformers 5.4 or newer, found {transformers.__version__}. For older ones, and for "
-    "packages that need them, write it as deberta-v2 where transformers is newer and hf_deberta_ext is installed: "
+    f"this model's code requires transformers 5.4 or newer, got {transformers.__version__}. To use the model with an older "
+    "one, convert it to deberta-v2 in an environment with hf_deberta_ext and a newer transformers: "
     "deberta-ext convert MODEL FOLDER --to deberta-v2"
 )
 try:
@@ -44,14 +44,14 @@ AUTO_MAP = {
     "AutoModelForPreTraining": "replaced_tokens_deberta_ext.DebertaExtForPreTraining",
 }
 POSITION_TERMS = ("c2p", "p2c", "p2p")
-# Fields of a joint model of generator and discriminator, which its parts do not have.
+# Fields that only a joint model of generator and discriminator has.
 JOINT_FIELDS = (
     "generator", "embedding_sharing", "rtd_lambda", "rtd_temperature", "rtd_special_tokens", "special_token_ids",
 )  # fmt: skip
 
 
 def installed_module(name: str) -> Any:
-    """Return a module of the package hf_deberta_ext, for remote code too; None where the package is not installed."""
+    """Import a module of the package hf_deberta_ext, also from remote code; return None if it is not installed."""
     try:
         return importlib.import_module(f"hf_deberta_ext.{name}")
     except ModuleNotFoundError as error:
@@ -61,8 +61,8 @@ def installed_module(name: str) -> Any:
 
 
 def package_mixin(module: str, name: str) -> type:
-    """Return a base class of the package for what remote code has not: validation, presets, official checkpoints, adapters,
-    publishing. An empty class where this file is not the package's own."""
+    """Return a base class with features that only the package has: validation, presets, official checkpoints, adapters,
+    publishing. In remote code, return an empty class."""
     if not __name__.startswith("hf_deberta_ext."):
         return type(name, (), {})
     return getattr(importlib.import_module(f"hf_deberta_ext.{module}"), name)
@@ -70,54 +70,55 @@ def package_mixin(module: str, name: str) -> type:
 
 @strict
 class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfigMixin"), PreTrainedConfig):
-    """Configuration of every `DebertaExt` model. The defaults are DeBERTa-v3-base.
+    """Configuration of all `DebertaExt` models. The defaults are DeBERTa-v3-base.
 
-    In the package, `DebertaExtConfig.from_preset(name)` knows the published sizes, and `from_pretrained` also reads official
-    `deberta` and `deberta-v2` checkpoints.
+    With the package installed, `DebertaExtConfig.from_preset(name)` creates the published sizes, and `from_pretrained` also
+    reads official `deberta` and `deberta-v2` checkpoints.
 
     Args:
-        vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's (128100 for 128001).
-        embedding_size (`int`, *optional*): E, width of the embedding tables; None = `hidden_size`. Where it differs,
-            `embed_proj` (Linear E -> hidden, no bias) runs before the embeddings' LayerNorm (ALBERT's factorisation).
-        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size (`int`): the shape of the encoder.
+        vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's size (128100 for 128001).
+        embedding_size (`int`, *optional*): E, width of the embedding tables; None = `hidden_size`. If it differs from
+            `hidden_size`, `embed_proj` (Linear E -> hidden, no bias) precedes the embeddings' LayerNorm (as in ALBERT).
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size (`int`): sizes of the encoder.
         hidden_act (`str`): activation of the feed-forward layers and of the heads' transforms.
-        hidden_dropout_prob, attention_probs_dropout_prob (`float`): in [0, 1).
-        max_position_embeddings (`int`): rows of the absolute position table (input, if `position_biased_input`, or EMD).
-        type_vocab_size (`int`): token types; 0 = `token_type_ids` are ignored.
-        position_biased_input (`bool`): add absolute positions to the input; then there is no EMD (as published).
-        relative_attention (`bool`): use the relative position table at all.
+        hidden_dropout_prob, attention_probs_dropout_prob (`float`): dropout rates, in [0, 1).
+        max_position_embeddings (`int`): rows of the absolute position table (for the input or for EMD).
+        type_vocab_size (`int`): number of token types; 0 = `token_type_ids` are ignored.
+        position_biased_input (`bool`): add absolute positions to the input, without EMD (as published).
+        relative_attention (`bool`): use relative positions.
         pos_att_type (`list[str]` or `str`): any subset of c2p, p2c, p2p; also "c2p|p2c". p2p is an extension; no published
             checkpoint uses it.
-        max_relative_positions (`int`): M, relative distances are clamped to it; -1 = `max_position_embeddings`.
-        position_buckets (`int`): b, log buckets, table of 2b rows; -1 = none, table of 2M rows.
-        norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" (v1).
+        max_relative_positions (`int`): M, to which relative distances are clamped; -1 = `max_position_embeddings`.
+        position_buckets (`int`): b, number of log buckets (table of 2b rows); -1 = no buckets (table of 2M rows).
+        norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" does not (v1).
         share_att_key (`bool`): project the relative table with the content's key and query projections (v2, v3).
-        conv_kernel_size, conv_act, conv_groups: the convolution beside the first layer (v2); 0 = none; odd sizes.
+        conv_kernel_size, conv_act, conv_groups: convolution parallel to the first layer (v2); odd size, or 0 = none.
         share_layers (`str`): ALBERT's cross-layer sharing: "none", "all", "ffn" or "attention". Stored and counted once.
         emd_layers (`int`): passes of the last layer in the Enhanced Mask Decoder.
-        emd_input (`str`): its first query: "position+hidden" (published), "position" or "hidden". One pass on "hidden"
-            is BERT's decoder.
-        masked_only (`bool`): in training mode and with labels, `DebertaExtForMaskedLM` computes queries, logits and loss at
-            labelled positions only; logits are then [number of labelled tokens, vocab_size]. Evaluation gives all logits.
-        pooler_dropout (`float`), pooler_hidden_act (`str`): of the pooler on [CLS].
-        cls_dropout (`float`, *optional*): before the classifier; None = `hidden_dropout_prob`.
-        classifier_act (`str`, *optional*): of a dense layer before the classifier of token classification, which Microsoft's
-            NER models have (gelu); None = no such layer.
-        generator (`dict`, *optional*): of `DebertaExtForPreTraining`, as the next five: fields in which the generator
-            differs from the discriminator, which this configuration describes. The generator has half the layers if it does
-            not say how many, and with another `hidden_size` heads of the same size and a feed-forward layer in proportion.
-        embedding_sharing (`str`): "gdes", E_D = sg(E_G) + E_delta (DeBERTaV3); "es", one table, which both train (ELECTRA);
-            "nes", two tables; "all", generator and discriminator of one size share the whole encoder (ELECTRA).
-        rtd_lambda (`float`): weight of the discriminator's loss. 50 as published; the official script's default is 10.
-        rtd_temperature (`float`): of the distribution that replacements are drawn from.
-        rtd_special_tokens (`bool`): count [CLS] and [SEP] in the discriminator's loss, as the official code does.
-        special_token_ids (`list[int]`, *optional*): never drawn as replacements: the tokenizer's special tokens, and rows of
-            the table that it has no token for. Must be given to train; [] = anything may be drawn.
-        initializer_range, layer_norm_eps (`float`).
+        emd_input (`str`): first query of the Enhanced Mask Decoder: "position+hidden" (published), "position" or "hidden".
+            One pass on "hidden" is BERT's decoder.
+        masked_only (`bool`): in training mode and with labels, `DebertaExtForMaskedLM` only computes queries, logits and
+            loss at labelled positions; logits are [number of labelled tokens, vocab_size]. Evaluation returns all logits.
+        pooler_dropout (`float`), pooler_hidden_act (`str`): dropout and activation of the pooler on [CLS].
+        cls_dropout (`float`, *optional*): dropout before the classifier; None = `hidden_dropout_prob`.
+        classifier_act (`str`, *optional*): activation of a dense layer before the classifier in token classification, as in
+            Microsoft's NER models (gelu); None = no such layer.
+        generator (`dict`, *optional*): fields in which the generator of `DebertaExtForPreTraining` differs from the
+            discriminator, which this configuration describes. By default, the generator has half the layers and, with
+            another `hidden_size`, heads of the same size and a proportional `intermediate_size`.
+        embedding_sharing (`str`): for `DebertaExtForPreTraining`, like the next fields. "gdes": E_D = sg(E_G) + E_delta
+            (DeBERTaV3); "es": one table, trained by both losses (ELECTRA); "nes": two tables; "all": generator and
+            discriminator of equal size share the whole encoder (ELECTRA).
+        rtd_lambda (`float`): weight of the discriminator's loss; 50 as published (the official script's default is 10).
+        rtd_temperature (`float`): softmax temperature for sampling replacements.
+        rtd_special_tokens (`bool`): include [CLS] and [SEP] in the discriminator's loss, as the official code does.
+        special_token_ids (`list[int]`, *optional*): ids that are never drawn as replacements: special tokens, and ids
+            without a token in the tokenizer. Required for training; [] = any id may be drawn.
+        initializer_range, layer_norm_eps (`float`): standard deviation of new weights, epsilon of LayerNorm.
 
     Raises:
-        StrictDataclassError: a value of a wrong type. In the package also a value out of range, or fields that contradict
-            each other; there, `from_pretrained`, `from_dict` and `from_preset` raise a ValueError.
+        StrictDataclassError: a value has the wrong type or, with the package installed, is out of range or contradicts
+            another field. In the package, `from_pretrained`, `from_dict` and `from_preset` raise a ValueError instead.
     """
 
     model_type: ClassVar[str] = "deberta-ext"
@@ -165,7 +166,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        # A loaded "model_type" would shadow the class's on the instance.
+        # A loaded "model_type" would shadow the class attribute.
         kwargs.pop("model_type", None)
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
@@ -182,33 +183,33 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
 
     @property
     def relative_distance(self) -> int:
-        """The distance M at which relative positions are clamped."""
+        """Distance M to which relative positions are clamped."""
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
 
     @property
     def relative_table_size(self) -> int:
-        """Number of rows of the relative table: 2b with buckets, else 2M; 0 if nothing reads it."""
+        """Number of rows of the relative table: 2b with buckets, else 2M; 0 if it is not used."""
         if not (self.relative_attention and self.pos_att_type):
             return 0
         return 2 * (self.position_buckets if self.position_buckets > 0 else self.relative_distance)
 
     @property
     def has_mask_decoder(self) -> bool:
-        """True where masked-language modelling runs the Enhanced Mask Decoder: without absolute positions in the input."""
+        """True if masked-language modelling runs the Enhanced Mask Decoder: the input has no absolute positions."""
         return not self.position_biased_input
 
     @property
     def has_absolute_positions(self) -> bool:
-        """True with an absolute position table, for the input or for the Enhanced Mask Decoder."""
+        """True if there is an absolute position table, for the input or for the Enhanced Mask Decoder."""
         return self.position_biased_input or self.emd_input != "hidden"
 
     @property
     def is_joint(self) -> bool:
-        """True for the configuration of generator and discriminator in one model."""
+        """True if this configures a joint model of generator and discriminator."""
         return self.generator is not None
 
     def discriminator_config(self) -> "DebertaExtConfig":
-        """Return the configuration of only the discriminator of a joint model."""
+        """Return the configuration of the discriminator of a joint model."""
         config = copy.deepcopy(self)
         for name in JOINT_FIELDS:
             setattr(config, name, getattr(type(self), name))
@@ -216,17 +217,17 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         return config
 
     def generator_config(self) -> "DebertaExtConfig":
-        """Return the configuration of only the generator of a joint model."""
+        """Return the configuration of the generator of a joint model."""
         config = self.discriminator_config()
         for name, value in (self.derived_fields() | (self.generator or {})).items():
             setattr(config, name, value)
         return config
 
     def derived_fields(self) -> dict[str, int]:
-        """Return what a generator has if it does not say otherwise: half the layers, and heads of the same size."""
+        """Return the default fields of a generator: half the layers, and heads of the same size."""
         derived = {}
         if self.embedding_sharing != "all":
-            # A convolution needs two layers.
+            # A convolution requires at least two layers.
             least = 2 if self.conv_kernel_size else 1
             derived["num_hidden_layers"] = max(least, self.num_hidden_layers // 2)
         width = (self.generator or {}).get("hidden_size")
@@ -238,33 +239,33 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         return derived
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return what differs from the defaults, and always the label names of a classifier, even if there are two."""
+        """Return the fields that differ from the defaults, and a classifier's label names, even for two labels."""
         config = super().to_diff_dict()
         if any(name.endswith("Classification") for name in self.architectures or ()):
             config |= {"id2label": self.id2label, "label2id": self.label2id}
         return config
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
-        """Write config.json with the complete auto_map, and the model's code beside it, for trust_remote_code."""
+        """Write config.json with the complete auto_map, and the model's code for trust_remote_code."""
         if not os.path.isfile(save_directory):
             _copy_code(Path(save_directory), self.name_or_path)
             modules = {file.stem for file in Path(save_directory).glob("*.py")}
             self.auto_map = {name: entry for name, entry in AUTO_MAP.items() if entry.split(".")[0] in modules}
         super().save_pretrained(save_directory)
         if push_to_hub:
-            # transformers would upload only what changed since it was called, which leaves out the code.
+            # transformers would only upload files that changed during the call, without the code.
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
 
 def _copy_code(folder: Path, loaded_from: str):
-    """Copy the model's code into `folder`: from here or, if transformers cached only a part of it, from where it came."""
+    """Copy the model's code into `folder`, from here or, if transformers only cached a part of it, from `loaded_from`."""
     source = Path(__file__).resolve().parent
     if not all((source / name).exists() for name in CODE_FILES):
         if loaded_from and Path(loaded_from, CODE_FILES[0]).is_file():
             source = Path(loaded_from).resolve()
         else:
             with contextlib.suppress(OSError, ValueError):
-                # In the module cache, the code of a repo lies in a folder with the name of its commit.
+                # In the module cache, the code of a repository is in a folder named after its commit.
                 files = [hf_hub_download(loaded_from, name, revision=source.name) for name in CODE_FILES]
                 source = Path(files[0]).parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -275,11 +276,11 @@ def _copy_code(folder: Path, loaded_from: str):
 
 
 def _position_terms(value: str | list[str] | None) -> list[str]:
-    """Return any spelling of `pos_att_type` as a list in the order c2p, p2c, p2p."""
+    """Convert any spelling of `pos_att_type` to a list in the order c2p, p2c, p2p."""
     terms = value or []
     if isinstance(value, str):
         terms = value.split("|")
     terms = {term.strip().lower() for term in terms} - {"", "none"}
     if not terms <= set(POSITION_TERMS):
-        raise ValueError(f"pos_att_type = {value!r} must be a subset of {', '.join(POSITION_TERMS)}")
+        raise ValueError(f"pos_att_type must be a subset of {', '.join(POSITION_TERMS)}, got {value!r}")
     return [term for term in POSITION_TERMS if term in terms]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaced token detection (DeBERTaV3, He et al. 2021; ELECTRA, Clark et al. 2020): the discriminator with its head, samples
-of the generator, embedding sharing (ES, NES and GDES, DeBERTaV3 section 3.3), and generator and discriminator in one model.
+"""Replaced token detection (DeBERTaV3, He et al. 2021; ELECTRA, Clark et al. 2020): discriminator, sampling from the
+generator, embedding sharing (ES, NES and GDES, DeBERTaV3 section 3.3), and the joint model of generator and discriminator.
 """
 
 import copy
@@ -25,17 +25,17 @@ from .modeling_deberta_ext import (
     model_forward,
 )
 
-# The halves of a joint model, which are folders and models by themselves.
+# The two models in a joint model; also the names of their subfolders.
 PARTS = ("generator", "discriminator")
 TABLES = ("word_embeddings", "position_embeddings")
-# Logits that are sampled at once, so that their float copies stay small.
+# Number of logits that are sampled at once, which limits the size of their float32 copies.
 CHUNK = 2**24
 
 
 class ReplacedTokenDetectionHead(nn.Module):
-    """`mask_predictions.*` of the official checkpoints: w·act(dense(LayerNorm(h + h_cls))) for each token.
+    """Discriminator head, `mask_predictions.*` in official checkpoints: w·act(dense(LayerNorm(h + h_cls))) per token.
 
-    The [CLS] state is added to every token, which is in the released code but not in the paper.
+    As in the released code, but not in the paper, the [CLS] state is added to every token.
     """
 
     def __init__(self, config):
@@ -46,15 +46,15 @@ class ReplacedTokenDetectionHead(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     def forward(self, hidden_states: torch.Tensor, cls_states: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits [B, N] of [B, N, hidden]; positive = the token was replaced. `cls_states` [B, 1 or N, hidden]: the
-        [CLS] state for each token; None = the first token's."""
+        """Return logits [B, N] for states [B, N, hidden]; positive = replaced. `cls_states` [B, 1 or N, hidden] are the
+        [CLS] states for the tokens; None = the state of the first token."""
         states = self.LayerNorm((hidden_states[:, :1] if cls_states is None else cls_states) + hidden_states)
         return self.classifier(self.activation(self.dense(states))).squeeze(-1)
 
 
 class DeltaEmbedding(nn.Embedding):
-    """A table that begins at zero. A class of its own, since `_init_weights` sees modules with parameters only, and finds it
-    by `begins_at_zero`."""
+    """Embedding table that is initialised to zero. `_init_weights`, which is only called for modules with parameters,
+    recognises it by `begins_at_zero`."""
 
     begins_at_zero = True
 
@@ -63,11 +63,11 @@ class DeltaEmbedding(nn.Embedding):
 
 
 class GradientDisentangledEmbedding(nn.Module):
-    """The discriminator's embedding table under GDES, by two look-ups: the generator's row of `source` [V, E], which gets no
-    gradient, and the row of a separate table, E_delta, which begins at zero and takes all of the gradient.
+    """Embedding table of the discriminator under GDES: sg(E_G) + E_delta. It adds the row of the generator's table `source`
+    [V, E], without gradient, to the row of E_delta, which is initialised to zero and receives the whole gradient.
 
-    No table of the sums is ever made for a forward pass, and there are no hooks, so that copies, checkpoints, compilers and
-    distributed wrappers see an embedding like any other. `source` stays the generator's: here it is no parameter.
+    The forward pass looks up both rows and never computes the summed table. There are no hooks, so that copies, checkpoints,
+    compilers and distributed wrappers treat it as a normal embedding. `source` is not registered as a parameter here.
     """
 
     def __init__(self, source: nn.Embedding):
@@ -76,7 +76,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Read `source` from now on; in a tuple, where nn.Module does not find it and register it twice."""
+        """Set the generator's table. The tuple hides `source` from nn.Module, which would register it a second time."""
         self._source = (source,)
 
     @property
@@ -93,13 +93,13 @@ class GradientDisentangledEmbedding(nn.Module):
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:
-        """Return [V, E], E_G + E_delta, summed in float32: what an exported discriminator stores."""
+        """Return E_G + E_delta, [V, E], summed in float32, for the exported discriminator."""
         weight = self.source.weight
         return (weight.float() + self.delta.weight.float()).to(weight.dtype)
 
 
 class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
-    """The discriminator of DeBERTa-v3 with the official head: was this token replaced?"""
+    """Discriminator of DeBERTa-v3 with the official head, which predicts for each token if it was replaced."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -120,8 +120,8 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: bool | None,
     ) -> TokenClassifierOutput:
-        """Detect replaced tokens. `labels` [B, N] or [B * N] in [0, 1]: 1 = replaced, -100 = not counted, as padding (label
-        it -100 where Trainer counts the items). Returns the mean binary cross-entropy and logits [B, N]."""
+        """Detect replaced tokens. Returns the mean binary cross-entropy and logits [B, N]. `labels` [B, N] or [B * N] in
+        [0, 1]: 1 = replaced, -100 = ignored. Padding is ignored too; label it -100 if Trainer counts the items."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs, packed = self.encode(*inputs, document_ids=document_ids, **options)
         states = outputs.last_hidden_state
@@ -144,7 +144,7 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
 def real_tokens(
     labels: torch.Tensor, attention_mask: torch.Tensor | None, document_ids: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return [B, N] bool, True where `labels` [B, N] are of tokens and not of padding."""
+    """Return the mask of real tokens, [B, N] bool, for `labels` [B, N]; False = padding."""
     _, real = attention_masks(attention_mask, labels.shape)
     if real is None:
         real = torch.ones_like(labels, dtype=torch.bool)
@@ -152,14 +152,14 @@ def real_tokens(
 
 
 def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module) -> list[str]:
-    """Let the encoder `discriminator` share the embedding tables E of the encoder `generator`, by one of four methods:
+    """Make the encoder `discriminator` share the embedding tables E of the encoder `generator`, by one of four methods:
 
-    - "es", embedding sharing (ELECTRA): E_D = E_G, one table, which both losses train.
+    - "es", embedding sharing (ELECTRA): E_D = E_G, one table that both losses train.
     - "nes", no embedding sharing: two tables.
-    - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, by `GradientDisentangledEmbedding`.
-    - "all": the two, of one size, share every weight of their encoders (ELECTRA section 3.2).
+    - "gdes", gradient-disentangled: E_D = sg(E_G) + E_delta, with `GradientDisentangledEmbedding`.
+    - "all": the encoders, of equal size, share all weights (ELECTRA section 3.2).
 
-    Returns the names of the parameters that the two have in common, for transformers to tie.
+    Returns the names of the shared parameters, for transformers to tie.
     """
     tables = [name for name in TABLES if hasattr(discriminator.embeddings, name)]
     if method == "es":
@@ -176,14 +176,14 @@ def share_embeddings(method: str, generator: nn.Module, discriminator: nn.Module
 def sample_replacements(
     logits: torch.Tensor, excluded: list[int], temperature: float = 1.0, random_generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Draw ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
+    """Sample ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
 
-    On CPU by the inverse of the distribution function, summed in float64: one random number a row, where
-    `torch.multinomial` draws one for every token of the vocabulary, which costs a CPU more than the rest.
+    On CPU, it uses inverse transform sampling, summed in float64, with one random number per row. `torch.multinomial` draws
+    one per token of the vocabulary, which would take most of the time.
 
     Args:
-        excluded (`list[int]`): ids that are never drawn; the rest of the distribution keeps its proportions.
-        random_generator (`torch.Generator`, *optional*): None = torch's own, which Trainer saves and restores.
+        excluded (`list[int]`): ids that are never drawn; the other probabilities keep their ratios.
+        random_generator (`torch.Generator`, *optional*): None = torch's default generator, which Trainer saves and restores.
     """
     samples = []
     for chunk in logits.detach().split(max(1, CHUNK // logits.shape[1])):
@@ -194,7 +194,7 @@ def sample_replacements(
         if p.device.type != "cpu":
             ids = torch.multinomial(p, 1, generator=random_generator) if n else p.new_zeros(0, 1, dtype=torch.long)
         else:
-            # Less than 1 also after rounding: the end of the table is never passed, except by NaN.
+            # Quantiles stay below 1 after rounding, so that only NaN needs the clamp below.
             quantiles = torch.rand(n, 1, dtype=torch.float64, generator=random_generator) * (1 - 2**-52)
             sums = p.cumsum(-1, dtype=torch.float64)
             ids = torch.searchsorted(sums, quantiles * sums[:, -1:], right=True).clamp(max=V - 1)
@@ -209,12 +209,12 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
     Args:
         loss (`torch.Tensor`, *optional*): generator_loss + rtd_lambda * discriminator_loss.
         generator_loss (`torch.Tensor`, *optional*): mean cross-entropy at the selected positions.
-        discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that count.
+        discriminator_loss (`torch.Tensor`, *optional*): mean binary cross-entropy over the tokens that are not ignored.
         generator_logits (`torch.Tensor`, *optional*): [n, V], in the order of `labels[labels != -100]`.
-        discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = this token was replaced.
-        corrupted_ids (`torch.LongTensor`, *optional*): [B, N], what the discriminator reads.
-        discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = not counted.
-        hidden_states, attentions (*optional*): of the discriminator, as in `DebertaExtModel`.
+        discriminator_logits (`torch.Tensor`, *optional*): [B, N]; positive = replaced.
+        corrupted_ids (`torch.LongTensor`, *optional*): [B, N], the input of the discriminator.
+        discriminator_labels (`torch.LongTensor`, *optional*): [B, N]; 1 = replaced, 0 = original, -100 = ignored.
+        hidden_states, attentions (*optional*): outputs of the discriminator's encoder, as in `DebertaExtModel`.
     """
 
     loss: torch.Tensor | None = None
@@ -229,21 +229,22 @@ class DebertaExtForPreTrainingOutput(ModelOutput):
 
 
 class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpointsMixin"), DebertaExtPreTrainedModel):
-    """A generator fills masked positions with samples, a discriminator tells which tokens were replaced.
+    """Joint model for replaced token detection: the generator replaces masked tokens by samples, and the discriminator
+    predicts which tokens were replaced. L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
 
-    `generator` is a `DebertaExtForMaskedLM`; `discriminator`, a `DebertaExtForReplacedTokenDetection`, has no Enhanced Mask
-    Decoder, since it sees no masks, and no table of absolute positions unless its input reads one (an exported one has the
-    generator's). `config` describes the discriminator, how the generator differs, and what they share.
-    The loss is L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
+    `generator` is a `DebertaExtForMaskedLM`. `discriminator` is a `DebertaExtForReplacedTokenDetection`. It has no Enhanced
+    Mask Decoder, since it sees no masks, and only has an absolute position table if its input reads it (an exported
+    discriminator gets the generator's table). `config` describes the discriminator, the differing fields of the generator,
+    and the sharing.
     """
 
     base_model_prefix = ""
-    # Trainer would count only the selected positions.
+    # Trainer would only count the selected positions.
     accepts_loss_kwargs = False
 
     def __init__(self, config: DebertaExtConfig):
         if config.generator is None:
-            # A generator that only differs in its depth; the field marks a joint checkpoint.
+            # {} is a generator that only differs in depth, and marks a joint checkpoint.
             config = copy.deepcopy(config)
             config.generator = {}
         super().__init__(config)
@@ -261,7 +262,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
             part._freeze_unread_positions()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the generator's table."""
+        """Return the word embeddings of the generator."""
         return self.generator.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Embedding):
@@ -302,22 +303,23 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         """Run a step of replaced token detection.
 
         Args:
-            input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. Other inputs as in `DebertaExtModel`.
+            input_ids (`torch.LongTensor`): [B, N], masked at the selected positions. `DebertaExtModel` documents the other
+                inputs.
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
-                these positions change. None: nothing is masked or replaced, the discriminator reads `input_ids` as they are.
-            part (`str`, *optional*): None = both in one step. "generator": only the generator, and what it makes of the
-                batch, `corrupted_ids` and `discriminator_labels`. "discriminator": only the discriminator, on these two as
-                `input_ids` and `labels`. For steps in turn, where the generator's weights change between the two.
-            random_generator (`torch.Generator`, *optional*): draws the replacements; None = torch's own generator.
+                selected positions are replaced. None: the discriminator reads the unchanged `input_ids`.
+            part (`str`, *optional*): None runs both models. "generator" only runs the generator, and returns
+                `corrupted_ids` and `discriminator_labels`. "discriminator" only runs the discriminator, on these two as
+                `input_ids` and `labels`. Use the parts to update the generator's weights before the discriminator runs.
+            random_generator (`torch.Generator`, *optional*): samples the replacements; None = torch's default generator.
             options: output_attentions and output_hidden_states of the discriminator.
         """
         inputs = dict(attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids)
         inputs.update(document_ids=document_ids, return_dict=True)
         if part not in (None, *PARTS):
-            raise ValueError(f"part = {part!r} must be None, 'generator' or 'discriminator'")
+            raise ValueError(f"part must be None, 'generator' or 'discriminator', got {part!r}")
         if part == "discriminator" or labels is None:
             if part == "generator":
-                raise ValueError("part = 'generator' needs labels: the tokens at the selected positions")
+                raise ValueError("part = 'generator' requires labels: the original tokens at the selected positions")
             return self._discriminate(input_ids, labels, inputs | options)
         check_labels("labels", labels, list(input_ids.shape))
         filled = self.generator(input_ids, labels=labels, masked_only=True, **inputs)
@@ -331,12 +333,12 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     def _discriminate(
         self, corrupted_ids, discriminator_labels, inputs: dict, **generated
     ) -> DebertaExtForPreTrainingOutput:
-        """Run the discriminator; `generated` are the outputs of the generator, if it has run."""
+        """Run the discriminator; `generated` are the outputs of the generator, if it ran."""
         found = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         losses = [generated["generator_loss"]] if "generator_loss" in generated else []
         if found.loss is not None:
             losses.append(self.config.rtd_lambda * found.loss)
-        # In one go: torch.compile of 2.6 loses what is assigned to the fields of an output that is there already.
+        # Created once with all fields: torch.compile of torch 2.6 loses later assignments to fields of an output.
         return DebertaExtForPreTrainingOutput(
             loss=sum(losses) if losses else None,
             discriminator_loss=found.loss,
@@ -358,16 +360,16 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         document_ids: torch.Tensor | None = None,
         random_generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put samples from logits [n, V] in the positions where `labels` [B, N] are not -100.
+        """Replace the tokens where `labels` [B, N] are not -100 by samples from logits [n, V].
 
-        Returns corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample is not the original, 0
-        elsewhere, -100 at padding and, without `config.rtd_special_tokens`, at special tokens.
+        Returns corrupted ids [B, N], and the discriminator's labels [B, N]: 1 where the sample differs from the original, 0
+        elsewhere, -100 at padding and, if `config.rtd_special_tokens` is False, at special tokens.
         """
         special = self.config.special_token_ids
         if special is None:
             raise ValueError(
-                "special_token_ids is None, but special tokens must never be drawn as replacements: set "
-                "config.special_token_ids = tokenizer.all_special_ids (and the ids that the tokenizer has no token for)"
+                "config.special_token_ids must be a list, got None: special tokens must never be drawn as replacements. Set "
+                "it to tokenizer.all_special_ids and the ids without a token in the tokenizer"
             )
         selected = labels != -100
         samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
@@ -383,7 +385,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         attention_mask: torch.Tensor | None = None,
         document_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return [B, N] bool, the tokens in the discriminator's loss, which do not depend on what is drawn."""
+        """Return the mask of tokens in the discriminator's loss, [B, N] bool, which does not depend on the samples."""
         counted = real_tokens(labels, attention_mask, document_ids)
         if not self.config.rtd_special_tokens:
             original = torch.where(labels != -100, labels, input_ids)

@@ -118,9 +118,7 @@ class Labels:
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
     def predicted(self, logits: Any) -> np.ndarray:
-        """Return a model's answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1.
-
-        A label is predicted from its threshold on; of two classes the first of the thresholds decides.
+        """Return a model's most probable answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1.
 
         Args:
             logits: [n, labels]; of regression [n, 1] or [n].
@@ -128,6 +126,16 @@ class Labels:
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
             return logits.reshape(len(logits))
+        logits = logits[:, list(self.order)]
+        if self.problem_type == SINGLE:
+            return logits.argmax(-1)
+        return (logits > 0).astype(np.int64)
+
+    def decided(self, logits: Any) -> np.ndarray:
+        """Return answers like `predicted`, but where the checkpoint has thresholds a label counts from its threshold on.
+
+        Of two classes, the first of the thresholds decides.
+        """
         if self.thresholds and self.problem_type == MULTI:
             least = [self.thresholds.get(name, 0.5) for name in self.names]
             return (self.probabilities(logits) >= least).astype(np.int64)
@@ -135,10 +143,7 @@ class Labels:
             label, least = next(iter(self.thresholds.items()))
             is_label = self.probabilities(logits)[:, self.names.index(label)] >= least
             return np.where(is_label, self.names.index(label), 1 - self.names.index(label))
-        logits = logits[:, list(self.order)]
-        if self.problem_type == SINGLE:
-            return logits.argmax(-1)
-        return (logits > 0).astype(np.int64)
+        return self.predicted(logits)
 
     def probabilities(self, logits: Any) -> np.ndarray:
         """Return the probability of each label in the data's order from logits in the model's order, both [n, labels]."""

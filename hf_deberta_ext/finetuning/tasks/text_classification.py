@@ -202,7 +202,8 @@ class TextClassificationData(TaskData):
                 f"{is_empty.argmax() + 1}: fill them, or leave them out with --on_empty drop"
             )
         if part.left_out:
-            part.rows = part.rows.select(np.flatnonzero(~is_empty))
+            part.numbers = np.flatnonzero(~is_empty) + 1
+            part.rows = part.rows.select(part.numbers - 1)
             part.source += " without its empty rows"
 
     def treat_duplicates(self, train: Part):
@@ -292,8 +293,9 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
             )
         train.rows = rows.select(to_train)
+        numbers = np.arange(1, len(rows) + 1) if train.numbers is None else train.numbers
         source = f"{train.source}, held out"
-        self.parts["validation"][""] = Part(rows.select(held_out), source, False, numbers=np.array(held_out) + 1)
+        self.parts["validation"][""] = Part(rows.select(held_out), source, False, numbers=numbers[held_out])
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
@@ -371,7 +373,7 @@ class TextClassificationData(TaskData):
     def table(self, part: Part, logits: np.ndarray) -> pa.Table:
         """Return the `prediction_table` of a set, with the probability of each label where it is no regression."""
         labels, gold, scores = self.labels, None, {}
-        predicted = labels.shown(labels.predicted(logits))
+        predicted = labels.shown(labels.decided(logits))
         if labels.problem_type == REGRESSION:
             predicted = [float(f"{score:.6g}") for score in predicted]
         else:
