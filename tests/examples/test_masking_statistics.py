@@ -93,7 +93,7 @@ def test_the_figure_is_drawn_and_the_table_printed(report, texts, tmp_path, caps
     ("arguments", "message"),
     [
         (["--tokens", 100], "a sequence of --length 512 needs 510 tokens, got 100"),
-        (["--rate", 15], "is it a percentage"),
+        (["--rate", 15], "pass a share, not a percentage"),
         (["--epochs", 0], "--epochs at least 1"),
         (["--length", 10], "--length must be at least 18"),
         (["--tokenizer", "no_such_folder/here"], "no_such_folder/here"),

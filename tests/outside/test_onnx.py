@@ -325,7 +325,7 @@ def test_the_example_writes_both_files_and_measures_them(saved, capsys):
     lines = capsys.readouterr().out.splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + len(shapes) and all(line.count("|") == table[0].count("|") for line in table)
-    with pytest.raises(SystemExit, match=r"model.onnx exists; give overwrite=True"):
+    with pytest.raises(SystemExit, match=r"model.onnx already exists; pass overwrite=True"):
         script.main(flags)
 
 

@@ -317,7 +317,7 @@ def test_long_documents_are_tokenised_in_parts_of_the_batch_without_a_warning(ca
     [
         (dict(mode="sentences"), f"mode must be one of {', '.join(MODES)}, got 'sentences'"),
         (dict(mode="segment_pair", sentence_pairs="sop"), "sentence_pairs must be nsp or consecutive, got 'sop'"),
-        (dict(max_length=7), "max_length must be at least 8, special tokens included, got 7"),
+        (dict(max_length=7), "max_length must be at least 8, including special tokens, got 7"),
         (dict(min_tokens=5), "empty corpus: all 3 documents are empty or shorter than min_tokens = 5"),
     ],
 )

@@ -65,6 +65,7 @@ def plain_lines(count=600):
 
 
 def docstrings(module):
-    objects = [module, *vars(module).values()]
+    # Other packages add members to modules of the standard library.
+    objects = [module, *(item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__)]
     objects += [member for owner in objects if inspect.isclass(owner) for member in vars(owner).values()]
     return [line for item in objects for line in (inspect.getdoc(item) or "").splitlines()]
