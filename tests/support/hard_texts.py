@@ -65,7 +65,8 @@ def plain_lines(count=600):
 
 
 def docstrings(module):
-    # Other packages add members to modules of the standard library.
-    objects = [module, *(item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__)]
+    # logging.handlers and others are members once they have been imported.
+    objects = [item for item in vars(module).values() if not inspect.ismodule(item) or item.__package__ != module.__name__]
+    objects.insert(0, module)
     objects += [member for owner in objects if inspect.isclass(owner) for member in vars(owner).values()]
     return [line for item in objects for line in (inspect.getdoc(item) or "").splitlines()]
