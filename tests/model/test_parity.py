@@ -91,10 +91,11 @@ def test_gradients_equal_those_of_transformers(kind, tmp_path, stock_config, sha
 @pytest.mark.parametrize("kind", ["v1", "v2", "v3"])
 def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, shake, batch, relative_error, monkeypatch):
     """Replace dropout with rate p by a multiplication of every second number by 1 - p."""
-    config = stock_config(kind, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
-    stock = shake((DebertaModel if kind == "v1" else DebertaV2Model)(config))
+    rates = dict(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3, pooler_dropout=0.4, cls_dropout=0.1)
+    stock_class = getattr(transformers, f"Deberta{'V2' * (kind != 'v1')}ForSequenceClassification")
+    stock = shake(stock_class(stock_config(kind, **rates)))
     stock.save_pretrained(tmp_path)
-    model = DebertaExtModel.from_pretrained(tmp_path, attn_implementation="eager")
+    model = AUTO_CLASSES["AutoModelForSequenceClassification"].from_pretrained(tmp_path, attn_implementation="eager")
     ids, _ = batch(2, 20)
 
     def scaled(x, p=0.5, training=True, inplace=False):
@@ -102,9 +103,13 @@ def test_dropout_is_in_the_places_of_transformers(kind, tmp_path, stock_config, 
 
     monkeypatch.setattr(torch.nn.functional, "dropout", scaled)
     with torch.no_grad():
-        before = model(ids).last_hidden_state
-        ours, theirs = (m.train()(ids).last_hidden_state for m in (model, stock))
+        before = model.deberta(ids).last_hidden_state
+        for m in (model, stock):
+            m.train()
+        ours, theirs = (m.deberta(ids).last_hidden_state for m in (model, stock))
+        logits = [m(ids).logits for m in (model, stock)]
     assert relative_error("dropout in the places of transformers", ours, theirs) < 1e-5
+    assert torch.allclose(*logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ours, before, atol=1e-2)
 
 
