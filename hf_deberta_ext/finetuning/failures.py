@@ -50,7 +50,7 @@ class Failures:
         replace_text(file, json.dumps(content | {"figures": figures}, indent=2, ensure_ascii=False) + "\n")
         lines = [f"\nWhere it fails ({stem}):", *failure_summary(content)]
         for error in self.errors:
-            shown = {name: shortened(shown_cell(value)) for name, value in error.items()}
+            shown = {name: shortened(value) for name, value in error.items()}
             text = shown.pop("text")
             lines.append(f"- {text} ({', '.join(f'{name} {value}' for name, value in shown.items())})")
         return [*lines, f"All of it: {', '.join([str(file), *figures])}\n"]
@@ -70,9 +70,9 @@ def shown_cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-def shortened(text: str) -> str:
-    """Return the beginning of a text, on one line."""
-    text = " ".join(text.split())
+def shortened(value: Any) -> str:
+    """Return a number, or the beginning of a text, on one line."""
+    text = f"{value:.3f}" if isinstance(value, float) else " ".join(str(value).split())
     return text[:SHOWN_LETTERS] + " ..." * (len(text) > SHOWN_LETTERS)
 
 

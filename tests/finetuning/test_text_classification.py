@@ -273,6 +273,11 @@ def test_messy_data_are_refused(data, flags, message):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
 
 
+def test_a_wrong_column_is_reported_before_empty_rows(data):
+    with pytest.raises(ValueError, match=r"--train_file has no column 'queu'"):
+        data(train=MESSY, label_column="queu")
+
+
 def test_a_pair_with_one_text_is_no_empty_row_and_rows_to_predict_on_may_be_empty(data):
     pairs = [{"premise": "it rains", "hypothesis": "", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
     assert data(train=pairs, test=[{"premise": "", "hypothesis": ""}]).num_train == 2

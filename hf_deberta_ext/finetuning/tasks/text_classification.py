@@ -198,8 +198,9 @@ class TextClassificationData(TaskData):
     def treat_empty_rows(self, part: Part):
         """Refuse or leave out rows without text or label, as --on_empty says; columns without any are other errors."""
         is_empty = np.zeros(len(part.rows), dtype=bool)
-        for names in (self.text_columns, (self.data_args.label_column,)):
-            columns = [cells(part.rows, name) for name in names if name in part.rows.column_names]
+        for flag, names in {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}.items():
+            check_columns(part.rows, names, source=part.source, flag=flag)
+            columns = [cells(part.rows, name) for name in names]
             without = [not any(cell is not None and str(cell).strip() for cell in row) for row in zip(*columns, strict=True)]
             if without and not all(without):
                 is_empty |= without
