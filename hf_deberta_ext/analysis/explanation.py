@@ -217,8 +217,9 @@ def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespac
 
 
 def _prediction_text(prediction: Prediction) -> str:
-    """Write the scores of a prediction, and a table of the tokens of largest influence in the order of the text."""
-    best = sorted(prediction.scores, key=lambda score: -score[1])[:SHOWN_LABELS]
+    """Write the scores of a prediction, the predicted label first, and a table of the tokens of largest influence in the
+    order of the text."""
+    best = sorted(prediction.scores, key=lambda score: (score[0] != prediction.label, -score[1]))[:SHOWN_LABELS]
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"
     evidence, masked = prediction.evidence, prediction.masked_evidence

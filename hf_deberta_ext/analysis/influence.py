@@ -35,7 +35,7 @@ class Prediction:
 
     Args:
         scores (`list[tuple[str, float]]`): each label with its probability, or with the score of a regression.
-        evidence, masked_evidence (`float`): for the label of the largest score; and if all but special tokens are [MASK].
+        evidence, masked_evidence (`float`): for the predicted label; and if all but special tokens are [MASK].
         tokens (`list[TokenInfluence]`): each token but the special ones.
     """
 
@@ -112,7 +112,7 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
     with torch.no_grad():
         batches = [model(part, token_type_ids=types.expand(len(part), -1)).logits for part in rows.split(BATCH)]
     logits = torch.cat(batches)  # [2 + number of tokens, C]
-    label = int(logits[0].argmax())
+    label = _predicted_label(logits[0], config)
     evidence = _evidence(logits, label, config)
     values, is_regression = logits[0], config.problem_type == "regression" or config.num_labels == 1
     if config.problem_type == "multi_label_classification":
@@ -129,6 +129,16 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
         tokens.append(TokenInfluence(spelt[position], *span, lost, shares[position]))
     scores = [(config.id2label[i], value) for i, value in enumerate(values.tolist())]
     return Prediction([*texts], scores, config.id2label[label], is_regression, *evidence[:2].tolist(), tokens)
+
+
+def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
+    """Return the label of the largest logit; of two classes, a saved threshold decides, as in `deberta-ext predict`."""
+    thresholds = getattr(config, "decision_thresholds", None)
+    if not thresholds or config.num_labels != 2 or config.problem_type == "multi_label_classification":
+        return int(logits.argmax())
+    name, least = next(iter(thresholds.items()))
+    label = config.label2id[name]
+    return label if logits.softmax(0)[label] >= least else 1 - label
 
 
 def _evidence(logits: torch.Tensor, label: int, config: DebertaExtConfig) -> torch.Tensor:

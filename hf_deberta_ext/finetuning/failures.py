@@ -18,8 +18,8 @@ from ..files import replace_text
 
 __all__ = ["Failures", "class_failures", "failure_summary", "multi_label_failures", "regression_failures", "tag_failures"]
 
-# Errors that are listed, and rows of a table in log and card.
-MOST_ERRORS, MOST_ROWS = 10, 12
+# Errors that are listed, rows of a table in log and card, and letters of a text in the log.
+MOST_ERRORS, MOST_ROWS, SHOWN_LETTERS = 10, 12, 100
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Failures:
         replace_text(file, json.dumps(content | {"figures": figures}, indent=2, ensure_ascii=False) + "\n")
         lines = [f"\nWhere it fails ({stem}):", *failure_summary(content)]
         for error in self.errors:
-            text = " ".join(error["text"].split())[:100]
-            lines.append(f"- {text} ({', '.join(f'{k} {shown_cell(v)}' for k, v in error.items() if k != 'text')})")
+            shown = {name: shortened(value) for name, value in error.items()}
+            text = shown.pop("text")
+            lines.append(f"- {text} ({', '.join(f'{name} {value}' for name, value in shown.items())})")
         return [*lines, f"All of it: {', '.join([str(file), *figures])}\n"]
 
 
@@ -67,6 +68,12 @@ def failure_summary(content: Mapping[str, Any]) -> list[str]:
 def shown_cell(value: Any) -> str:
     """Format a cell of a table: text, a fraction with three decimals, or a count."""
     return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def shortened(value: Any) -> str:
+    """Return a number, or the beginning of a text, on one line."""
+    text = f"{value:.3f}" if isinstance(value, float) else " ".join(str(value).split())
+    return text[:SHOWN_LETTERS] + " ..." * (len(text) > SHOWN_LETTERS)
 
 
 def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from logging import LogRecord, getLogger
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -100,6 +101,9 @@ class RunTrainer(HubTrainer):
             resume_anyway = getattr(self.args, "resume_anyway", ())
         if getattr(self.args, "train_longer", None) is not None:
             resume_anyway = [*resume_anyway, *run_folder.LENGTH]
+        # Newer versions of transformers compare them in trainer_utils.
+        for name in ("trainer", "trainer_utils"):
+            getLogger(f"transformers.{name}").addFilter(_is_no_comparison)
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
@@ -350,6 +354,12 @@ class RunTrainer(HubTrainer):
             self.state.save_to_json(str(folder / f".{STATE_FILE}.part"))
             os.replace(folder / f".{STATE_FILE}.part", folder / STATE_FILE)
             checkpoints.remove_partial(folder)
+
+
+def _is_no_comparison(record: LogRecord) -> bool:
+    """Return False for Trainer's warning that arguments differ from a checkpoint's: `begin_run` compares all of them, and
+    Trainer warns of --logging_steps 0.01, which the checkpoint has as a number of steps."""
+    return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:

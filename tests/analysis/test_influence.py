@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Influence of tokens on a prediction: occlusion by its definition, completeness of integrated gradients, loading."""
 
+import math
+
 import pytest
 import torch
 from tiny_constants import random_weights
@@ -61,6 +63,18 @@ def test_occlusion_is_the_difference_of_the_evidence_with_one_token_masked(kind,
         assert token.occlusion == pytest.approx(float(whole[best] - evidence(masked)[best]), abs=1e-4)
         assert token.gradients is None
     assert any(abs(token.occlusion) > 1e-3 for token in prediction.tokens)
+
+
+@pytest.mark.parametrize("name, other", [("LABEL_0", "LABEL_1"), ("LABEL_1", "LABEL_0")])
+def test_a_saved_threshold_chooses_the_label_that_is_explained(name, other):
+    """`deberta-ext predict` gave the label of the threshold, explain the one of the largest probability."""
+    model, tokenizer = classifier(num_labels=2), word_tokenizer()
+    for least, label in ((0.001, name), (0.999, other)):
+        model.config.decision_thresholds = {name: least}
+        prediction = explain_prediction(model, tokenizer, TEXT, gradients=False)
+        probability = dict(prediction.scores)[label]
+        assert prediction.label == label
+        assert prediction.evidence == pytest.approx(math.log(probability / (1 - probability)), abs=1e-4)
 
 
 @pytest.mark.parametrize("texts", [(TEXT,), (TEXT, SECOND)], ids=["text", "pair"])

@@ -394,6 +394,19 @@ def test_letters_of_another_script_are_drawn_with_an_installed_font_that_has_the
     assert label.get_fontfamily()[-1] == "Test Script" and capsys.readouterr().err == ""
 
 
+def test_letters_of_the_regular_font_need_no_other(font_with, monkeypatch):
+    """The last file of a name counted, here DejaVu Sans ExtraLight: a second font was looked for, with warnings."""
+    from matplotlib import font_manager
+
+    fonts = font_manager.fontManager.ttflist
+    regular = next(font for font in fonts if (font.name, font.style, font.weight) == ("DejaVu Sans", "normal", 400))
+    display = next(font for font in fonts if font.name == "DejaVu Sans Display")
+    light = replace(display, name="DejaVu Sans", weight=200)
+    named = replace(regular, name="DejaVu Sans Condensed")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [regular, light, named])
+    assert fonts_for(frozenset("a\N{OPEN BOX}")) == ["DejaVu Sans"]
+
+
 def test_where_no_font_has_the_letters_a_package_is_named_once(font_with, tmp_path, capsys):
     _report_missing.cache_clear()
     for name in (LETTERS, LETTERS[:1]):

@@ -151,6 +151,13 @@ def test_questions_without_an_answer_are_a_group():
     assert found.errors[0]["answer"] == ""
 
 
+def test_long_texts_and_answers_are_cut_in_the_log(tmp_path):
+    references, predictions = dict(a=["x | y"]), dict(a="wrong " * 50)
+    found = answer_failures(dict(a="Why?"), references, predictions, dict(a=0.5), squad_v1)
+    answer = "wrong " * 16 + "wron ..."
+    assert found.write(tmp_path, "eval")[-2] == f"- Why? (id a, answer x | y, predicted {answer}, probability 0.500)"
+
+
 def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
     labels = np.arange(15)
     found = tag_failures(labels, np.where(labels == 14, 0, labels), [f"l{label}" for label in labels])

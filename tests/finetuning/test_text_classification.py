@@ -215,6 +215,9 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
         "(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)"
     ]
     caplog.clear()
+    data(train=[{"text": "a", "label": 0.5}, {"text": "a", "label": 1.5}])
+    assert caplog.messages[0].endswith("\n(see --on_empty, --on_duplicates)")
+    caplog.clear()
     regular = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
     data(train=regular[:4], validation=regular[4:])
     assert not caplog.messages
@@ -228,6 +231,26 @@ def test_duplicates_are_left_out_by_flag(data):
     assert [*train.rows["text"]] == ["parcel 0", "parcel 1", "parcel 2", "parcel 3", "parcel 1", "only one"]
     assert ours.labels.shown(np.array(train.labels)) == [*["delivery"] * 4, "payment", "refund"]
     assert ours.num_evaluation == 2
+
+
+def test_rows_are_numbered_as_in_the_file(data, tokenizer):
+    """The surest errors had their row in the evaluation set, eval_predictions.csv had the row of the file."""
+    texts = [" ", "a", "a", "b", "b", " ", *"cdefghij"]
+    own = [{"text": text, "label": n % 2} for n, text in enumerate(texts) if n not in (2, 4)]
+    own[2:2] = [own[1], own[2]]
+    ours = data(train=own, on_empty="drop", on_duplicates="drop", validation_share=0.4)
+    for part in (ours.parts["train"][""], ours.parts["validation"][""]):
+        assert [own[number - 1] for number in part.numbers] == [*part.rows]
+    # Duplicates go before the split: none is in the evaluation.
+    held_out = ours.parts["validation"][""]
+    assert len({*held_out.rows["text"]}) == len(held_out.rows) == 4
+    evaluated = encoded(ours, tokenizer).evaluation[""]
+    wrong = 8 * np.eye(2)[1 - np.array(held_out.labels)]
+    assert {(own[error["row"] - 1]["text"], error["text"]) for error in evaluated.failures(wrong).errors} == {
+        (text, text) for text in held_out.rows["text"]
+    }
+    with pytest.raises(ValueError, match="the first is row 3: remove them"):
+        data(train=own, on_empty="drop", on_duplicates="refuse")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +271,11 @@ def test_messy_data_are_refused(data, flags, message):
         data(train=MESSY, validation=HELD_OUT, **flags)
     with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have a text of the evaluation"):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
+
+
+def test_a_wrong_column_is_reported_before_empty_rows(data):
+    with pytest.raises(ValueError, match=r"--train_file has no column 'queu'"):
+        data(train=MESSY, label_column="queu")
 
 
 def test_a_pair_with_one_text_is_no_empty_row_and_rows_to_predict_on_may_be_empty(data):

@@ -5,6 +5,7 @@ import json
 import operator
 import shutil
 from collections import UserDict
+from logging import getLogger
 
 import glue_script
 import mlm_script
@@ -125,6 +126,16 @@ def begun_by(processes, folder):
     for manifest in folder.rglob(MANIFEST_FILE):
         write_manifest(manifest.parent)
     return folder
+
+
+def test_a_share_of_the_steps_is_no_other_argument(tmp_path, caplog, monkeypatch):
+    """Each resumed run warned: "The following arguments do not match: logging_steps: 0.01 != 1"."""
+    monkeypatch.setattr(getLogger("transformers"), "propagate", True)
+    options = dict(logging_steps=0.25, max_steps=8)
+    make(tmp_path, **options).train()
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    resume(tmp_path, **options)
+    assert "do not match" not in caplog.text
 
 
 def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):

@@ -57,8 +57,10 @@ def fonts_for(letters: frozenset[str]) -> list[str]:
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
+    # Of one name the regular font comes last; others may lack letters.
+    by_style = sorted(fontManager.ttflist, key=lambda font: font.style == "normal" and font.weight == 400)
     # Matplotlib's last resort has a box for every letter.
-    installed = {font.name: font.fname for font in fontManager.ttflist if not font.name.startswith("Last Resort")}
+    installed = {font.name: font.fname for font in by_style if not font.name.startswith("Last Resort")}
     names = sorted(installed, key=lambda name: (name != "DejaVu Sans", "CJK" not in name, "Sans" not in name, name))
     fonts, missing = [], {*letters}
     for name in names:

@@ -65,7 +65,7 @@ def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
     # The second text of a pair begins a row.
     begins = sum(token.number == 0 for token in tokens)
     figure, _ = _draw_texts(texts, [token.token for token in tokens], form="+.2f", begins=begins)
-    score = max(score for _, score in prediction.scores)
+    score = dict(prediction.scores)[prediction.label]
     title = f"{prediction.label}: probability {score:.3f}, and influence on its log-odds"
     if prediction.is_regression:
         title = f"score {score:.3f}, and influence on it"

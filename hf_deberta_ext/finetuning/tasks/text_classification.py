@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -130,6 +130,13 @@ class Part:
     numbers: np.ndarray | None = None
     left_out: int = 0
 
+    def select(self, places: Sequence[int]):
+        """Keep the rows at these places, which count from 0, with their labels and numbers."""
+        numbers = np.arange(1, len(self.rows) + 1) if self.numbers is None else self.numbers
+        self.rows, self.numbers = self.rows.select(places), numbers[places]
+        if self.labels is not None:
+            self.labels = [self.labels[place] for place in places]
+
 
 class TextClassificationData(TaskData):
     """Texts or pairs of texts with their labels or scores; see `TaskData`.
@@ -169,7 +176,8 @@ class TextClassificationData(TaskData):
         if self.task is None and "" in self.parts["train"]:
             self.treat_duplicates(self.parts["train"][""])
             if table := data_table(self.checked("train"), self.checked("validation")):
-                logger.warning(f"{table}\n(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)")
+                of_classes = "" if self.labels.problem_type == REGRESSION else ", --class_weights, --balanced_sampling"
+                logger.warning(f"{table}\n(see --on_empty, --on_duplicates{of_classes})")
         self.check_training()
         self.num_train, self.num_evaluation = (
             sum(self.count(part.rows) for part in self.parts[kind].values()) for kind in ("train", "validation")
@@ -190,8 +198,9 @@ class TextClassificationData(TaskData):
     def treat_empty_rows(self, part: Part):
         """Refuse or leave out rows without text or label, as --on_empty says; columns without any are other errors."""
         is_empty = np.zeros(len(part.rows), dtype=bool)
-        for names in (self.text_columns, (self.data_args.label_column,)):
-            columns = [cells(part.rows, name) for name in names if name in part.rows.column_names]
+        for flag, names in {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}.items():
+            check_columns(part.rows, names, source=part.source, flag=flag)
+            columns = [cells(part.rows, name) for name in names]
             without = [not any(cell is not None and str(cell).strip() for cell in row) for row in zip(*columns, strict=True)]
             if without and not all(without):
                 is_empty |= without
@@ -202,8 +211,7 @@ class TextClassificationData(TaskData):
                 f"{is_empty.argmax() + 1}: fill them, or leave them out with --on_empty drop"
             )
         if part.left_out:
-            part.numbers = np.flatnonzero(~is_empty) + 1
-            part.rows = part.rows.select(part.numbers - 1)
+            part.select(np.flatnonzero(~is_empty))
             part.source += " without its empty rows"
 
     def treat_duplicates(self, train: Part):
@@ -216,12 +224,13 @@ class TextClassificationData(TaskData):
         if not duplicates or self.data_args.on_duplicates == "keep":
             return
         if self.data_args.on_duplicates == "refuse" or not kept:
+            row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
             raise ValueError(
                 f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have a text of the "
-                f"evaluation, the first is row {duplicates[0] + 1}: remove them, or give --on_duplicates drop or keep"
+                f"evaluation, the first is row {row}: remove them, or give --on_duplicates drop or keep"
             )
         train.left_out += len(duplicates)
-        train.rows, train.labels = train.rows.select(kept.values()), [train.labels[number] for number in kept.values()]
+        train.select([*kept.values()])
 
     def checked(self, kind: str) -> CheckedSet:
         """Return texts and labels of all training or evaluation sets."""
@@ -278,24 +287,25 @@ class TextClassificationData(TaskData):
                 f"--validation_share {share:g} splits training data of your own that has no validation set: leave it out"
             )
         # Errors name the rows of the whole file.
-        rows = self.examples(train.rows, train.source)
+        self.examples(train.rows, train.source)
         self.encode_labels()
+        # Before the split, so that the evaluation counts no row twice.
+        self.treat_duplicates(train)
         # The labels of each row that the training rows must have, too; a score is none.
-        labels = [()] * len(rows)
+        labels = [()] * len(train.rows)
         if self.labels.problem_type == MULTI:
             labels = [*map(np.flatnonzero, train.labels)]
         elif self.labels.problem_type == SINGLE:
             labels = [*zip(train.labels, strict=True)]
-        texts = [*zip(*self.texts(rows), strict=True)]
+        texts = [*zip(*self.texts(train.rows), strict=True)]
         to_train, held_out = hold_out(texts, labels, share, self.data_args.split_seed)
         if not held_out:
             raise ValueError(
-                f"--validation_share {share:g} of the {len(rows)} rows of {train.source} is none: give more rows"
+                f"--validation_share {share:g} of the {len(train.rows)} rows of {train.source} is none: give more rows"
             )
-        train.rows = rows.select(to_train)
-        numbers = np.arange(1, len(rows) + 1) if train.numbers is None else train.numbers
-        source = f"{train.source}, held out"
-        self.parts["validation"][""] = Part(rows.select(held_out), source, False, numbers=numbers[held_out])
+        validation = self.parts["validation"][""] = replace(train, source=f"{train.source}, held out", left_out=0)
+        validation.select(held_out)
+        train.select(to_train)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
         """Return the rows with the text columns; those of a known task may have to be made of others."""
@@ -317,12 +327,18 @@ class TextClassificationData(TaskData):
         """Return where a model fails on a set."""
         texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
         kind, labels, logits = self.labels.problem_type, np.asarray(part.labels), np.asarray(logits, dtype=np.float64)
+        if kind != REGRESSION:
+            logits = logits[:, list(self.labels.order)]
         if kind == REGRESSION:
-            return regression_failures(labels, self.labels.predicted(logits), texts)
-        logits = logits[:, list(self.labels.order)]
-        if kind == MULTI:
-            return multi_label_failures(labels.astype(int), expit(logits), self.labels.names, texts)
-        return class_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
+            found = regression_failures(labels, self.labels.predicted(logits), texts)
+        elif kind == MULTI:
+            found = multi_label_failures(labels.astype(int), expit(logits), self.labels.names, texts)
+        else:
+            found = class_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
+        if part.numbers is not None:
+            for error in found.errors:
+                error["row"] = int(part.numbers[error["row"] - 1])
+        return found
 
     @property
     def label_counts(self) -> dict[str, int]:
