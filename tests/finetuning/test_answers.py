@@ -175,5 +175,5 @@ def test_padding_changes_nothing():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_name_the_question(value):
     rows = make_windows((0, [OUT, *WORDS]), (1, [OUT, *WORDS]))
-    with pytest.raises(ValueError, match=r"question 'q1' are not finite \(window 1\)"):
+    with pytest.raises(ValueError, match=r"question 'q1' must be finite, got NaN or inf in window 1"):
         answer(rows, [logits(9), logits(9, t2=value)], [logits(9)] * 2)

@@ -217,7 +217,7 @@ def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_p
     metrics = run_as_told(folder_of("ours"), folder, "--save_thresholds", **TRAINED, **files)
     saved = read(folder, "config.json")["decision_thresholds"]
     assert [*saved] == ["g"] and saved == read(folder, "eval_failures.json")["thresholds"]
-    assert f"config.json has the thresholds g {saved['g']:.4f}" in capsys.readouterr().out
+    assert f"config.json: g {saved['g']:.4f}" in capsys.readouterr().out
     # A run that only evaluates writes them into the folder of the model; another training forgets them.
     run_as_told(folder, tmp_path / "again", "--do_eval", "--save_thresholds", validation_file=files["validation_file"])
     assert read(folder, "config.json")["decision_thresholds"] == pytest.approx(saved)
@@ -240,7 +240,7 @@ def test_baselines_stand_beside_an_evaluation_where_the_training_file_is_given(f
 @pytest.mark.parametrize(
     "more, message",
     [
-        (dict(problem_type="regression"), "one of two classes"),
+        (dict(problem_type="regression"), "needs texts with two classes or with several labels"),
         (dict(do_eval=False), "without --do_eval"),
     ],
     ids=["regression", "no evaluation"],

@@ -99,9 +99,9 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
         (["--do_predict"], dict(test_count=0), "--do_predict has no data: give --test_file"),
         (["--do_train"], dict(evaluation_count=0, eval_strategy="steps", eval_steps=1), "--do_eval has no data"),
         (["--do_train"], dict(prediction_loss_only="true"), "--prediction_loss_only must be False"),
-        (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint is for training"),
+        (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint needs --do_train"),
         (["--do_train"], dict(resume_from_checkpoint="last"), "there is no checkpoint"),
-        (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "both given: which"),
+        (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "are mutually exclusive"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got x"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="last"), r"there is no run in .* to resume"),
     ],
@@ -161,7 +161,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir moves it aside"):
+    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir renames it"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()
@@ -179,7 +179,7 @@ def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
     for number in range(3):
         run(folder_of("bert"), folder, "--do_train", "--overwrite_output_dir", max_steps=1, seed=number)
     assert {file.name for file in tmp_path.iterdir()} == {"run", "run.old-1", "run.old-2"}
-    assert "is not empty: it is" in capsys.readouterr().out
+    assert "was not empty; renamed it to" in capsys.readouterr().out
     seeds = [read(tmp_path / name, "run_arguments.json")["seed"] for name in ("run.old-1", "run.old-2", "run")]
     assert seeds == [0, 1, 2]
     assert weights(folder) and weights(tmp_path / "run.old-1")
@@ -187,13 +187,13 @@ def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
 
 def test_overwriting_spares_what_is_read_and_the_working_directory(finished, tmp_path, monkeypatch):
     folder, _ = finished
-    with pytest.raises(ValueError, match=r"--overwrite_output_dir would move .*everything aside"):
+    with pytest.raises(ValueError, match=r"--overwrite_output_dir would rename .*everything"):
         run(folder, folder, "--do_train", "--overwrite_output_dir")
-    with pytest.raises(ValueError, match=r"would move .*train.csv aside"):
+    with pytest.raises(ValueError, match=r"would rename .*train.csv"):
         run("x", tmp_path, "--do_train", "--overwrite_output_dir", train_file=tmp_path / "train.csv")
     monkeypatch.chdir(tmp_path)
     for place in (".", ".."):
-        with pytest.raises(ValueError, match=r"would move .* aside"):
+        with pytest.raises(ValueError, match=r"would rename"):
             run("x", place, "--do_train", "--overwrite_output_dir")
 
 
@@ -255,7 +255,7 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
     whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])
     run(folder_of("ours"), tmp_path / "run", *argv[2:-1])
     finished_at = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"is not empty: .*go on with --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match=r"is not empty: .*resume it with --resume_from_checkpoint last"):
         run(*argv)
     with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)
@@ -265,7 +265,7 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
     for seed in (1, 2):
         same = [weights(tmp_path / name / f"seed-{seed}") for name in ("whole", "run")]
         assert equal(*same)
-    assert "seed-1 is finished" in capsys.readouterr().out
+    assert "seed-1 is already complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])

@@ -164,7 +164,7 @@ def test_answers_that_no_window_holds_are_counted(caplog):
     rows, _ = windows_of(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
     [said] = caplog.messages
-    assert "answers of 1 questions are whole in no window" in said and "'n1'" in said
+    assert "no window contains the whole answer of 1 questions" in said and "'n1'" in said
 
 
 def test_questions_are_never_cut(caplog, tmp_path):
@@ -173,7 +173,7 @@ def test_questions_are_never_cut(caplog, tmp_path):
     _, windows = windows_of(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
     assert {*windows.examples.tolist()} == {1}
     [said] = caplog.messages
-    assert "2 questions are too long" in said and "'long', 9 tokens" in said
+    assert "ignoring 2 questions" in said and "'long', 9 tokens" in said
     file = write_lines(tmp_path / "dev.jsonl", long, one())
     task = data(validation_file=[file], max_seq_length=12, doc_stride=2).encode(words(), BertConfig())
     measured = task.evaluation[""]
@@ -316,13 +316,13 @@ def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
 
 def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
     read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())], max_seq_length=20, doc_stride=16)
-    with pytest.raises(ValueError, match=r"--max_seq_length 20 leaves no more than --doc_stride 16 .* smaller"):
+    with pytest.raises(ValueError, match=r"--max_seq_length 20 must leave more than --doc_stride 16 .* smaller"):
         read.encode(words(), BertConfig())
 
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.csv", "id,question,context,answers\nn1,q,a b,b\n", r"\(id 'n1'\) has 'b' in the column 'answers', expected"),
-    ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "as SQuAD's authors write theirs: KeyError.'qas'"),
+    ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "not in the format of SQuAD's authors: KeyError.'qas'"),
     ("a.json", "", "has no rows"),
     ("a.jsonl", "{", "a.jsonl is not JSON"),
 ])  # fmt: skip

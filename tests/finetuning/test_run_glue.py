@@ -91,5 +91,5 @@ def test_fine_tuning_is_one_call_in_python_whose_errors_are_raised(material, tmp
     # Which column is the text, not that labels are missing.
     (tmp_path / "two.csv").write_text("body,note\nhello,x\n")
     predict = dict(test_file=tmp_path / "two.csv", do_predict=True, report_to="none", output_dir=tmp_path / "predictions")
-    with pytest.raises(ValueError, match=r"which columns of .* are texts"):
+    with pytest.raises(ValueError, match=r"cannot infer the text columns of"):
         fine_tune("classification", model_name_or_path=tmp_path / "run", **predict)

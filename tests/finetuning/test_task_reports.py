@@ -60,7 +60,7 @@ def test_the_card_names_the_step_of_the_best_model(folder_of, tmp_path):
     each = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
     best = dict(metric_for_best_model="loss", greater_is_better=True)
     run(folder_of("ours"), tmp_path / "run", *argv, max_steps=2, **each, **best)
-    assert "| steps | 2, the weights are those of step 1 |" in card_of(tmp_path / "run").text
+    assert "| steps | 2, weights of step 1 |" in card_of(tmp_path / "run").text
 
 
 @pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])

@@ -204,12 +204,12 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop")
     assert (ours.num_train, ours.num_evaluation) == (8, 2)
     assert caplog.messages == [
-        "the data before the training              training  evaluation\n"
+        "data checks                               training  evaluation\n"
         "rows                                             8           2\n"
-        "rows left out                                    2           0\n"
+        "dropped rows                                     2           0\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with a text of the evaluation               1           0\n"
+        "rows with an evaluation text                     1           0\n"
         "labels with fewer than 2 training rows: refund 1\n"
         "labels with fewer than 2 evaluation rows: delivery 1, payment 1, refund 0\n"
         "(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)"
@@ -235,7 +235,7 @@ def test_duplicates_are_left_out_by_flag(data):
     [
         (
             {},
-            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or leave .*on_empty drop",
+            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or drop .*on_empty drop",
         ),
         (
             dict(on_empty="drop", on_duplicates="refuse"),
@@ -246,7 +246,7 @@ def test_duplicates_are_left_out_by_flag(data):
 def test_messy_data_are_refused(data, flags, message):
     with pytest.raises(ValueError, match=message):
         data(train=MESSY, validation=HELD_OUT, **flags)
-    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have a text of the evaluation"):
+    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have an evaluation text"):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
 
 
@@ -270,11 +270,11 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
 @pytest.mark.parametrize(
     ("labels", "flags", "message"),
     [
-        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes .* this regression"),
+        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* for regression"),
         (
             [["a"], ["b"]],
             dict(balanced_sampling=True),
-            "--balanced_sampling one class a text: .* multi_label_classification",
+            "--balanced_sampling one class per text: .* multi_label_classification",
         ),
     ],
 )
@@ -335,14 +335,14 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
     assert [message for message in caplog.messages if "--max_seq_length" in message] == [
-        "--max_seq_length 64 is more than the model takes: it becomes 32",
-        "--train_file: 1 of 2 rows are longer than 32 tokens and are cut (--max_seq_length)",
+        "--max_seq_length 64 exceeds the model's limit; using 32",
+        "--train_file: truncated 1 of 2 rows to 32 tokens (--max_seq_length)",
     ]
     caplog.clear()
     config = DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False)
     assert max(len(ids) for ids in encoded(data(**flags), tokenizer, config).train["input_ids"]) == 64
     messages = [message for message in caplog.messages if "--max_seq_length" in message]
-    assert messages[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training"
+    assert messages[0] == "--max_seq_length 64 exceeds the model's pre-training length of 32 tokens"
     assert len(messages) == 2
 
 
@@ -360,20 +360,20 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y or files, not both"),
-        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "which columns of --train_file are texts.* 'a', 'b', 'label'"),
+        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y and files are mutually exclusive"),
+        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "cannot infer .* --train_file from 'a', 'b', 'label'"),
         (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
-        (dict(train=GOOD[::2]), "--train_file has the one label 'pos': there is nothing to learn"),
+        (dict(train=GOOD[::2]), "--train_file must have two or more labels, got 'pos'"),
         # They were told by scikit-learn: "empty vocabulary".
-        (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl has only blank texts in 'text': name"),
+        (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl only has blank texts in 'text': give"),
         (dict(train=[row | dict(second="\n") for row in BLANK], text_columns=["text", "second"]), "in 'text', 'second': "),
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd', expected"),
-        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file has no labels .*: it is a test file"),
+        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file must have labels, got .*--test_file"),
         (dict(train=rows(["a"], ["b"]), problem_type=SINGLE), r"has the label \['a'\], expected text, a number"),
-        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* has no validation set"),
-        (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "splits training data of your"),
-        (dict(test=GOOD, validation_share=0.5), "splits training data of your own"),
-        (dict(train=GOOD, validation_share=0.2), "0.2 of the 3 rows of --train_file is none: give more rows"),
+        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* without a validation set"),
+        (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "needs your own training data"),
+        (dict(test=GOOD, validation_share=0.5), "needs your own training data"),
+        (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: give more rows"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):

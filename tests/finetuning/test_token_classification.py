@@ -124,7 +124,7 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
     # The user's names are all labels; a label that is not in the data can come later.
     assert of_user.labels == sorted_labels(tags)
     for names in ([], ["O"]):
-        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers whose names"):
+        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers with names"):
             data_of(tmp_path, numbers, label_names=names)
 
 
@@ -157,8 +157,8 @@ def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_w
     measured = data.encode(wordpiece, None).evaluation[""]
     assert caplog.messages == [
         "1 of 3 sentences of --validation_file have more than 5 tokens (--max_seq_length), such as sentence 1 of 5 words: "
-        "they are read in windows that overlap (--long_sentences)",
-        "2 words of --validation_file have no token, since the tokenizer drops them: all count as 'O'",
+        "they are split into overlapping windows (--long_sentences)",
+        "2 words of --validation_file are dropped by the tokenizer and predicted as 'O'",
     ]
     # [CLS] ada ada ada [SEP], [CLS] ada paris [SEP]
     assert measured.rows["sentence"][:] == [0, 0, 1, 2] and measured.examples == 3
@@ -231,11 +231,11 @@ def test_rare_tags_and_repeated_sentences_are_shown_before_training(tmp_path, ca
     other = {"tokens": ["Paris", "sleeps"], "ner_tags": ["O", "O"]}
     data_of(tmp_path, [*ROWS, ROWS[0], other], validation_file=[file])
     assert caplog.messages == [
-        "the data before the training              training  evaluation\n"
+        "data checks                               training  evaluation\n"
         "rows                                             4           1\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with a text of the evaluation               2           0\n"
+        "rows with an evaluation text                     2           0\n"
         "labels with fewer than 2 training words: B-LOC 1\n"
         "labels with fewer than 2 evaluation words: O 1, B-LOC 1, B-PER 0, I-PER 0"
     ]
@@ -260,7 +260,7 @@ def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
     assert task.metric == "accuracy"
     right = logits_of(task.evaluation[""].rows["word_tokens"], [["NOUN", "VERB", "NOUN"]], data.labels)
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
-    with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
+    with pytest.raises(ValueError, match=r"all labels or none must be entity tags .*, got 'PER' and"):
         are_entities(["O", "B-PER", "PER"])
 
 
@@ -354,7 +354,7 @@ def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordp
     measured = data.encode(wordpiece, None).evaluation[""]
     tags = [row["ner_tags"] for row in ROWS]
     assert measured.metrics(logits_of(measured.rows["word_tokens"], tags, [*known]), None)["f1"] == 1.0
-    with pytest.raises(ValueError, match="row 1 of the data of --validation_file has the label 'I-PER', which is none"):
+    with pytest.raises(ValueError, match="row 1 of the data of --validation_file has the label 'I-PER', expected a label"):
         data_of(tmp_path, split="validation").use_config(SimpleNamespace(label2id={"O": 0, "B-LOC": 1, "B-PER": 2}))
 
 
@@ -371,14 +371,14 @@ CONLL_U = """# newdoc
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
 
 
-NUMBERED = "numbers its words, as CoNLL-U does"
+NUMBERED = "got word numbers as in CoNLL-U"
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("rows.txt", b"a O\nb\n", "has the line 'b' without a tag: all lines must have one, or none"),
-        ("rows.txt", b"\n-DOCSTART- O\n\n", "has no words"),
+        ("rows.txt", b"a O\nb\n", "all lines of .* or none must have a tag, got 'b' without a tag"),
+        ("rows.txt", b"\n-DOCSTART- O\n\n", "must have at least one word"),
         # The numbers were read as the words.
         ("rows.conll", CONLL_U.encode(), NUMBERED),
         ("rows.conll", GERMEVAL.encode(), NUMBERED),
@@ -393,10 +393,10 @@ def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):
 
 def test_files_without_labels_are_for_prediction_alone(tmp_path):
     (tmp_path / "rows.txt").write_text("a\nb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"--train_file: .* has words without tags; such files are for --test_file"):
+    with pytest.raises(ValueError, match=r"--train_file: .* must have tags, got only words: give .* --test_file"):
         TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
-    with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
+    with pytest.raises(ValueError, match="--test_file: all files or none must have labels"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
 
 
