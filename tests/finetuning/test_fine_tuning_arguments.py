@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the fine-tuning scripts: groups, files of flags, recipes, and what is answered to flags that are gone."""
+"""Flags of the fine-tuning scripts: groups, files of flags, recipes, and messages for removed flags."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_a_file_of_flags_says_the_same_as_a_command_line_whose_flags_win(kind, tmp_path):
-    """YAML reads 1e-5 as text and transformers' reader would leave it so."""
+    """YAML reads 1e-5 as text; transformers' reader would not convert it."""
     values = dict(
         model_name_or_path="some-model", output_dir=str(tmp_path / "run"), do_train=True, do_eval=False, seeds=[1, 2],
         learning_rate="1e-5", train_file=["a.csv"], max_seq_length=None,
@@ -91,7 +91,7 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
     names = {*re.findall(r"--\w+", shown)}
     assert {"--recipe", "--model_name_or_path", "--train_file", "--toy_column", "--output_dir", "--lora_r"} <= names
     assert ("--weight_decay" in names) == (flag == "--help_all")
-    # Spellings with hyphens are taken, and not shown.
+    # Spellings with hyphens are accepted but not shown.
     assert not re.search(r"--\w+-", shown)
 
 

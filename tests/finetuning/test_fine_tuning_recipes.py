@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published settings of fine-tuning: the numbers, how a batch is cut, and what is known not to converge."""
+"""Published fine-tuning settings: values, split of the batch, and warnings of settings that do not converge."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def training(tmp_path, **more):
     [
         (24, 5e-5, False, "5e-05 often does not converge with 24 layers"),
         (24, 3e-5, False, None),
-        # A recipe's rate is that of a whole model: adapters hardly move at it.
+        # A recipe's learning rate is for full fine-tuning and too low for adapters.
         (24, 1e-5, True, "--learning_rate 1e-05 is too low for --lora"),
         (24, 2e-4, True, None),
     ],
@@ -143,7 +143,7 @@ def test_learning_rates_that_do_not_fit_a_model_are_warned_of(layers, rate, lora
 
 def test_half_precision_with_mdeberta_is_warned_of(tmp_path):
     args = training(tmp_path)
-    # The flag alone: a machine without an accelerator refuses it.
+    # Only set as an attribute, because a machine without an accelerator refuses the flag.
     args.fp16 = True
     multilingual, other = (DebertaV2Config(vocab_size=size, num_hidden_layers=12) for size in (251000, 128100))
     assert "mDeBERTa" in divergence_warnings(multilingual, args)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels: their kind and order in the data, those of a checkpoint, what a model's logits mean, and wrong ones."""
+"""Labels: problem type, order in the data and in a checkpoint, predictions from logits, and invalid labels."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def found(*cells, **more):
         ([-1, 0, 1], SINGLE, ("-1", "0", "1")),
         ([True, False], SINGLE, ("False", "True")),
         ([0.5, 1, 2], REGRESSION, ()),
-        # Texts are numbers only where a number is written so: what else looks like one is a name.
+        # Only texts in decimal notation are numbers; other texts that Python can convert are names.
         (["01", "02", "10"], SINGLE, ("01", "02", "10")),
         (["1_0", "2"], SINGLE, ("1_0", "2")),
         (["inf", "nan"], SINGLE, ("inf", "nan")),
@@ -53,7 +53,7 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
         (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
         (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
         (Labels(SINGLE, ("no", "yes")), ["yes", 0, "1", "NO", 1.0], [1, 0, 1, 0, 1]),
-        # A name that is a number counts before a number.
+        # Names take precedence over numbers.
         (Labels(SINGLE, ("1", "0")), ["1", 1], [0, 1]),
         (Labels(REGRESSION), [-1.0, "3", 5], [-1.0, 3.0, 5.0]),
     ],
@@ -141,7 +141,7 @@ def test_only_a_test_set_may_have_no_labels(nothing):
     assert labels.encode(nothing, source="x", test=True) is None
     with pytest.raises(ValueError, match=r"x must have labels, got .* in all rows: give .* --test_file"):
         labels.encode(nothing, source="x")
-    # -1 is a label where the training set has it.
+    # -1 is a label if the training set has it.
     assert found(-1, 1).encode([-1, -1], source="x", test=True) == [0, 0]
 
 
@@ -208,7 +208,7 @@ def test_labels_of_the_wrong_kind_are_refused(cells, message):
     "cells", [([1.0, 0.0], [0.0, 1.0]), ([True, False], [True, True]), (["1", "0"], ["0", "0"]), ([1.0], [0.0])]
 )
 def test_a_0_or_1_for_each_label_is_refused(cells, names):
-    """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
+    """Bug: [1.0, 0.0] was read as the two labels "1.0" and "0.0"."""
     with pytest.raises(ValueError, match=r"a 0 or 1 for each label; expected a list of the labels .*\[\] for none"):
         found(*cells, names=names)
 
@@ -234,7 +234,7 @@ def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logi
         id2label={0: "a", 1: "b"},
         **({"decision_thresholds": thresholds} if thresholds else {}),
     )
-    # The odds of a label are its number here: 2 is a probability of 2 / 3, or beside 3 of 2 / 5.
+    # Values are odds: 2 is a probability of 2 / 3 (multi-label), or of 2 / (2 + 3) next to 3 (classes).
     assert Labels.of_config(config).decided(np.log(logits)).tolist() == predicted
 
 

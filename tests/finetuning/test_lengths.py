@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long an input may be: as many tokens as a model of absolute positions has rows, and no limit for others."""
+"""Maximum input lengths: the number of absolute positions of a model, no limit for other models."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of predictions, and the command that predicts the rows of a file; test_tasks.py has it for every task."""
+"""Tables of predictions, and the command that predicts the rows of a file; test_tasks.py tests it for all tasks."""
 
 import csv
 import json
@@ -91,7 +91,7 @@ def test_sentences_of_conll_stay_whole(tmp_path):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """The folder of a classifier with random weights, whose threshold gives every row the label "rare"."""
+    """Save a classifier with random weights, with a threshold that predicts "rare" for all rows; return its folder."""
     folder = save_model(tmp_path_factory.mktemp("model"), ["text 0 1 2 3 4"] * 5)
     config = AutoConfig.from_pretrained(folder, id2label={0: "rare", 1: "common"}, label2id={"rare": 0, "common": 1})
     config.decision_thresholds = {"rare": 0.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
+"""Behaviour of all tasks, from one table of cases: invalid flags and rows, real files, batches, complete runs."""
 
 import csv
 import itertools
@@ -71,16 +71,16 @@ def owners():
 
 @dataclass(frozen=True)
 class TaskCase:
-    """A task, its data and its mistakes.
+    """Task with valid and invalid data and flags.
 
     Args:
-        rows: to train on; a run of `steps` steps learns them.
-        label: the column that a test set need not have.
-        columns: a column -> the flag that gives it another name.
-        wrong_rows: changes of the second row (None: without the column) -> the error.
-        wrong_flags: flags -> the error.
-        real: real files by flag, other flags, and the number of examples to evaluate on.
-        logits: of so many rows and tokens, all equal.
+        rows: training rows, which a run of `steps` steps learns.
+        label: name of the column that is optional in a test set.
+        columns: flag that renames a column, by name of the column.
+        wrong_rows: changes of the second row (None: remove the column), and the expected error.
+        wrong_flags: flags, and the expected error.
+        real: real files by flag, other flags, and the number of evaluation examples.
+        logits: function that returns constant logits for a number of rows and tokens.
     """
 
     script: str
@@ -212,7 +212,7 @@ FLAGS = [(case, *mistake) for case in CASES.values() for mistake in case.wrong_f
 
 
 def read(case, folder, flags=None, **sets):
-    """The data of a task; `sets` are rows by "train", "validation" and "test"."""
+    """Read the data of a task; `sets` are rows by "train", "validation" and "test"."""
     files = {f"{split}_file": [write_lines(folder / f"{split}.jsonl", *rows)] for split, rows in sets.items()}
     return case.read(case.arguments(**case.flags | files | (flags or {})))
 
@@ -300,7 +300,7 @@ def test_a_test_set_needs_no_labels_and_has_answers_without_metrics(case, tmp_pa
 
 @every_case
 def test_logits_that_are_not_finite_are_no_answer(case, tmp_path, tokenizer):
-    """NaN was class 0, or the first of all spans."""
+    """Bug: NaN was predicted as class 0, or as the first span."""
     measured = encode(read(case, tmp_path, train=case.rows, validation=case.rows), tokenizer).evaluation[""]
     width = max(len(ids) for ids in measured.rows["input_ids"])
     logits = case.logits(len(measured.rows), width)
@@ -355,7 +355,7 @@ def test_real_files_are_encoded(case, tmp_path, tokenizer):
 
 
 def encode_real(data, tokenizer):
-    """As for a checkpoint that knows the labels."""
+    """Encode real data as for a checkpoint with the same labels."""
     if isinstance(data, TokenClassificationData):
         names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
         data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
@@ -381,7 +381,7 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     assert read_json(folder / "all_results.json")[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "validation.jsonl" in card and str(tmp_path) not in card
-    # The checkpoint knows its labels where there is nothing to train on.
+    # Without training data, the labels of the checkpoint are used.
     again = run(
         script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags,
         predictions_format="parquet",
@@ -394,7 +394,7 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     assert [row["row"] for row in table] == [str(number) for number in range(1, len(case.rows) + 1)]
     if case.read is read_superglue:
         return
-    # The command predicts the same, in parts, and batches of other rows.
+    # The command gives the same predictions, in parts and with other batches.
     output = tmp_path / "new.csv"
     more = command_line({**case.flags, "max_seq_length": 64})
     assert predict_file(str(folder), test, output, more, part_rows=5)[0] == len(case.rows)
@@ -416,7 +416,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_models_of_other_families_answer_questions(kind, tokenizer, tmp_path):
-    """XLNet answers with more than logits, and its padding is on the left."""
+    """XLNet returns more than logits, and pads on the left."""
     case, side = CASES["questions"], "left" if kind == "xlnet" else "right"
     FAMILIES[kind].save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

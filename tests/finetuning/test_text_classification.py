@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
+"""Text classification on own data: columns, labels, sets, features, metrics, predictions and invalid data."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def tokenizer():
 
 @pytest.fixture
 def data(tmp_path):
-    """data(train=rows, validation=rows or {name: rows}, ..., **flags): written to files and read."""
+    """data(train=rows, validation=rows or {name: rows}, ..., **flags): write rows to files and read them."""
 
     def build(**flags):
         for kind in ("train", "validation", "test"):
@@ -93,7 +93,7 @@ def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
     ours = data(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
     measured = encoded(ours, tokenizer).evaluation[""]
     logits = np.eye(3)[[0, 1, 0, 1]]
-    # a: one of two found, two predicted; b: found, two predicted; c: not found.
+    # a: one of two hit, two predicted; b: hit, two predicted; c: not hit.
     expected = dict(accuracy=0.5, macro_f1=(0.5 + 2 / 3 + 0) / 3)
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(expected)
     assert measured.write(logits, tmp_path, "eval") == []
@@ -130,7 +130,7 @@ def test_lists_are_multi_label(data, tokenizer):
     assert task.collator([task.train[0], task.train[1]])["labels"].tolist() == [[1, 1, 0], [0, 0, 0]]
     measured = task.evaluation[""]
     logits = np.array([[1.0, 1, -1], [-1, 1, -1]])
-    # Three predicted, two of them right, three to be found.
+    # Three predicted, two of them correct, three true.
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(dict(micro_f1=2 / 3))
     table = measured.table(logits)
     assert table["predicted"].to_pylist() == [["x", "y"], ["y"]]
@@ -155,7 +155,7 @@ def test_columns_of_texts_are_those_of_known_data(data, columns, taken):
 
 @pytest.mark.parametrize("labels", [["a", "b"], [["a"], ["a", "b"]], [0.5, 1.25]], ids=[SINGLE, MULTI, REGRESSION])
 def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, labels):
-    """One file need not be split by hand. Rows of one text stay together; those to train on have every label."""
+    """Rows with equal texts stay together, and the training rows have all labels."""
     own = [{"text": f"text {n // 2}", "label": labels[n // 2 % 2]} for n in range(40)]
     rare = [{"text": f"rare {n}", "label": [f"c{n}"] if isinstance(labels[0], list) else f"c{n}"} for n in range(8)]
     if isinstance(labels[0], float):
@@ -169,7 +169,7 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
     assert not any(text.startswith("rare") for text in held_out["text"])
     table = encoded(ours, tokenizer).evaluation[""].table(np.zeros((len(held_out), len(ours.labels.names) or 1)))
     assert [(own + rare)[row - 1]["text"] for row in table["row"].to_pylist()] == table["text"].to_pylist()
-    # Previously, it was called by the name of the file, with other rows and another number of them.
+    # Bug: messages named the whole file, which has other rows.
     assert ours.parts["validation"][""].source == "--train_file, held out"
     whole = data(train=own + rare, validation_share=0.25)
     assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + len(held_out) == len(own + rare)
@@ -183,7 +183,7 @@ def test_a_share_is_stratified_and_repeats_with_its_seed():
     assert sorted(train + held_out) == texts and held_out == sorted(held_out)
     counts = Counter(labels[row] for row in held_out)
     assert len(held_out) == 27 and abs(counts["a"] - 20) <= 1 and abs(counts["b"] - 6.2) <= 1 and counts["c"] in (1, 2)
-    # A class of one row is only trained on.
+    # A class with one row is not held out.
     assert counts["d"] == 0
     assert hold_out(texts, labels, 0.2, seed=3) == (train, held_out) != hold_out(texts, labels, 0.2, seed=4)
 
@@ -221,7 +221,7 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
 
 
 def test_duplicates_are_left_out_by_flag(data):
-    """A text with two labels stays twice: which one is right is not known."""
+    """A text with two different labels is kept twice, because the correct label is unknown."""
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop", on_duplicates="drop")
     train = ours.parts["train"][""]
     assert train.left_out == 4
@@ -364,7 +364,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
         (dict(train=[{"a": "x", "b": "y", "label": 0}]), "cannot infer .* --train_file from 'a', 'b', 'label'"),
         (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
         (dict(train=GOOD[::2]), "--train_file must have two or more labels, got 'pos'"),
-        # They were told by scikit-learn: "empty vocabulary".
+        # Bug: scikit-learn's "empty vocabulary" was shown.
         (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl only has blank texts in 'text': give"),
         (dict(train=[row | dict(second="\n") for row in BLANK], text_columns=["text", "second"]), "in 'text', 'second': "),
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd', expected"),
