@@ -276,7 +276,7 @@ def draw_curves(
 
 
 def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
-    """Return the value of a metric such as "eval_accuracy" by name of the baseline."""
+    """Return the values of a metric such as "eval_accuracy" for all baselines, by name of the baseline."""
     values = {name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -103,7 +103,7 @@ class TaskData:
         """Use the labels of the checkpoint; without training data, raise a ValueError for other labels in the data."""
 
     def config_fields(self) -> dict[str, Any]:
-        """Return the task's fields of the configuration, out of num_labels, id2label, label2id and problem_type."""
+        """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
         raise NotImplementedError
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:

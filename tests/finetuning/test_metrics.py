@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics by scikit-learn and scipy: by hand, of groups, of constant predictions, and of invalid inputs."""
+"""Metrics against values computed by hand, metrics of groups and of constant predictions, and invalid inputs."""
 
 import json
 import math

@@ -406,7 +406,7 @@ CHINESE = ["我", "在", "北京", "大学", "工作"]
 
 @pytest.fixture(scope="module")
 def tagger():
-    """Create a pipeline with a model that predicts an entity at the first token of each word only, as in training."""
+    """Create a pipeline whose model only predicts an entity at the first token of each word, as in training."""
     tokenizer = train_unigram([" ".join(KOREAN), "".join(CHINESE)] * 20, vocab_size=80, show_progress=False)
     model = tiny_model(DebertaExtForTokenClassification, vocab_size=len(tokenizer), id2label={0: "O", 1: "B-X", 2: "I-X"})
     starts = [token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
