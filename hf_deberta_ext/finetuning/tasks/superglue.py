@@ -254,7 +254,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """Normalise a word for comparison: lower case, without punctuation and 's, in which spans differ from the text."""
+    """Lower a word and remove its punctuation and 's; published spans and texts differ in these."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 

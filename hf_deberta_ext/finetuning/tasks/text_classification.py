@@ -263,7 +263,7 @@ class TextClassificationData(TaskData):
             return GLUE.get(name)
         has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
         if languages and has_own_data:
-            raise ValueError("--language, --train_language, --eval_languages need data from the Hub: give files as NAME=FILE")
+            raise ValueError("--language, --train_language, --eval_languages need XNLI of the Hub: give files as NAME=FILE")
         if not languages and not has_own_data:
             raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
         train = data_args.train_language or data_args.language or "en"
