@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags that every fine-tuning script has."""
+"""Flags of all fine-tuning scripts."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -31,28 +31,28 @@ COUNTS = (
 
 @dataclass
 class DataArguments:
-    """Flags of the data: a known task, a data set of the Hub, or files. Tasks add flags of their own in subclasses."""
+    """Flags of the data: a known task, a data set on the Hub, or files. Subclasses add the flags of a task."""
 
-    task_name: str | None = option(None, "a known task: its data on the Hub, its columns, its metrics")
-    dataset_name: str | None = option(None, "data set of the Hub, instead of the task's")
-    dataset_config_name: str | None = option(None, "its configuration")
+    task_name: str | None = option(None, "known task; sets the data set on the Hub, the columns and the metrics")
+    dataset_name: str | None = option(None, "Hub id of the data set, instead of the data set of --task_name")
+    dataset_config_name: str | None = option(None, "configuration of the data set")
     train_file: list[str] = option(
-        list, "files to train on, instead of the Hub: csv, tsv, json, jsonl, parquet, of words also CoNLL; each also .gz"
+        list, "training files, instead of the Hub: csv, tsv, json, jsonl, parquet, CoNLL (word labels); each also .gz"
     )
-    validation_file: list[str] = option(list, "files to evaluate on")
-    test_file: list[str] = option(list, "files to predict on; labels are not needed")
-    delimiter: str | None = option(None, "between cells of csv and tsv; default: found in the header, in tsv a tab")
-    encoding: str = option(UTF_8, "of text files: cp1252, utf-16, ...")
-    max_seq_length: int | None = option(None, "longest input in tokens; default: that of the task, or of the recipe")
-    pad_to_max_length: bool = option(False, "pad every row to --max_seq_length, not a batch to its longest row")
-    pad_to_multiple_of: int | None = option(None, "pad a batch to a multiple of so many tokens")
-    max_train_samples: int | None = option(None, "train on the first so many examples")
-    max_eval_samples: int | None = option(None, "evaluate on the first so many examples of each set")
-    max_predict_samples: int | None = option(None, "predict on the first so many examples of each set")
-    preprocessing_num_workers: int | None = option(None, "processes that tokenise")
-    data_revision: str | None = option(None, "of the data set on the Hub")
+    validation_file: list[str] = option(list, "evaluation files")
+    test_file: list[str] = option(list, "files to predict; labels are optional")
+    delimiter: str | None = option(None, "delimiter of cells; default: detected from the header (csv) or tab (tsv)")
+    encoding: str = option(UTF_8, "encoding of text files: cp1252, utf-16, ...")
+    max_seq_length: int | None = option(None, "maximum input length in tokens; default: set by the task or the recipe")
+    pad_to_max_length: bool = option(False, "pad all rows to --max_seq_length instead of to the longest row of the batch")
+    pad_to_multiple_of: int | None = option(None, "pad batches to a multiple of this number of tokens")
+    max_train_samples: int | None = option(None, "only train on the first N examples")
+    max_eval_samples: int | None = option(None, "only evaluate on the first N examples of each set")
+    max_predict_samples: int | None = option(None, "only predict the first N examples of each set")
+    preprocessing_num_workers: int | None = option(None, "number of processes for tokenisation")
+    data_revision: str | None = option(None, "revision of the data set on the Hub")
     card_language: list[str] = option(
-        list, "ISO codes of the data's languages, for the model card; default: those of a known data set"
+        list, "ISO codes of the data's languages for the model card; default: the languages of a known data set"
     )
 
     def __post_init__(self):
@@ -68,22 +68,22 @@ class DataArguments:
             if codecs.lookup(self.encoding).name == "utf-8":
                 self.encoding = UTF_8
         except LookupError as error:
-            raise ValueError(f"--encoding must be an encoding that Python knows, such as cp1252: {error}") from error
+            raise ValueError(f"--encoding must be a Python encoding such as cp1252: {error}") from error
         check_languages(as_list(self.card_language), "--card_language")
 
     def read(self, files: str | Path | Sequence[str | Path], source: str) -> Dataset:
-        """Return the rows of files, as `read_files`, with the delimiter and the encoding of the flags."""
+        """Read the rows of files with `read_files`, using the flags' delimiter and encoding."""
         return read_files(files, source=source, delimiter=self.delimiter, encoding=self.encoding)
 
     def padding(self, max_length: int) -> dict[str, Any]:
-        """Return the options of transformers' data collators that pad rows, the longest of which has `max_length` tokens."""
+        """Return the padding arguments of transformers' data collators for rows of at most `max_length` tokens."""
         options = {"pad_to_multiple_of": self.pad_to_multiple_of}
         if self.pad_to_max_length:
             options |= {"padding": "max_length", "max_length": max_length}
         return options
 
     def tokenise(self, rows: Dataset, encode: Callable[..., dict[str, list]], name: str, **options: Any) -> Dataset:
-        """Return the features that `encode(batch, **options)` makes of rows, with as many processes as the flag says."""
+        """Map `encode(batch, **options)` over rows with --preprocessing_num_workers processes; return its features."""
         return rows.map(
             encode,
             batched=True,
@@ -95,52 +95,52 @@ class DataArguments:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """Return the number of examples that are taken of "train", "validation" and "test"; None = all."""
+        """Return the maximum number of examples of "train", "validation" and "test"; None = all."""
         return dict(train=self.max_train_samples, validation=self.max_eval_samples, test=self.max_predict_samples)
 
 
 @dataclass
 class ModelArguments(HubArguments):
-    """Flags of the model, and of all downloads."""
+    """Flags of the model and of downloads."""
 
     model_name_or_path: str | None = option(None, "folder or Hub id of the model to fine-tune", aliases=["--model"])
     model_type: str | None = option(
         None,
-        "class of a DeBERTa checkpoint: this package's with its fast attention (default), or stock: transformers'",
+        "model class for a DeBERTa checkpoint: deberta-ext (this package, fast attention; default) or stock (transformers)",
         choices=["deberta-ext", "stock"],
     )
-    from_scratch: bool = option(False, "random weights: only configuration and tokenizer are those of the model")
-    config_name: str | None = option(None, "folder or Hub id of the configuration; default: that of the model")
-    config_overrides: str | None = option(None, "fields to replace: hidden_dropout_prob=0,num_hidden_layers=4")
-    tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: that of the model")
-    trust_remote_code: bool = option(False, "run the code that is in the model's repository")
+    from_scratch: bool = option(False, "train from random weights; only load the model's configuration and tokenizer")
+    config_name: str | None = option(None, "folder or Hub id of the configuration; default: --model_name_or_path")
+    config_overrides: str | None = option(None, "configuration fields to set: hidden_dropout_prob=0,num_hidden_layers=4")
+    tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: --model_name_or_path")
+    trust_remote_code: bool = option(False, "allow running Python code from the model's repository")
     ignore_mismatched_sizes: bool = option(
-        False, "a new head where the checkpoint's is for another number of labels; recipes that begin at MNLI set it"
+        False, "create a new head if the checkpoint's head has another number of labels; set by recipes that start from MNLI"
     )
     dtype: str = option(
         "float32",
-        "of the parameters, whatever the checkpoint's; --bf16 and --fp16 leave them in float32",
+        "dtype of the parameters, also if the checkpoint has another one; --bf16 and --fp16 keep parameters in float32",
         choices=["float32", "bfloat16", "float16"],
     )
-    attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}, ...; default: the model's choice")
-    lora: bool = option(False, "train low-rank adapters and the head alone (needs peft)", aliases=["--use_lora"])
+    attn_implementation: str | None = option(None, f"attention: {', '.join(BACKENDS)}, ...; default: chosen by the model")
+    lora: bool = option(False, "only train low-rank adapters and the head (needs peft)", aliases=["--use_lora"])
     lora_r: int = option(8, "rank of the adapters")
-    lora_alpha: float = option(16.0, "they are scaled by lora_alpha / lora_r")
-    lora_dropout: float = option(0.05, "before the adapters")
-    lora_target_modules: list[str] = option(list, "names of the layers that get adapters; default: queries and values")
-    license: str | None = option(None, "of the fine-tuned model, for its card, as the Hub calls it: apache-2.0, mit, ...")
+    lora_alpha: float = option(16.0, "scale of the adapters: their output is multiplied by lora_alpha / lora_r")
+    lora_dropout: float = option(0.05, "dropout probability of the adapters' input")
+    lora_target_modules: list[str] = option(list, "names of the layers to adapt; default: query and value projections")
+    license: str | None = option(None, "licence of the fine-tuned model for its card: apache-2.0, mit, ... (Hub identifier)")
 
     needs: ClassVar = dict.fromkeys(
         ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
         (
-            "without --lora, or on an adapter",
+            "without --lora, or if the model is an adapter",
             lambda args: args.lora and not is_adapter_folder(args.model_name_or_path or ""),
         ),
     )
 
     def __post_init__(self):
         if self.from_scratch and self.lora:
-            raise ValueError("--lora saves adapters alone: the random weights that --from_scratch makes would be lost")
+            raise ValueError("--lora only saves adapters, so the random weights of --from_scratch would be lost: remove one")
         if self.lora_r < 1:
             raise ValueError(f"--lora_r must be at least 1, got {self.lora_r}")
         if not 0 <= self.lora_dropout < 1:
@@ -149,26 +149,26 @@ class ModelArguments(HubArguments):
 
 @dataclass
 class FineTuningArguments(RunArguments, SiftArguments):
-    """Arguments of the training, and of the run around it."""
+    """Arguments of the training and of its run."""
 
     overwrite_output_dir: bool = option(
-        False, "move a folder that is not empty aside, to NAME.old-1, and begin anew; nothing is deleted"
+        False, "start a new run if the folder is not empty; the old folder is renamed to NAME.old-1, not deleted"
     )
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     save_thresholds: bool = option(
         False,
-        "write the threshold of each label (of two classes: of the second) with the best F1 on the first evaluation set "
-        "into the model's config.json, as decision_thresholds; metrics stay at 0.5",
+        "save the threshold of each label (of two classes: of the second) with the best F1 on the first evaluation set "
+        "as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
     )
-    predictions_format: str = option("csv", "of eval_predictions and test_predictions", choices=["csv", "parquet"])
-    seeds: list[int] = option(list, "train once with each, and report mean and standard deviation")
-    # Trainer's name for columns of labels, which are the task's; tasks have a flag of this name for the classes.
+    predictions_format: str = option("csv", "format of eval_predictions and test_predictions", choices=["csv", "parquet"])
+    seeds: list[int] = option(list, "train once with each seed; report mean and standard deviation")
+    # Trainer's argument for label columns, set by the task; the tasks' flag of the same name has the names of the classes.
     label_names: list[str] | None = field(default=None, init=False)
-    logging_nan_inf_filter: bool = option(False, "of no effect: a loss that is not finite stops the training")
+    logging_nan_inf_filter: bool = option(False, "no effect: a loss that is NaN or infinite stops the training")
 
     needs: ClassVar = {
         "data_seed": (
-            "without --train_sampling_strategy random (--seed is that of group_by_length)",
+            "without --train_sampling_strategy random (group_by_length uses --seed)",
             lambda args: args.train_sampling_strategy == "random",
         ),
         "save_thresholds": ("without --do_eval", lambda args: args.do_eval),
@@ -176,24 +176,23 @@ class FineTuningArguments(RunArguments, SiftArguments):
 
     def __post_init__(self):
         if not (self.do_train or self.do_eval or self.do_predict):
-            raise ValueError("there is nothing to do: give --do_train, --do_eval or --do_predict, or several of them")
+            raise ValueError("there is nothing to do: give --do_train, --do_eval or --do_predict")
         if len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"--seeds names one twice: {' '.join(map(str, self.seeds))}")
+            raise ValueError(f"--seeds must be different, got {' '.join(map(str, self.seeds))}")
         if self.seeds and not self.do_train:
-            raise ValueError("--seeds are for training: give --do_train")
+            raise ValueError("--seeds needs --do_train")
         if self.seeds and self.push_to_hub:
-            raise ValueError("--push_to_hub is for one model: leave --seeds out, or push the folder of one of them")
+            raise ValueError("--push_to_hub pushes one model: remove --seeds, or push the folder of one seed afterwards")
         super().__post_init__()
 
 
 def parse(
     argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str, program: str = "%(prog)s"
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
-    """Parse the flags of a command line, or of the one .json or .yaml file that it names, as `parse_flags`.
+    """Parse a command line of flags, or of one .json or .yaml file that contains them; see `parse_flags`.
 
     Returns:
-        The three groups of flags, of which `data_arguments` is the class of the first, and those of the command line, by
-        name.
+        Data flags (a `data_arguments`), model flags, training flags, and the values set by the command line by flag name.
     """
 
     def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str | None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines of classification and regression that need no pre-training: the majority class, and a linear model of TF-IDF."""
+"""Baselines without pre-training for classification and regression: the majority class and linear models of TF-IDF."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,11 @@ MAX_ROWS = 100_000
 
 
 def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarray:
-    """Return the same answer for each of `count` rows, [count, num_labels]: the commonest label, or those of most rows.
+    """Return logits of the most common label (multi-label: of all labels that more than half of the rows have).
 
     Args:
-        labels: [n] label numbers, or [n, num_labels] of 0 and 1.
+        labels (`np.ndarray`): [n] label numbers, or [n, num_labels] of 0 and 1.
+        num_labels, count (`int`): shape of the result, [count, num_labels].
     """
     if labels.ndim == 2:
         return np.tile(labels.mean(0) - 0.5, (count, 1))
@@ -30,17 +31,17 @@ def tfidf_logits(
     num_labels: int,
     balanced: bool = False,
 ) -> list[np.ndarray]:
-    """Return answers of a linear model of TF-IDF features for each evaluated set, [n, num_labels] (scores: [n]).
+    """Fit a linear model of TF-IDF features; return its logits for each evaluated set, [n, num_labels] (regression: [n]).
 
-    Texts: sublinear TF-IDF of words and punctuation, 1-2-grams, C = 10. Pairs a, b: |a - b|, a * b, 3 cos(a, b) and the
-    difference of their lengths in 10 words, of single words, C = 1. Scores: ridge regression, alpha = 1. Of more than
-    `MAX_ROWS` training rows, every second, third, ... is taken.
+    Features of texts: sublinear TF-IDF of words and punctuation, 1-2-grams, C = 10. Features of pairs a, b: |a - b|, a * b,
+    3 cos(a, b) of unigrams and the difference of lengths in units of 10 words, C = 1. Scores: ridge regression, alpha = 1.
+    If there are more than `MAX_ROWS` training rows, only every second, third, ... row is used.
 
     Args:
-        train: a column of texts, or two of pairs.
-        labels: [n] label numbers (int), [n] scores (float), or [n, num_labels] of 0 and 1 (multi-label).
-        evaluated: the columns of each set to answer.
-        balanced (`bool`): 1-3-grams, and classes of equal weight, for Matthews' correlation.
+        train: column of texts, or two columns of pairs.
+        labels (`np.ndarray`): [n] label numbers (int), [n] scores (float), or [n, num_labels] of 0 and 1 (multi-label).
+        evaluated: columns of each set to predict.
+        balanced (`bool`): use 1-3-grams and classes of equal weight, for Matthews' correlation.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -76,7 +77,7 @@ def tfidf_logits(
     model.fit(features(train), labels)
     answers = []
     for columns in evaluated:
-        # Labels that no training row has stay at 0.
+        # Labels without training rows keep the value 0.
         answers.append(np.zeros((len(columns[0]), num_labels)))
         answers[-1][:, model.classes_] = model.predict_proba(features(columns))
     return answers

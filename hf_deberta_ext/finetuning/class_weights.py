@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imbalanced classes: weights in the loss, and training rows that are drawn so that all classes are equally frequent."""
+"""Class weights in the loss and class-balanced sampling of training rows, for imbalanced classes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,19 @@ from ..training.distributed import spread_seed
 
 __all__ = ["BalancedSampler", "WeightedLoss", "class_weights"]
 
-HELP = 'of the classes in the training loss: balanced (rarer classes count more), or JSON: {"refund": 3}, 1 for others'
+HELP = 'class weights of the training loss: balanced (rarer classes weigh more), or JSON: {"refund": 3}, others are 1'
 
 
 def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], rows: int | None = None) -> list[float]:
     """Return the weight of each class, in the order of `names`.
 
     Args:
-        flag (`str`): JSON with the weights of some labels, 1 for others; or "balanced": N / (C * n_c) as scikit-learn's
-            `compute_class_weight`, N = rows (or words) of all classes, C = classes with rows.
-        counts (`dict[str, int]`): n_c, rows (or words) of each class; the weight of an empty class is 1.
-        rows (`int`, *optional*): N of data with several labels a row, for (N - n_c) / n_c.
+        flag (`str`): JSON with the weights of some labels (others have weight 1); or "balanced": N / (C * n_c) as in
+            scikit-learn's `compute_class_weight`, with N rows (or words) of all classes and C classes that have rows.
+        counts (`dict[str, int]`): n_c, number of rows (or words) of each class; the weight of an empty class is 1.
+        rows (`int`, *optional*): N of multi-label data, whose "balanced" weight is (N - n_c) / n_c.
     Raises:
-        ValueError: an unknown label, a weight that is no positive number, or no JSON object.
+        ValueError: `flag` is not a JSON object, has an unknown label, or a weight is not a positive number.
     """
     present = {name: count for name, count in counts.items() if count}
     if flag == "balanced" and rows is not None:
@@ -39,38 +39,39 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
         raise ValueError(f"--class_weights must be balanced or a JSON object of {', '.join(names[:20])}, got {flag}")
     for name, weight in weights.items():
         if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
-            raise ValueError(f"--class_weights must be positive numbers, got {weight!r} for {name!r}")
+            raise ValueError(f"--class_weights must be positive, got {weight!r} for {name!r}")
     return [float(weights.get(name, 1)) for name in names]
 
 
 class WeightedLoss:
-    """Weighted mean of cross-entropies, sum of w_y * loss over sum of w_y, without labels of -100; of several labels a row
-    the mean of binary cross-entropies with `weights` as torch's `pos_weight`.
+    """Cross-entropy weighted by class: the sum of w_y * loss divided by the sum of w_y; labels of -100 are ignored.
+
+    For multi-label data, it is the mean binary cross-entropy with `weights` as torch's `pos_weight`.
 
     Args:
-        weights (`list[float]`): of each class, in the model's order.
-        multi_label (`bool`): labels are [B, C] of 0.0 and 1.0, not classes, [B] or [B, N].
+        weights (`list[float]`): weight of each class, in the model's order.
+        multi_label (`bool`): whether labels are [B, C] of 0.0 and 1.0 instead of class numbers, [B] or [B, N].
     """
 
     def __init__(self, weights: Sequence[float], *, multi_label: bool = False):
         self.weights, self.multi_label = torch.tensor(weights), multi_label
 
     def __call__(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss, a float32 scalar, of `outputs` with logits [B, C] or [B, N, C]."""
+        """Return the loss, a float32 scalar, for the logits [B, C] or [B, N, C] of `outputs`."""
         logits, weights = outputs["logits"].float(), self.weights.to(labels.device)
         if self.multi_label:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight=weights)
 
     def denominator(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the number by which the mean divides, a scalar."""
+        """Return the denominator of the weighted mean, a scalar tensor."""
         if self.multi_label:
             return torch.tensor(float(labels.numel()), device=labels.device)
         return self.weights.to(labels.device)[labels[labels != -100]].sum()
 
 
 class BalancedSampler(WeightedRandomSampler):
-    """Draws as many rows as there are by seed and epoch, with replacement, one of class c with probability 1 / (C * n_c)."""
+    """Draws len(labels) rows by seed and epoch, with replacement; a row of class c has the probability 1 / (C * n_c)."""
 
     def __init__(self, labels: Sequence[int], seed: int):
         counts = Counter(labels)
@@ -78,7 +79,7 @@ class BalancedSampler(WeightedRandomSampler):
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int):
-        """Set the epoch, as accelerate's data loaders do."""
+        """Set the epoch; called by accelerate's data loaders."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model fails: metrics by class, confusions, calibration, thresholds, residuals, and the surest errors in text."""
+"""Error analysis of a model: metrics by class, confusions, calibration, thresholds, residuals, most confident errors."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from ..files import replace_text
 
 __all__ = ["Failures", "class_failures", "failure_summary", "multi_label_failures", "regression_failures", "tag_failures"]
 
-# Errors that are listed, rows of a table in log and card, and letters of a text in the log.
+# Number of listed errors, of rows of a table in log and card, and of letters of a text in the log.
 MOST_ERRORS, MOST_ROWS, SHOWN_LETTERS = 10, 12, 100
 
 
@@ -27,11 +27,11 @@ class Failures:
     """Errors of a model on one evaluation set.
 
     Args:
-        tables (`dict[str, list[dict]]`): tables by title, each a list of rows; the first one is shown in log and card.
-        remarks (`list[str]`): sentences for log and card, without texts of the data.
-        errors (`list[dict]`): the worst errors, with texts of the data, which the card does not show.
-        figures (`dict[str, Callable]`): by name, functions that draw to a path.
-        thresholds (`dict[str, float]`): by label, the threshold of its probability that gives the best F1.
+        tables (`dict[str, list[dict]]`): tables (lists of rows) by title; log and card show the first one.
+        remarks (`list[str]`): sentences for log and card; they contain no texts of the data.
+        errors (`list[dict]`): the worst errors with texts of the data; not shown in the card.
+        figures (`dict[str, Callable]`): functions that draw a figure to a path, by name of the figure.
+        thresholds (`dict[str, float]`): probability threshold with the best F1, by label.
     """
 
     tables: dict[str, list[dict[str, Any]]]
@@ -41,7 +41,7 @@ class Failures:
     thresholds: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path, stem: str) -> list[str]:
-        """Write STEM_failures.json and, with matplotlib, the figures STEM_NAME.png; return lines for the log."""
+        """Write STEM_failures.json and, if matplotlib is installed, the figures STEM_NAME.png; return lines for the log."""
         file, figures = folder / f"{stem}_failures.json", []
         for name, draw in self.figures.items() if importlib.util.find_spec("matplotlib") else ():
             figures.append(f"{stem}_{name}.png")
@@ -53,11 +53,11 @@ class Failures:
             shown = {name: shortened(value) for name, value in error.items()}
             text = shown.pop("text")
             lines.append(f"- {text} ({', '.join(f'{name} {value}' for name, value in shown.items())})")
-        return [*lines, f"All of it: {', '.join([str(file), *figures])}\n"]
+        return [*lines, f"Details: {', '.join([str(file), *figures])}\n"]
 
 
 def failure_summary(content: Mapping[str, Any]) -> list[str]:
-    """Return the first table of a STEM_failures.json in Markdown, and its remarks; of a long table the rows of lowest F1."""
+    """Return the first table of a STEM_failures.json as Markdown (at most `MOST_ROWS` rows, lowest F1), and the remarks."""
     rows, remarks = next(iter(content["tables"].values())), [*content["remarks"]]
     if len(rows) > MOST_ROWS:
         remarks.insert(0, f"The table has the {MOST_ROWS} of {len(rows)} rows with the lowest F1.")
@@ -66,7 +66,7 @@ def failure_summary(content: Mapping[str, Any]) -> list[str]:
 
 
 def shown_cell(value: Any) -> str:
-    """Format a cell of a table: text, a fraction with three decimals, or a count."""
+    """Format a cell of a table: text, count, or fraction with three decimals."""
     return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
@@ -77,14 +77,14 @@ def shortened(value: Any) -> str:
 
 
 def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return precision, recall, F1 and number of rows of each label, from [N] label numbers or [N, C] of 0 and 1."""
+    """Compute precision, recall, F1 and number of rows of each label, from [N] label numbers or [N, C] of 0 and 1."""
     columns = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
     titles = ("label", "precision", "recall", "F1", "rows")
     return [dict(zip(titles, row, strict=True)) for row in zip(names, *(c.tolist() for c in columns), strict=True)]
 
 
 def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Failures:
-    """Return metrics by class and confusions of labels and predicted labels [N], which are numbers of the names [C]."""
+    """Compute metrics by class and confusions from true and predicted label numbers [N]; `names` [C] are the classes."""
     matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
     wrong = matrix - np.diag(matrix.diagonal())
     parts = []
@@ -99,11 +99,12 @@ def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequenc
 
 
 def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
-    """Return where a classifier fails; of two classes, also the threshold with which the second one has its best F1.
+    """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 of the second class.
 
     Args:
-        labels: [N] numbers of the classes `names` [C].
-        probabilities: [N, C].
+        labels (`np.ndarray`): [N] class numbers.
+        probabilities (`np.ndarray`): [N, C].
+        names: [C] names of the classes.
         texts: [N].
     """
     predicted, surest = probabilities.argmax(-1), probabilities.max(-1)
@@ -122,11 +123,12 @@ def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequenc
 def multi_label_failures(
     labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]
 ) -> Failures:
-    """Return where a classifier with several labels a text fails, and the threshold with the best F1 of each label.
+    """Analyse the errors of a multi-label classifier, and find the threshold with the best F1 of each label.
 
     Args:
-        labels: [N, C] of 0 and 1, of the labels `names` [C].
-        probabilities: [N, C]; a label is predicted above 0.5.
+        labels (`np.ndarray`): [N, C] of 0 and 1.
+        probabilities (`np.ndarray`): [N, C]; labels above 0.5 are predicted.
+        names: [C] names of the labels.
         texts: [N].
     """
     predicted, errors = probabilities > 0.5, []
@@ -142,14 +144,16 @@ def multi_label_failures(
 
 
 def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 10) -> float:
-    """Return the expected calibration error of probabilities [N] of hits [N], 0 or 1: the mean over predictions of the gap
-    between mean probability and frequency in their bin of equal width."""
+    """Compute the expected calibration error: |mean probability - frequency of hits| by bin, weighted by the bin's size.
+
+    Bins have equal width; `probabilities` and `hits` (0 or 1) are [N].
+    """
     numbers = np.minimum((probabilities * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(numbers, probabilities - hits)).sum() / len(hits))
 
 
 def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndarray):
-    """Add calibration error and reliability diagram; arguments as of `calibration_error`."""
+    """Add the calibration error and a reliability diagram; see `calibration_error` for the arguments."""
     error = calibration_error(probabilities, hits)
     means = f"mean probability {probabilities.mean():.3f}, observed frequency {hits.mean():.3f}"
     failures.remarks.append(f"Expected calibration error {error:.3f}: {means}.")
@@ -157,9 +161,10 @@ def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndar
 
 
 def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-    """Return threshold, precision, recall and F1, each [K], of labels [N], 0 or 1, that are predicted from a probability on.
+    """Return threshold, precision, recall and F1, each [K], of a label that is predicted at or above a probability.
 
-    Thresholds lie between two neighbouring probabilities [N], so that rounding moves no row over them: at 0.5 or halfway.
+    A threshold lies between two neighbouring probabilities (at 0.5 if possible, else halfway), so that rounding does not
+    change predictions. `is_label` (0 or 1) and `probabilities` are [N].
     """
     precision, recall, steps = precision_recall_curve(is_label, probabilities)
     precision, recall = precision[:-1], recall[:-1]
@@ -170,7 +175,7 @@ def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 
 def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]):
-    """Add the thresholds of labels [N, C], 0 or 1, by probabilities [N, C]; a label without a row has no curve, and 0.5."""
+    """Add the thresholds with the best F1 for labels (0 or 1) and probabilities [N, C]; labels without rows get 0.5."""
     failures.thresholds.update(dict.fromkeys(names, 0.5))
     f1_before = {row["label"]: row["F1"] for row in failures.tables["labels"]}
     curves, gains = {}, {}
@@ -189,7 +194,7 @@ def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.nda
 
 
 def regression_failures(scores: np.ndarray, predicted: np.ndarray, texts: Sequence[str]) -> Failures:
-    """Return errors by quarter of the scores [N], and the largest residuals, predicted [N] minus scores, in text."""
+    """Compute errors by quartile of the scores [N], and list the texts with the largest residuals (predicted - score)."""
     residuals, rows = predicted - scores, []
     quarters = np.searchsorted(np.unique(np.quantile(scores, [0.25, 0.5, 0.75])), scores)
     for inside in (quarters == quarter for quarter in np.unique(quarters)):
@@ -204,6 +209,6 @@ def regression_failures(scores: np.ndarray, predicted: np.ndarray, texts: Sequen
 
 
 def _largest(values: np.ndarray) -> list[int]:
-    """Return the places of the ten largest values [N] above 0, the largest first."""
+    """Return the indices of the ten largest positive values, in descending order."""
     order = np.argsort(-values, kind="stable")[:MOST_ERRORS]
     return [int(place) for place in order if values[place] > 0]

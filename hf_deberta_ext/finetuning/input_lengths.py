@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maximum input lengths of models, and the longest row of a data set."""
+"""Maximum input length of a model, and longest row of a data set."""
 
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -9,7 +9,7 @@ __all__ = ["longest_input", "longest_row", "position_limit"]
 
 logger = logging.get_logger(__name__)
 
-# The position of their first token is pad_token_id + 1.
+# Model types whose first token has position pad_token_id + 1.
 _SHIFTED = (
     "camembert data2vec-text ibert lilt longformer luke markuplm mpnet roberta roberta-prelayernorm xlm-roberta "
     "xlm-roberta-xl xmod"
@@ -17,7 +17,7 @@ _SHIFTED = (
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """Return the number of tokens for which a model has absolute positions; None for one without (DeBERTa v2, v3)."""
+    """Return the number of absolute positions of a model; None if it has no absolute positions (DeBERTa v2, v3)."""
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
         return None
@@ -29,12 +29,12 @@ def position_limit(config: PretrainedConfig) -> int | None:
 def longest_input(
     tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, max_seq_length: int | None, default: int
 ) -> int:
-    """Return the length in tokens to which inputs are truncated.
+    """Return the maximum input length in tokens; longer inputs are truncated.
 
     Args:
-        max_seq_length (`int`, *optional*): the flag; clipped to the limit of the model (with absolute positions also of
-            its tokenizer) with a warning. Relative positions take any length, with a warning beyond the pre-training's.
-        default (`int`): without the flag; clipped without a warning.
+        max_seq_length (`int`, *optional*): --max_seq_length. For models with absolute positions, clipped to the limit of
+            model and tokenizer with a warning. Other models accept any length, with a warning above the pre-training length.
+        default (`int`): used without --max_seq_length; clipped without a warning.
     """
     length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:
@@ -42,20 +42,20 @@ def longest_input(
     if limit is None or length <= limit:
         trained = getattr(config, "max_position_embeddings", None) or length
         if max_seq_length is not None and length > trained:
-            logger.warning(f"--max_seq_length {length} is more than the {trained} tokens of the model's pre-training")
+            logger.warning(f"--max_seq_length {length} exceeds the model's pre-training length of {trained} tokens")
         return length
     if max_seq_length is not None:
-        logger.warning(f"--max_seq_length {max_seq_length} is more than the model takes: it becomes {limit}")
+        logger.warning(f"--max_seq_length {max_seq_length} exceeds the model's limit; using {limit}")
     return limit
 
 
 def longest_row(rows: Dataset) -> int:
-    """Return tokens of the longest `input_ids`, also where a row has several (choices); 0 without rows."""
+    """Return the length of the longest `input_ids`, flat or nested (one list for each choice); 0 without rows."""
     import pyarrow
     from pyarrow import compute
 
     longest = 0
-    # Not as Python lists, of which large data makes too many.
+    # Arrow arrays, because Python lists of a large data set take too much memory.
     for batch in rows.select_columns("input_ids").with_format("arrow").iter(1000):
         ids = batch["input_ids"]
         while pyarrow.types.is_nested(ids.type.value_type):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of every fine-tuning script: check, read, encode, train, evaluate, predict, report.
 
-A script is the name of its task: `main(load_task("glue"), description=__doc__)`.
+A script only names its task: `main(load_task("glue"), description=__doc__)`.
 """
 
 import copy
@@ -48,14 +48,15 @@ logger = logging.get_logger(__name__)
 
 
 def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of a script and run all stages. An error of the user ends the program as `ExitOnUserError` says, with
-    a traceback once the training has begun.
+    """Parse the flags of a script and run all stages.
+
+    A user error ends the program (see `ExitOnUserError`); its traceback is only shown after the training has started.
 
     Args:
-        task (`Task`): what to train on, as `load_task` returns it.
-        argv (`list[str]`, *optional*): flags; None = those of the command line.
-        description (`str`): the script's docstring, of which `--help` shows the first paragraph.
-        program (`str`): its name in `--help`.
+        task (`Task`): result of `load_task`.
+        argv (`list[str]`, *optional*): flags; default: the command line.
+        description (`str`): docstring of the script; `--help` shows its first paragraph.
+        program (`str`): name of the program in `--help`.
     """
     with ExitOnUserError() as errors:
         prepared = prepare(task.read, *parse(argv, task.arguments, description=description, program=program))
@@ -69,13 +70,13 @@ def fine_tune(task: str, **flags: Any) -> dict[str, Any]:
 
     Args:
         task (`str`): classification, glue, superglue, ner, qa, race or multiple-choice.
-        flags: of the command, by name; `deberta-ext finetune TASK --help` lists them.
+        flags: flags of the command by name; `deberta-ext finetune TASK --help` lists them.
 
     Returns:
-        Metrics by name; of several seeds mean, standard deviation and values.
+        Metrics by name; with several seeds, their mean, standard deviation and values.
 
     Raises:
-        ValueError: a flag is unknown or wrong, or the data are.
+        ValueError: if a flag is unknown, or a flag or the data is invalid.
     """
     chosen = load_task(task)
     argv = command_line(flags)
@@ -89,15 +90,15 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """Run the stages before the training; the folder is made at their end, when nothing is wrong with flags, data and model.
+    """Run the stages before the training; only create the output folder after flags, data and model are checked.
 
     Args:
-        given_flags (`dict`): flags of the command line, by name: defaults that depend on the task spare them.
+        given_flags (`dict`): flags of the command line by name; task-dependent defaults do not replace them.
     """
     if args.process_index:
         logging.set_verbosity_error()
 
-    # 1. Errors show here, before anything long begins.
+    # 1. Checks, before any stage that takes long
     check_flags(model_args, args)
     check_overwrite(data_args, model_args, args)
     checkpoint = first_checkpoint(args)
@@ -110,7 +111,7 @@ def prepare(
         data.use_config(config)
         set_fields(config, data.config_fields())
         tokenizer = load_tokenizer_for(config, model_args)
-        # Trainer would, with a warning; nothing is generated here.
+        # Trainer would do this with a warning, but only generation uses these ids.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
         set_recipe_fields(args.recipe, config, data_args, model_args)
@@ -125,7 +126,7 @@ def prepare(
     check_losses(args, task, config.problem_type)
     set_best_metric(task, args, given_flags)
     if args.do_train:
-        # Those of a checkpoint were chosen for its own labels and weights.
+        # The checkpoint's thresholds were chosen for its labels and weights.
         vars(config).pop("decision_thresholds", None)
 
     # 4. Model and folder
@@ -133,66 +134,70 @@ def prepare(
     if args.save_thresholds:
         check_thresholds(prepared)
     model = build_model(prepared, [*args.seeds, args.seed][0])
-    with args.main_process_first(local=False, desc="making the folder"):
+    with args.main_process_first(local=False, desc="creating the folder"):
         if args.should_save:
             begin_folder(args, repeated_arguments((data_args, model_args), args))
     return dataclasses.replace(prepared, model=model)
 
 
 def check_flags(model_args: ModelArguments, args: FineTuningArguments):
-    """Check flags that depend on one another."""
+    """Check flags that depend on each other."""
     model = model_args.model_name_or_path
     if model is None:
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
     if model_args.dtype == "float16" and args.do_train:
         raise ValueError(
-            "--dtype float16 would train float16 parameters, whose updates are lost and whose losses overflow: take "
-            "float32, with --fp16 or --bf16 for speed"
+            "--dtype float16 cannot be trained: small updates of float16 parameters are lost and losses overflow. Use "
+            "--dtype float32, with --fp16 or --bf16 for speed"
         )
     if model_args.dtype == "bfloat16" and args.do_train:
-        logger.warning("--dtype bfloat16: updates below 1/256 of a parameter are lost; --bf16 keeps parameters in float32")
+        logger.warning("--dtype bfloat16 loses updates below 1/256 of a parameter; --bf16 keeps parameters in float32")
     check_arguments(args)
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
-            f"--push_to_hub of an adapter whose model {model} is on this machine: nobody could load it. Push that model "
-            "first, and give its Hub id as --model_name_or_path"
+            f"--push_to_hub needs an adapter of a model on the Hub, got the local folder {model}: others could not load it. "
+            "Push the base model first, and give its Hub id as --model_name_or_path"
         )
     if str(args.resume_from_checkpoint).lower() == "false":
         args.resume_from_checkpoint = None
     if args.resume_from_checkpoint is not None and not args.do_train:
-        raise ValueError("--resume_from_checkpoint is for training: give --do_train")
+        raise ValueError("--resume_from_checkpoint needs --do_train")
 
 
 def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: int):
-    """Check that --do_train, --do_eval and --do_predict have data, by the number of examples or sets of each.
+    """Check that --do_train, --do_eval (also set by --eval_strategy) and --do_predict have data.
 
-    --eval_strategy sets do_eval.
+    Args:
+        counts (`int`): number of examples or sets, by name of the flag.
     """
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
     if hasattr(data_args, "validation_share") and data_args.task_name is None:
         files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:
-            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or data set of the Hub that has some")
+            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or Hub data set with such a split")
 
 
 def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """Set the dropout of a recipe, and ask for a new head where it begins at a model of MNLI; warn of one not named so."""
+    """Set the recipe's classifier dropout; for a recipe that starts from an MNLI model, allow a new head.
+
+    Warns if the name of the model does not contain "mnli" in the latter case.
+    """
     recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
     if not set_classifier_dropout(config, dropout, overrides(model_args.config_overrides)):
-        logger.warning(f"the recipe's dropout of {dropout} before the classifier has no field in {type(config).__name__}")
+        logger.warning(f"ignoring the recipe's classifier dropout of {dropout}: {type(config).__name__} has no field for it")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
         if "mnli" not in model.lower():
             logger.warning(
-                f"the recipe {name} for {data_args.task_name} was published for a model that was fine-tuned on MNLI first; "
-                f"{model} does not seem to be one (such a model gets a new head)"
+                f"the recipe {name} for {data_args.task_name} was published for a model that was first fine-tuned on MNLI "
+                f"(it gets a new head), but the name {model} does not contain mnli"
             )
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
-    """Choose the best checkpoint by the task's own metric on its first set, not by the loss, unless a flag names one."""
+    """Set `metric_for_best_model` to the task's metric on its first set instead of the loss, unless a flag sets it."""
     if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
@@ -206,9 +211,9 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
 
 
 def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
-    """Load the model with which the training begins, and draw its new weights from the seed."""
+    """Load the initial model; new weights are initialised from the seed."""
     model_args, args = prepared.model_args, prepared.args
-    # peft asks transformers for a property by its former name.
+    # peft reads a property of transformers by its old name.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     set_seed(seed)
     config = copy.deepcopy(prepared.config)
@@ -221,8 +226,10 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
 
 
 def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
-    """Train, evaluate and predict as the flags say, into `output_dir`; of a finished run, which `is_done`, measure what its
-    flags did not ask for, with its saved model."""
+    """Train, evaluate and predict one seed as set by the flags; returns the metrics.
+
+    If `is_done` (a finished run), only evaluate or predict the sets without saved results, with the saved model.
+    """
     args, folder = prepared.args, Path(prepared.args.output_dir)
     names, metrics = result_names(prepared.task, args), {}
     if is_done:
@@ -257,7 +264,7 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
 
 
 def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
-    """Return the names of the results that --do_eval and --do_predict ask for: "eval", "eval_mm", "predict"."""
+    """Return the names of the results of --do_eval and --do_predict, such as "eval", "eval_mm" and "predict"."""
     names = []
     if args.do_eval:
         names += [set_prefix("eval", name) for name in task.evaluation]
@@ -267,10 +274,10 @@ def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
 
 
 def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
-    """Train, evaluate, predict and report, with one seed, or with each of several in a folder of its own.
+    """Train, evaluate, predict and report; with several seeds, in one folder for each seed.
 
-    Seeds that are finished stay, and the one that was stopped goes on. Returns the metrics, of several seeds mean, standard
-    deviation and values.
+    Finished seeds are not repeated; an interrupted seed is resumed. Returns the metrics; with several seeds, their mean,
+    standard deviation and values.
     """
     args, model, results = prepared.args, prepared.model, {}
     if args.should_save:
@@ -283,12 +290,12 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         folder = Path(args.output_dir, f"seed-{seed}")
         seed_args = copy.copy(args)
         seed_args.seed, seed_args.output_dir = seed, str(folder)
-        with args.main_process_first(local=False, desc="making the folder"):
+        with args.main_process_first(local=False, desc="creating the folder"):
             if args.should_save:
                 begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
         results[seed] = run_seed(seed_run, is_done=is_finished(folder))
-        # New weights of the other seeds are their own.
+        # The other seeds build a model with other new weights.
         model = None
     summary = summarise_seeds(results)
     if args.should_save:

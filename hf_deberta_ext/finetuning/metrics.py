@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of classification, regression and multiple choice, and the metrics of each task.
 
-They are those of scikit-learn and scipy, which refuse what they cannot score, with one exception: a correlation with a
-constant is 0.0, where scipy gives NaN, because NaN is no JSON and a constant prediction is no reason to end a run. All are
+They are computed by scikit-learn and scipy, which raise errors for invalid inputs. One exception: the correlation with a
+constant is 0.0 instead of scipy's NaN, because JSON has no NaN and a constant prediction must not end a run. All metrics are
 fractions (0.9, not 90).
 """
 
@@ -31,36 +31,36 @@ __all__ = [
 
 
 def accuracy(predictions: Any, references: Any) -> float:
-    """Return the part of the predictions [n] that equals their reference: whole numbers, or texts on both sides."""
+    """Compute the fraction of predictions [n] that equal their reference; both are integers or both are texts."""
     return float(accuracy_score(references, predictions))
 
 
 def f1(predictions: Any, references: Any, average: str = "binary") -> float:
-    """Return F1 of label 1 against label 0; 0.0 where label 1 is neither predicted nor right anywhere."""
+    """Compute F1 of label 1 against label 0; 0.0 if label 1 occurs neither in the predictions nor in the references."""
     return float(f1_score(references, predictions, average=average, zero_division=0))
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
-    """Return the mean over labels of their F1, each against all others; labels that occur on neither side do not count."""
+    """Compute the mean of the labels' F1; labels that occur neither in predictions nor in references are ignored."""
     return f1(predictions, references, average="macro")
 
 
 def micro_f1(predictions: Any, references: Any) -> float:
-    """Return F1 over all (example, label) pairs of predictions and references [examples, labels] of 0 and 1."""
-    # Not by rows: scikit-learn takes those of a single label for classes.
+    """Compute F1 over all (example, label) pairs of predictions and references [examples, labels] of 0 and 1."""
+    # Flattened: scikit-learn reads [examples, 1] as classes.
     predictions, references = np.asarray(predictions), np.asarray(references)
     if predictions.shape != references.shape:
-        raise ValueError(f"got predictions {list(predictions.shape)} for references {list(references.shape)}")
+        raise ValueError(f"expected predictions of shape {list(references.shape)}, got {list(predictions.shape)}")
     return f1(predictions.flatten(), references.flatten())
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
-    """Return Matthews' correlation of labels, of any number of them; 0.0 where one side is constant."""
+    """Compute Matthews' correlation of two or more classes; 0.0 if one side is constant."""
     return float(matthews_corrcoef(references, predictions))
 
 
 def pearson(predictions: Any, references: Any) -> float:
-    """Return Pearson's correlation of numbers [n]; 0.0 where one side is constant (scipy gives NaN there)."""
+    """Compute Pearson's correlation of numbers [n]; 0.0 if one side is constant (scipy: NaN)."""
     check_consistent_length(predictions, references)
     columns = [check_array(column, ensure_2d=False, dtype=np.float64) for column in (predictions, references)]
     if any(np.ptp(column) == 0 for column in columns):
@@ -69,16 +69,16 @@ def pearson(predictions: Any, references: Any) -> float:
 
 
 def spearman(predictions: Any, references: Any) -> float:
-    """Return Spearman's correlation of numbers [n]: Pearson's of the ranks; 0.0 where one side is constant."""
+    """Compute Spearman's correlation of numbers [n] (Pearson's of their ranks); 0.0 if one side is constant."""
     return pearson(rankdata(predictions), rankdata(references))
 
 
 def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | None]) -> dict[str, float]:
-    """Return "accuracy" over all examples, and "<group>_accuracy" over those of each group: RACE's "middle" and "high".
+    """Compute "accuracy" over all examples and "<group>_accuracy" over each group, such as RACE's "middle" and "high".
 
     Args:
-        predictions, references: [n], labels.
-        groups: [n], the group of each example; None for one of none.
+        predictions, references: [n] labels.
+        groups: [n] group of each example, or None for no group.
     """
     hits = np.asarray(predictions) == np.asarray(references)
     scores = {"accuracy": accuracy(predictions, references)}
@@ -88,14 +88,14 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
 
 
 def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> dict[str, float]:
-    """Return the metrics of MultiRC, of which SuperGLUE's score is the first and the last.
+    """Compute the metrics of MultiRC; SuperGLUE's score uses "exact_match" and "f1_a".
 
     Args:
-        predictions, references: [n], 0 or 1: each example is a possible answer to a question, true or not.
-        groups: [n], the question of each answer, such as (paragraph, question).
+        predictions, references: [n] of 0 (false) and 1 (true), one for each candidate answer.
+        groups: [n] question of each answer, such as (paragraph, question).
     Returns:
-        "exact_match": the part of the questions with no wrong answer; "f1_m": the mean over questions of the macro-F1 of
-        their answers, as `evaluate` has it; "f1_a": F1 over all answers.
+        "exact_match": fraction of questions without a wrong prediction; "f1_m": mean over questions of their answers'
+        macro-F1, as in `evaluate`; "f1_a": F1 over all answers.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
     questions: dict[Hashable, list[int]] = {}
@@ -115,7 +115,7 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
     "pearson": pearson,
     "spearmanr": spearman,
 }
-"""Metrics of predictions and references, by the names that `evaluate` uses for GLUE."""
+"""Functions (predictions, references) -> metric, by their names in `evaluate`'s GLUE metric."""
 
 _BY_ACCURACY = "sst2 mnli mnli_matched mnli_mismatched qnli rte wnli xnli boolq copa wic wsc wsc.fixed axg".split()
 
@@ -130,7 +130,7 @@ TASK_METRICS: dict[str, tuple[str, ...]] = dict.fromkeys(_BY_ACCURACY, ("accurac
     "record": ("exact_match", "f1"),
     "axb": ("matthews_correlation",),
 }
-"""The metrics of a GLUE, XNLI or SuperGLUE task, for `compute`; but "record" is for `question_answering_metrics.record`."""
+"""Metrics of each GLUE, XNLI and SuperGLUE task, for `compute` ("record": for `question_answering_metrics.record`)."""
 
 
 def compute(
@@ -139,10 +139,10 @@ def compute(
     """Compute several metrics at once: `compute(TASK_METRICS["mrpc"], predictions, references)`.
 
     Args:
-        names: of `METRICS`; "exact_match", "f1_m" and "f1_a" of `multirc`, which need `groups`; and at the end
-            "combined_score", the mean of the others.
-        predictions, references: labels [n], or numbers [n] for "pearson" and "spearmanr", or [n, labels] for "micro_f1".
-        groups (*optional*): [n], see `multirc`.
+        names: keys of `METRICS`; "exact_match", "f1_m" and "f1_a" (see `multirc`; need `groups`); last,
+            "combined_score", the mean of the other metrics.
+        predictions, references: [n] labels; [n] numbers for "pearson" and "spearmanr"; [n, labels] for "micro_f1".
+        groups (*optional*): [n] question of each answer, see `multirc`.
     """
     of_groups = {} if groups is None else multirc(predictions, references, groups)
     scores: dict[str, float] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration, tokenizer and model of a fine-tuning, from any folder or Hub id that transformers can read."""
+"""Load configuration, tokenizer and model for fine-tuning, from any folder or Hub id that transformers can read."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "s
 
 logger = logging.get_logger(__name__)
 
-# Their tokenizers are those of this package, the only ones that equal the published ones.
+# Model types that use this package's tokenizers, the only ones that equal the published tokenizers.
 DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
-# Names of the projections that get adapters, the first that a model has: queries and values where they are apart.
+# Projections that get adapters (the first row that a model has): queries and values if they are separate layers.
 ADAPTED = (
     ("query_proj", "value_proj"),
     ("in_proj",),
@@ -39,7 +39,7 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def load_config(model_args: ModelArguments) -> PretrainedConfig:
-    """Load the configuration of the model, with --config_overrides; that of an official DeBERTa checkpoint as ours."""
+    """Load the model's configuration with --config_overrides; for official DeBERTa checkpoints, as `DebertaExtConfig`."""
     source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
         source, flag = model_args.config_name, "--config_name"
@@ -52,37 +52,37 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
         else:
             config = AutoConfig.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
     except StrictDataclassError as error:
-        raise ValueError(f"the configuration of {source}, or --config_overrides, has a wrong value: {error}") from error
+        raise ValueError(f"the configuration of {source} or --config_overrides has an invalid value: {error}") from error
     if model_args.model_type == "stock" and config.model_type == DebertaExtConfig.model_type:
         raise ValueError(
-            f"--model_type stock: {source} is a checkpoint of this package's own type: leave the flag out, or make a folder "
-            "for transformers' class with deberta-ext convert --to deberta-v2"
+            f"--model_type stock needs a checkpoint of transformers, got {source} with model_type deberta-ext: remove the "
+            "flag, or convert the checkpoint with deberta-ext convert --to deberta-v2"
         )
     if "/" in str(attention := getattr(config, "_attn_implementation", None)):
         raise ValueError(
-            f"the configuration of {source} asks for attn_implementation = {attention!r}, code that transformers would load "
-            "from the Hub: remove it; --attn_implementation gives it if you trust it"
+            f"the configuration of {source} has attn_implementation = {attention!r}, for which transformers would run code "
+            "from the Hub: remove it, or pass it as --attn_implementation if you trust it"
         )
     for name in fields:
         if name in DROPOUT_FIELDS:
-            # Heads read it from configurations that do not declare it.
+            # Heads also read the field from configurations that do not declare it.
             setattr(config, name, fields[name])
         if not hasattr(config, name):
             declared = ", ".join(sorted(config.to_dict()))
-            raise ValueError(f"--config_overrides: {name!r} is no field of {type(config).__name__}, which has {declared}")
+            raise ValueError(f"--config_overrides: {type(config).__name__} has no field {name!r}, only {declared}")
     return config
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Tell if --model_type, or without it the checkpoint, asks for this package's model in place of transformers'."""
+    """Return True if --model_type, or else the checkpoint, selects this package's model class."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):
-        # Its weights are named as in the class that it was trained with.
+        # The adapter's weights have the names of the class that it was trained with.
         return False
     return announce_official(
         source,
-        way_out="; --model_type stock takes transformers' class",
+        way_out="; --model_type stock uses transformers' class",
         trust_remote_code=model_args.trust_remote_code,
         **model_args.model_download(),
     )
@@ -90,13 +90,13 @@ def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
 
 def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
     """Set the fields of a task in the configuration: num_labels, id2label, label2id, problem_type."""
-    # num_labels makes new names where the number changes, so the names come behind it.
+    # Setting num_labels may reset the names of the labels, so it is set first.
     for name in sorted(fields, key=lambda name: name != "num_labels"):
         setattr(config, name, fields[name])
 
 
 def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden: Collection[str]) -> bool:
-    """Set the dropout before the classifier, unless flags have overridden it; False without such a field."""
+    """Set the classifier's dropout unless a flag sets it; return False if the configuration has no such field."""
     if {*DROPOUT_FIELDS} & {*overridden}:
         return True
     names = [name for name in DROPOUT_FIELDS if hasattr(config, name)]
@@ -108,7 +108,7 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
 
 
 def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model, which must fit it; of DeBERTa models the one that equals the published one."""
+    """Load the tokenizer of the model, and check that it fits; for DeBERTa models, use this package's tokenizers."""
     source, flag, arguments = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, arguments = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
@@ -118,7 +118,7 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
             return AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
         except ValueError as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"the tokenizer of {source} cannot be read; give --tokenizer_name ({reason})") from error
+            raise ValueError(f"cannot load the tokenizer of {source}: give --tokenizer_name ({reason})") from error
 
     with named_tokenizer(source, flag):
         if config.model_type not in DEBERTA:
@@ -128,7 +128,7 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
                 tokenizer = load_tokenizer(source, **arguments)
             except OSError as error:
                 try:
-                    # Models of this type with a vocabulary of another family, such as vocab.txt.
+                    # DeBERTa models with the vocabulary of another family, such as vocab.txt.
                     tokenizer = load_any()
                     check_vocabulary(tokenizer)
                 except ValueError:
@@ -139,8 +139,8 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(
-            f"the tokenizer of {source} does not put its {tokenizer.cls_token} around a text, got "
-            f"{tokenizer.convert_ids_to_tokens(ids)}: its files lack the template; give --tokenizer_name"
+            f"the tokenizer of {source} must add {tokenizer.cls_token} to a text, got "
+            f"{tokenizer.convert_ids_to_tokens(ids)} for 'hello': its files have no template; give --tokenizer_name"
         )
     check_vocabulary(tokenizer, config.get_text_config(), source=source)
     return tokenizer
@@ -153,16 +153,16 @@ def load_model(
     *,
     is_trained: bool = True,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a checkpoint with a head for the task; returns it with the names of its new weights, which are random.
+    """Load a checkpoint with a head for the task; return the model and the names of its new (random) weights.
 
-    Its parameters are in --dtype, whatever they are in the file. An adapter (LoRA) is read with its base model.
+    The parameters are converted to --dtype. An adapter (LoRA) is loaded with its base model.
 
     Args:
-        is_trained (`bool`): False refuses new weights, with which all outputs would be random.
+        is_trained (`bool`, defaults to `True`): False raises an error for new weights, because outputs would be random.
     Raises:
-        ValueError: there is no such class for its kind of model; weights of its body are missing; the head is for another
-            number of labels; the weights are damaged or do not fit the configuration.
-        OSError: it does not exist.
+        ValueError: if the model type has no class for the task; weights of the encoder are missing; the head is for another
+            number of labels; or the weights are corrupt or do not fit the configuration.
+        OSError: if the checkpoint does not exist.
     """
     arguments = dict(dtype=getattr(torch, model_args.dtype), trust_remote_code=model_args.trust_remote_code)
     if model_args.attn_implementation is not None:
@@ -193,49 +193,49 @@ def load_model(
         from peft import PeftModel
 
         with readable_weights(adapter, model_args.config_overrides):
-            # It brings its head along.
+            # The adapter contains the head.
             return PeftModel.from_pretrained(model, adapter, is_trainable=True), []
     if new_weights and not is_trained:
         raise ValueError(
-            f"{source} lacks {', '.join(new_weights)}: its answers would be random; give --do_train, or a model that is "
+            f"{source} lacks {', '.join(new_weights)}: predictions would be random. Give --do_train, or a model that was "
             "fine-tuned for this task"
         )
     if new_weights:
-        logger.warning(f"new weights, random until they are trained: {', '.join(new_weights)}")
+        logger.warning(f"newly initialised weights, to be trained: {', '.join(new_weights)}")
     return model, new_weights
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
-    """Check what `from_pretrained` reports in `info`; returns the names of the new weights, all of them in the head."""
+    """Check the loading info of `from_pretrained`; return the names of the new weights, which must be in the head."""
     body = f"{model.base_model_prefix}."
     changed = {name for name, _, _ in info["mismatched_keys"]}
     for name, stored, built in sorted(info["mismatched_keys"]):
-        shapes = f"{name} is {list(stored)} in {source}, but {list(built)} here"
+        shapes = f"{name} of {source} must have shape {list(built)}, got {list(stored)}"
         if name.startswith(body):
-            raise ValueError(f"{shapes}: its configuration and its weights are not of one model; look at --config_overrides")
+            raise ValueError(f"{shapes}: its configuration does not fit its weights; check --config_overrides")
         if not new_head:
             raise ValueError(
-                f"{shapes}: its head has {stored[0]} outputs, the task needs {built[0]}; give --ignore_mismatched_sizes "
-                "for a new head, or a checkpoint without one"
+                f"{shapes}: its head has {stored[0]} outputs, the task needs {built[0]}. Give --ignore_mismatched_sizes "
+                "for a new head, or a checkpoint without a head"
             )
     missing = {*info["missing_keys"]}
     lost = sorted(name for name in missing if name.startswith(body) and "pooler" not in name)
     if lost:
         raise ValueError(
-            f"{source} lacks {len(lost)} weights of its model, {lost[0]} for one: give the folder of a whole model, or "
+            f"{source} lacks {len(lost)} weights of its encoder, such as {lost[0]}: give a complete checkpoint, or "
             "--from_scratch for random weights"
         )
     return sorted(missing | changed)
 
 
 def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
-    """Add low-rank adapters (LoRA) to a model, which are trained with the head and all other new weights.
+    """Add low-rank adapters (LoRA) to a model; they are trained together with the head and all other new weights.
 
     Args:
-        new_weights: names of the weights that the checkpoint lacked.
-        pipeline (`str`): the Hub's name of the kind of task.
+        new_weights (`list[str]`): names of the weights that were not in the checkpoint.
+        pipeline (`str`): name of the task's pipeline on the Hub.
     Raises:
-        ValueError: the model has no layers of these names.
+        ValueError: if the model has no linear layers with the names in --lora_target_modules.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -243,10 +243,10 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     targets = model_args.lora_target_modules or next((names for names in ADAPTED if {*names} <= linear), ())
     if not targets or not {*targets} <= linear:
         layers = ", ".join(sorted(linear))
-        raise ValueError(f"--lora_target_modules must be of the linear layers of this model, {layers}; got {[*targets]}")
+        raise ValueError(f"--lora_target_modules must be linear layers of this model ({layers}), got {[*targets]}")
     body, head = f"{model.base_model_prefix}.", set()
     for name, _ in model.named_parameters():
-        # Weights of the body that the checkpoint lacks are such as BERT's pooler behind masked-language modelling.
+        # New weights can also be in the encoder, such as BERT's pooler if the checkpoint is a masked language model.
         if not name.startswith(body):
             head.add(name.split(".")[0])
         elif name in new_weights:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a fine-tuned model for the rows of a file, which is read in parts: the memory does not grow with it."""
+"""Predict the rows of a file with a fine-tuned model, part by part, in constant memory."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ from .trainer import TaskTrainer
 
 __all__ = ["file_parts", "predict_file", "task_of"]
 
-# Rows that are in memory at a time, with their features and outputs.
+# Number of rows in memory, with their features and outputs.
 PART_ROWS = 2000
 TASKS = dict(SequenceClassification="classification", TokenClassification="ner", QuestionAnswering="qa")
 TASKS["MultipleChoice"] = "multiple-choice"
@@ -37,12 +37,12 @@ REFUSED = {"do_train", "do_eval", "train_file", "validation_file", "dataset_name
 
 
 def task_of(config: PretrainedConfig, source: str) -> str:
-    """Return the name of the task of a fine-tuned model, by its architecture."""
+    """Return the name of the task of a fine-tuned model, from its architecture."""
     name = " ".join(config.architectures or ["None"])
     head = name.rpartition("For")[2]
     if head not in TASKS:
         raise ValueError(
-            f"{source} has the architecture {name}, expected ...For{', ...For'.join(TASKS)}: fine-tune it first"
+            f"{source} must have an architecture ...For{', ...For'.join(TASKS)}, got {name}: fine-tune it first"
         )
     return TASKS[head]
 
@@ -50,17 +50,17 @@ def task_of(config: PretrainedConfig, source: str) -> str:
 def predict_file(
     model: str, file: str | Path, output: str | Path, flags: Sequence[str] = (), *, part_rows: int = PART_ROWS
 ) -> tuple[int, float]:
-    """Write the `prediction_table` of a fine-tuned model for the rows of a file, in their order; return rows and seconds.
+    """Predict the rows of a file in order and write their `prediction_table`; return the number of rows and seconds.
 
     Args:
         model (`str`): folder or Hub id of a model for text or token classification, question answering or multiple choice.
-        file (`str` or `Path`): rows as in a --test_file of the task.
-        output (`str` or `Path`): the table to write, .csv or .parquet.
-        flags (`Sequence[str]`): further flags of `deberta-ext finetune TASK`, such as ["--text_columns", "review"].
-        part_rows (`int`): rows that are in memory at a time; rows of similar length are in one batch.
+        file (`str` or `Path`): input file, in the format of --test_file of the task.
+        output (`str` or `Path`): output table, .csv or .parquet.
+        flags (`Sequence[str]`, *optional*): other flags of `deberta-ext finetune TASK`: ["--text_columns", "review"].
+        part_rows (`int`, defaults to 2000): number of rows in memory; within them, batches have rows of similar length.
 
     Raises:
-        ValueError: the model is not fine-tuned for a task; a flag, the file or a row of it is wrong.
+        ValueError: if the model is not fine-tuned for a task, or a flag, the file or one of its rows is invalid.
     """
     task, rows, began = load_task(task_of(load_config(ModelArguments(model_name_or_path=model)), model)), 0, 0.0
     disable_progress_bars()
@@ -71,7 +71,7 @@ def predict_file(
         argv = ["--per_device_eval_batch_size", "32", *flags, *command_line(own), "--disable_tqdm", "true"]
         data_args, model_args, args, given_flags = parse(argv, task.arguments, description="")
         if refused := sorted(REFUSED & given_flags.keys()):
-            raise ValueError(f"--{refused[0]} is no flag of predictions for a file: leave it out")
+            raise ValueError(f"--{refused[0]} cannot be used to predict a file: remove it")
         config = load_config(model_args)
         tokenizer = load_tokenizer_for(config, model_args)
         loaded, _ = load_model(model_args, config, task.read.auto_class, is_trained=False)
@@ -83,13 +83,13 @@ def predict_file(
                 encoded = data.encode(tokenizer, config)
             except ValueError as error:
                 reason = str(error).replace(str(part), str(file))
-                raise ValueError(f"{file}, in the {part_rows:,} rows from {rows + 1:,} on: {reason}") from error
+                raise ValueError(f"{file}, in the {part_rows:,} rows starting at row {rows + 1:,}: {reason}") from error
             trainer = trainer or TaskTrainer(loaded, args, task=encoded, processing_class=tokenizer)
             table = predicted_table(trainer, encoded)
             yield table.set_column(0, "row", compute.add(table["row"], rows))
             rows += len(table)
         if not rows:
-            raise ValueError(f"{file} has no rows")
+            raise ValueError(f"{file} must have at least one row, got none")
 
     with tempfile.TemporaryDirectory() as folder:
         write_tables(Path(output), tables(folder))
@@ -97,7 +97,7 @@ def predict_file(
 
 
 def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
-    """Return the table of a task's one test set, which is predicted in batches of rows of similar length."""
+    """Predict the only test set of a task, in batches of rows of similar length; return its table."""
     [test] = task.test.values()
     names = test.rows.column_names
     lengths = cells(test.rows, "length") if "length" in names else [*map(len, cells(test.rows, "input_ids"))]
@@ -112,7 +112,7 @@ def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
 
 
 def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
-    """Split a file into files of `count` rows, sentences or articles in a folder, each of which replaces the one before."""
+    """Iterate over parts of a file with `count` rows, sentences or articles, as a file in `folder` that is overwritten."""
     if file_kind(file) in (None, "text"):
         part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
     else:
@@ -123,7 +123,7 @@ def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
 
 
 def conll_sentences(file: Path) -> Iterator[str]:
-    """Iterate over the lines of each sentence of a CoNLL file, with a blank line at their end."""
+    """Iterate over the sentences of a CoNLL file; each is the text of its lines and ends with a blank line."""
     with open_text(file) as lines:
         for has_words, sentence in itertools.groupby(lines, key=lambda line: bool(line.strip())):
             if has_words:

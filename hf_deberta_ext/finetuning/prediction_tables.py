@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of predictions: a row for each example, with all columns of the data, its gold label and the model's answer."""
+"""Tables of predictions: one row per example, with all columns of the data, the gold label and the prediction."""
 
 import csv
 import itertools
@@ -19,15 +19,16 @@ __all__ = ["prediction_table", "write_tables"]
 def prediction_table(
     rows: Dataset, numbers: np.ndarray | None = None, *, predicted: list, gold: list | None = None, **scores: list
 ) -> pa.Table:
-    """Return a table with the columns row, those of the data, gold, predicted, and scores.
+    """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    A column of the data that has the name of another column here is called "input_" + name.
+    If a column of the data has the name of another column of the table, it is renamed to "input_" + name.
 
     Args:
-        rows (`Dataset`): n rows of the data, with all their columns.
-        numbers (`np.ndarray`, *optional*): number of each row in the data, from 1; default: 1, 2, ...; more are left out.
-        predicted, gold (`list`): [n], answers of the model, and right answers (None for a row without) where there are any.
-        scores: lists [n] by the names of their columns, such as "probability", "probability_spam".
+        rows (`Dataset`): n rows with all columns of the data.
+        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1 (the first n are used); default: 1, 2, ...
+        predicted (`list`): [n] predictions.
+        gold (`list`, *optional*): [n] gold labels; None for a row without a label.
+        scores (`list`): [n] scores by name of their column, such as "probability" or "probability_spam".
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:
@@ -42,14 +43,14 @@ def prediction_table(
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]):
-    """Write tables, at least one, as one .csv or .parquet file; in csv, lists are JSON, and None is an empty cell.
+    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None.
 
     Raises:
-        ValueError: the file has another ending; a table has columns that the first lacks, in parquet of other types.
+        ValueError: if the file has another suffix, or a table has columns (parquet: or types) that the first one lacks.
     """
     if file.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"predictions are written to a .csv or .parquet file, got {file}")
-    # The file has its name once it is whole.
+        raise ValueError(f"the file of predictions must end in .csv or .parquet, got {file}")
+    # Renamed to its final name when it is complete.
     part, first = file.with_name(f".{file.name}.part"), next(tables)
     try:
         if file.suffix == ".csv":
@@ -68,5 +69,5 @@ def write_tables(file: Path, tables: Iterator[pa.Table]):
 
 
 def cell_text(value: Any) -> Any:
-    """Return a cell for csv."""
+    """Return the value of a csv cell: lists and dictionaries as JSON."""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else value

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published settings of fine-tuning, by size of the model and task, fitted to the hardware at hand.
+"""Published fine-tuning settings by model size and task, adapted to the hardware.
 
-A recipe fixes what is learned: epochs, batch, learning rate, warm-up, dropout before the classifier, length. The hardware
-decides the micro-batches and the precision of the arithmetic, and flags of the user win over both:
+A recipe sets epochs, batch size, learning rate, warm-up, classifier dropout and maximum length. The hardware determines
+micro-batches and precision. The user's flags override both:
 
     RECIPES["v3-large"]["sst2"].learning_rate  # 6e-6
     recipe_arguments("v3-large", "sst2", {"per_device_train_batch_size": 8})["gradient_accumulation_steps"]  # 4
 
-The official code trains with Adam without bias correction, weight decay 0.01, ε 1e-6, gradients clipped at norm 1, and a
-learning rate that falls as 1 - step / steps: `published_optimizer`, which a flag of optimizer or schedule switches off.
+As in the official code, recipes train with Adam without bias correction, weight decay 0.01, ε 1e-6, gradients clipped at
+norm 1, and the learning rate times 1 - step / steps (`published_optimizer`). Optimizer and schedule flags turn this off.
 """
 
 import json
@@ -42,16 +42,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FineTuningRecipe:
-    """The settings of one published fine-tuning.
+    """Settings of one published fine-tuning run.
 
     Args:
-        epochs (`int`), warmup_steps (`float`, below 1 a share of all steps), learning_rate (`float`).
-        batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        classifier_dropout (`float`): before the classifier.
-        max_length (`int`): tokens of an example.
-        from_mnli (`bool`): begins at the checkpoint of this size that is fine-tuned on MNLI.
-        half_precision (`bool`): the published run was in float16. Here bfloat16 where the accelerator has it.
-        sift_weight (`float`): weight of the adversarial loss, 0 = none.
+        epochs (`int`), learning_rate (`float`): as in `TrainingArguments`.
+        warmup_steps (`float`): number of warm-up steps; below 1, a fraction of all steps.
+        batch (`int`): examples per optimizer step, over all micro-batches and processes.
+        classifier_dropout (`float`): dropout probability before the classifier.
+        max_length (`int`): maximum input length in tokens.
+        from_mnli (`bool`): whether training starts from the checkpoint of this size that was fine-tuned on MNLI.
+        half_precision (`bool`): whether the published run used float16; here bfloat16 if the accelerator supports it.
+        sift_weight (`float`): weight of the adversarial loss; 0 = none.
     """
 
     epochs: int
@@ -65,9 +66,9 @@ class FineTuningRecipe:
     sift_weight: float = 0.0
 
 
-# ε, weight decay, clipping and schedule of all.
+# Settings of all recipes: weight decay, ε, clipping and schedule.
 COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True)
-# Tasks with the settings of another.
+# Tasks that use the settings of another task.
 SAME_AS = {"conll2003": "ner", "xnli": "mnli"}
 
 
@@ -81,25 +82,25 @@ def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
 
 
 RECIPES = _recipes()
-# Tokens of a micro-batch that an accelerator of 24 GB should hold; cautious.
+# Tokens per micro-batch that fit an accelerator with 24 GB (a conservative estimate), by size of the model.
 GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
 def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
-    """Return the recipe of a size for a task.
+    """Return the recipe of a model size for a task.
 
     Raises:
-        ValueError: there is none; says what there is.
+        ValueError: if there is no such recipe; the message lists the existing ones.
     """
     if name not in RECIPES:
-        raise ValueError(f"--recipe {name!r} is unknown; there are {', '.join(RECIPES)}")
+        raise ValueError(f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     if task is None:
         raise ValueError(f"--recipe needs --task_name, one of {', '.join(RECIPES[name])}")
     task = SAME_AS.get(task.lower(), task.lower())
     if task not in RECIPES[name]:
         sizes = ", ".join(size for size in RECIPES if task in RECIPES[size])
         raise ValueError(
-            f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}; sizes for {task}: "
+            f"--recipe {name} has no settings for {task}, only for {', '.join(RECIPES[name])}; recipes for {task}: "
             f"{sizes or 'none'}"
         )
     return RECIPES[name][task]
@@ -113,15 +114,15 @@ def recipe_arguments(
     processes: int = 1,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of the recipe and of the hardware, as arguments by name; those that flags set are left out.
+    """Return the training arguments of a recipe on this hardware by name, without the arguments that `flags` set.
 
-    per_device_train_batch_size x gradient_accumulation_steps x processes is the recipe's batch, exactly. Give both numbers
-    to train with another batch. The dropout before the classifier is a field of the model: see `find_recipe`.
+    per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags to
+    train with another batch size. The classifier dropout is not included: it is a field of the model (see `find_recipe`).
 
     Args:
-        flags (`dict`, *optional*): of the user, by name.
-        processes (`int`): that train together.
-        device (`torch.device`, *optional*): on which each trains; None = the accelerator, or the CPU.
+        flags (`dict`, *optional*): the user's flags by name.
+        processes (`int`, defaults to 1): number of processes that train together.
+        device (`torch.device`, *optional*): device of each process; default: the accelerator if there is one, else the CPU.
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
@@ -137,7 +138,7 @@ def recipe_arguments(
     if recipe.sift_weight:
         arguments |= dict(sift_weight=recipe.sift_weight, sift_preset="official")
     if "max_steps" in flags:
-        # Trainer would count steps all the same; and a short run would end before it is warm.
+        # max_steps overrides num_train_epochs in Trainer. A short run must not end before the end of the warm-up.
         del arguments["num_train_epochs"]
         if flags["max_steps"] < 2 * recipe.warmup_steps:
             arguments["warmup_steps"] = 0.1
@@ -150,7 +151,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the table of the settings of a recipe, of the hardware (`recipe_arguments`) and of flags that replaced them."""
+    """Format a table of the settings by source: recipe, hardware (see `recipe_arguments`), or flags that override them."""
     recipe = find_recipe(name, task)
     on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
     published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}
@@ -162,14 +163,16 @@ def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mappi
 def divergence_warnings(
     config: PretrainedConfig, args: TrainingArguments, model: str = "", *, lora: bool = False
 ) -> list[str]:
-    """Return sentences about settings that are known not to converge, or not to learn; the name of the model says mDeBERTa
-    where its vocabulary does not."""
+    """Return warnings about settings that are known not to converge or not to learn.
+
+    mDeBERTa is recognised by the size of its vocabulary or by the name `model`.
+    """
     warnings = []
     layers, rate = getattr(config, "num_hidden_layers", None) or 0, f"--learning_rate {args.learning_rate:g}"
     if lora and args.learning_rate <= 5e-5:
-        warnings.append(f"{rate} with --lora is one for whole models: adapters take 6e-5 to 5e-4")
+        warnings.append(f"{rate} is too low for --lora: use 6e-5 to 5e-4")
     if not lora and layers >= 24 and args.learning_rate > 3e-5:
-        warnings.append(f"{rate} on {layers} layers often does not converge: published runs take 3e-6 to 1e-5")
+        warnings.append(f"{rate} often does not converge with {layers} layers: published runs use 3e-6 to 1e-5")
     if args.fp16 and (getattr(config, "vocab_size", None) == 251000 or "mdeberta" in model.lower()):
-        warnings.append("--fp16 with mDeBERTa gives losses that are not finite: take --bf16, or neither")
+        warnings.append("--fp16 with mDeBERTa gives NaN or infinite losses: use --bf16, or neither")
     return warnings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves and card of a fine-tuning run, or over several seeds."""
+"""Curves, baselines, thresholds and model card of a fine-tuning run with one or several seeds."""
 
 import importlib.util
 import json
@@ -47,7 +47,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose texts are features and whose folder is made; several seeds differ in `args`, `checkpoint` and `model`."""
+    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`."""
 
     data: TaskData
     task: EncodedTask
@@ -61,8 +61,7 @@ class PreparedRun:
 
 
 def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
-    """Return the metrics of classifiers without pre-training, by name; none without an evaluation or training data that was
-    asked for."""
+    """Return the metrics of the baselines by name; empty if the flags ask for no evaluation or have no training data."""
     has_training_data = prepared.args.do_train or prepared.data_args.train_file
     if not (has_training_data and prepared.args.do_eval):
         return {}
@@ -70,10 +69,10 @@ def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
 
 
 def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each evaluation set on which a baseline is at least as good as the model, by its main metric.
+    """Return a sentence for each evaluation set on which a baseline is at least as good as the model in the main metric.
 
     Args:
-        metrics (`dict`): "eval_accuracy" and the like, a number each, or {"mean": ...} over several seeds.
+        metrics (`dict`): values by name, such as "eval_accuracy"; with several seeds, values are {"mean": ...}.
     """
     sentences, metric = [], prepared.task.metric
     for name in prepared.task.evaluation:
@@ -93,35 +92,37 @@ def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[
 
 
 def check_thresholds(prepared: PreparedRun):
-    """Raise a ValueError if --save_thresholds has no thresholds to save, or no folder of the model to save them in."""
+    """Raise a ValueError if --save_thresholds has no thresholds to save, or the model is not in a local folder."""
     config, model = prepared.config, prepared.model_args.model_name_or_path
     has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
     if not has_two and config.problem_type != "multi_label_classification":
-        raise ValueError("--save_thresholds is for texts with one of two classes, or with several labels: leave it out")
+        raise ValueError("--save_thresholds needs texts with two classes or with several labels per text: remove it")
     if not prepared.args.do_train and not Path(model, "config.json").is_file():
-        raise ValueError(f"--save_thresholds writes to the config.json of a folder, got --model_name_or_path {model}")
+        raise ValueError(
+            f"--save_thresholds needs a local folder with a config.json, got --model_name_or_path {model}: add --do_train, "
+            "or download the model"
+        )
 
 
 def save_thresholds(prepared: PreparedRun, model: nn.Module):
-    """Write the thresholds with the best F1 on the main evaluation set into the config.json of the model, as
-    decision_thresholds by label."""
+    """Save the thresholds with the best F1 on the main evaluation set as decision_thresholds in the model's config.json."""
     file = Path(prepared.args.output_dir, "config.json")
     if not prepared.args.do_train:
         file = Path(prepared.model_args.model_name_or_path, "config.json")
     thresholds = model.config.decision_thresholds = read_failures(prepared)["thresholds"]
     content = read_json(file) | {"decision_thresholds": thresholds}
     replace_text(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
-    print(f"{file} has the thresholds {', '.join(f'{name} {value:.4f}' for name, value in thresholds.items())}", flush=True)
+    print(f"thresholds in {file}: {', '.join(f'{name} {value:.4f}' for name, value in thresholds.items())}", flush=True)
 
 
 def read_failures(prepared: PreparedRun) -> dict[str, Any]:
-    """Read the failures on the main evaluation set, which the evaluation has written; {} without any."""
+    """Read the failures file of the main evaluation set; {} if there is none."""
     name = set_prefix("eval", next(iter(prepared.task.evaluation), ""))
     return read_json(Path(prepared.args.output_dir, f"{name}_failures.json"))
 
 
 def print_baselines(prepared: PreparedRun):
-    """Print the labels of the training data and the metrics of the baselines, so that a score can be judged."""
+    """Print the label counts of the training data and the metrics of the baselines, as a reference for the scores."""
     if prepared.data.label_counts:
         print(f"labels: {shown_counts(prepared.data.label_counts)}", flush=True)
     for name, scores in baseline_scores(prepared).items():
@@ -129,7 +130,7 @@ def print_baselines(prepared: PreparedRun):
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
-    """Return counts by name as a line."""
+    """Format counts by name as a line."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
@@ -143,7 +144,7 @@ def save_baselines(prepared: PreparedRun):
 def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     """Save the log, draw the curves and write the card of one run.
 
-    Of a resumed run that had finished, the training's results are those written then.
+    The training results are read from all_results.json, so that a finished run that is resumed keeps its results.
     """
     trainer.save_state()
     args, folder = trainer.args, Path(trainer.args.output_dir)
@@ -154,7 +155,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     baselines = baseline_scores(prepared)
     steps = str(trainer.state.global_step)
     if args.load_best_model_at_end:
-        steps += f", the weights are those of step {trainer.state.best_global_step}"
+        steps += f", weights of step {trainer.state.best_global_step}"
     figure = draw_curves(prepared.task, trainer.state.log_history, folder, baselines)
     facts = replace(
         run_facts(prepared, args, results=results, steps=steps),
@@ -174,8 +175,12 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, recipe and hardware of a run for its card; `results` are those of all_results.json, of several seeds
-    nothing."""
+    """Return data, recipe and hardware of a run for its card.
+
+    Args:
+        results (`dict`): contents of all_results.json; empty for a card over several seeds.
+        steps (`str`, *optional*): number of training steps, as shown in the card.
+    """
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for path in chain.from_iterable(files.values())]
@@ -204,14 +209,14 @@ def run_facts(
         facts = replace(facts, base_model=shown_source(base))
         if is_hub_id(base) and not Path(base).exists():
             facts = replace(facts, base_model_id=base)
-    # A data set may be a folder, too, of which only the name is shown.
+    # A data set in a local folder is no data set of the Hub: the card only shows its name.
     if data_args.train_file or data_args.validation_file or Path(data.dataset).exists() or not is_hub_id(data.dataset):
         return facts
     facts, known = replace(facts, datasets=[data.dataset]), getattr(data, "task", None)
     if known is not None and known.dataset == data.dataset:
         facts = replace(facts, sets=dict(known.evaluation))
     if data.name == "xnli" and not facts.language:
-        # Its configurations are languages.
+        # The configurations of XNLI are languages.
         languages = [config for config, _ in (*known.train.values(), *known.evaluation.values())]
         facts = replace(facts, language=[*dict.fromkeys(languages)])
     return facts
@@ -220,7 +225,7 @@ def run_facts(
 def training_facts(
     prepared: PreparedRun, args: FineTuningArguments, results: Mapping[str, Any], steps: str | None
 ) -> dict[str, Any]:
-    """Return the settings of a training for its card; arguments as of `run_facts`."""
+    """Return the training settings for the card; see `run_facts` for the arguments."""
     data, model_args = prepared.data, prepared.model_args
     training = {
         "data": shown_source(data.dataset),
@@ -252,34 +257,35 @@ def training_facts(
 def draw_curves(
     task: EncodedTask, history: list[dict[str, Any]], folder: Path, baselines: Mapping[str, Mapping[str, float]]
 ) -> str | None:
-    """Draw losses, and the main metric of each set beside that of the baselines; returns the name of the file, None without
-    a log or matplotlib."""
+    """Draw the losses, and the main metric of each set with its baselines; return the name of the file.
+
+    Returns None if nothing was logged or matplotlib is not installed.
+    """
     if importlib.util.find_spec("matplotlib") is None:
-        logger.warning(f"no {CURVES_FILE}: matplotlib is not installed")
+        logger.warning(f"{CURVES_FILE} is not drawn: matplotlib is not installed")
         return None
     names = [f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation]
     logged = {name for entry in history for name in entry}
     panels = [("", ["run"], values) for values in (["loss", "eval_loss"], names) if {*values} & logged]
     if not panels:
         return None
-    # Of several sets, which panel would hold them all, there would be too many lines.
+    # With several sets, one panel would have too many lines.
     lines = {name: lines_across(baselines, name) for name in names if len(names) == 1}
     plot_curves({"run": history}, folder / CURVES_FILE, panels=panels, baselines=lines)
     return CURVES_FILE
 
 
 def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
-    """Return the baselines of a metric such as eval_accuracy."""
+    """Return the values of a metric such as "eval_accuracy" for all baselines, by name of the baseline."""
     values = {name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str:
-    """Write all_results.json, a figure and a card over all seeds; returns the sentences of a better baseline, and of seeds
-    that diverged.
+    """Write all_results.json, a figure and a card over all seeds; return sentences on better baselines and diverged seeds.
 
     Args:
-        summary (`dict`): the result of `summarise_seeds`.
+        summary (`dict`): result of `summarise_seeds`.
     """
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
     replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folders of fine-tuning runs, of one seed or of several: nothing in them is overwritten, resumed or moved unasked."""
+"""Output folders of fine-tuning runs with one or several seeds; overwritten, resumed or moved only if a flag says so."""
 
 import os
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", 
 
 
 def first_checkpoint(args: FineTuningArguments) -> str | None:
-    """Return the checkpoint from which the run goes on, or None for a new run and for several seeds, each with its own.
+    """Return the checkpoint to resume from, or None for a new run and for several seeds (see `seed_checkpoint`).
 
     Raises:
-        ValueError: a new run in a folder that is not empty, without --overwrite_output_dir; or nothing to resume.
+        ValueError: if the folder of a new run is not empty (without --overwrite_output_dir), or there is no run to resume.
     """
     folder = Path(args.output_dir)
     if args.seeds and str(args.resume_from_checkpoint).lower() == "auto":
@@ -34,74 +34,73 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
         if str(resume).lower() not in ("true", "last"):
             raise ValueError(f"--resume_from_checkpoint must be 'last' with --seeds, got {resume}")
         if not (folder / ARGUMENTS_FILE).is_file():
-            raise ValueError(f"there is no run in {folder} to resume; leave --resume_from_checkpoint out")
+            raise ValueError(f"there is no run in {folder} to resume: remove --resume_from_checkpoint")
         follow_processes(args, folder)
         return None
     checkpoint = None if resume is None else find_checkpoint(args)
     if checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve():
         return checkpoint
     try:
-        # A new run, perhaps from a checkpoint of another.
+        # A new run, possibly from another run's checkpoint
         resume_checkpoint(folder, None)
     except ValueError as error:
         if not args.overwrite_output_dir:
             if not args.do_train:
-                # Often the folder of the very model: neither resuming nor moving it aside would help.
+                # Often the folder of the model itself, where neither resuming nor --overwrite_output_dir would help.
                 raise ValueError(f"{folder} is not empty: choose another --output_dir for the results") from error
             has_seeds = args.seeds and (folder / ARGUMENTS_FILE).is_file()
-            advice = "go on with --resume_from_checkpoint last; " if has_seeds else ""
-            raise ValueError(f"{error}; {advice}--overwrite_output_dir moves it aside") from error
+            advice = "resume it with --resume_from_checkpoint last; " if has_seeds else ""
+            raise ValueError(f"{error}; {advice}--overwrite_output_dir renames it and starts a new run") from error
     return checkpoint
 
 
 def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: FineTuningArguments):
-    """Check that --overwrite_output_dir moves neither an input of the run nor the working directory aside."""
+    """Check that --overwrite_output_dir would rename neither an input of the run nor the working directory."""
     if not args.overwrite_output_dir:
         return
     if args.resume_from_checkpoint is not None:
-        raise ValueError("--resume_from_checkpoint and --overwrite_output_dir are both given: which?")
+        raise ValueError("--resume_from_checkpoint and --overwrite_output_dir are mutually exclusive: remove one")
     folder = Path(args.output_dir).resolve()
     sources = [*data_args.train_file, *data_args.validation_file, *data_args.test_file]
-    # A file may be given as NAME=FILE.
+    # Files can be given as NAME=FILE.
     sources += [source.partition("=")[2] for source in sources]
     sources += [model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name, Path.cwd()]
     for source in filter(None, sources):
         if Path(source).resolve().is_relative_to(folder):
-            raise ValueError(f"--overwrite_output_dir would move {source} aside: choose another --output_dir")
+            raise ValueError(f"--overwrite_output_dir would rename {source}, which is in use: choose another --output_dir")
 
 
 def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
-    """Make and lock the folder of a run, after --overwrite_output_dir has moved an old one aside.
+    """Create and lock the folder of a run; --overwrite_output_dir first renames the old folder.
 
     Args:
-        arguments (`dict`): what `repeated_arguments` returned, which are compared if several seeds are resumed.
+        arguments (`dict`): result of `repeated_arguments`; checked if several seeds are resumed.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
-        print(f"{folder} is not empty: it is {move_aside(folder)} now", flush=True)
+        print(f"{folder} was not empty; renamed it to {move_aside(folder)}", flush=True)
     lock_folder(folder)
     if args.seeds:
-        # Without seeds the trainer writes the record.
+        # For a single seed, the trainer writes the record.
         begin_run(folder, arguments, args.resume_from_checkpoint and folder, args.resume_anyway)
 
 
 def begin_seed(args: FineTuningArguments):
-    """Make and lock the folder of a seed, which is new, finished or to be resumed; one without a complete checkpoint is
-    moved aside."""
+    """Create and lock the folder of a new, interrupted or finished seed; rename a folder without a complete checkpoint."""
     folder = Path(args.output_dir)
     resumed = seed_checkpoint(folder) or is_finished(folder)
     if not resumed:
         try:
             resume_checkpoint(folder, None)
         except ValueError:
-            print(f"{folder} has no complete checkpoint: it is {move_aside(folder)} now, and begins anew", flush=True)
+            print(f"{folder} has no complete checkpoint; renamed it to {move_aside(folder)} and restarting", flush=True)
     lock_folder(folder)
     if is_finished(folder):
-        print(f"{folder} is finished", flush=True)
+        print(f"{folder} is already complete", flush=True)
 
 
 def seed_checkpoint(folder: Path) -> str | None:
-    """Return the last complete checkpoint in the folder of a seed, or None."""
+    """Return the latest complete checkpoint in the folder of a seed, or None."""
     try:
         return resume_checkpoint(folder, "last")
     except ValueError:
@@ -109,12 +108,12 @@ def seed_checkpoint(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell a run with results and a card, which is written last."""
+    """Return True if a run has results and a card, which is written last."""
     return (folder / "README.md").is_file() and (folder / "all_results.json").is_file()
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to its name and .old-1, or the next free number."""
+    """Rename a folder to NAME.old-1, or the next free number; return the new path."""
     folder = folder.resolve()
     if folder.is_dir():
         lock_folder(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of a fine-tuning task: data that is read and checked first, then encoded for a tokenizer and a model."""
+"""Interface of fine-tuning tasks: `TaskData` reads and checks the data, then encodes it for a tokenizer and a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
-    # It imports scikit-learn.
+    # Imports scikit-learn, which is slow.
     from .failures import Failures
 
 __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
@@ -20,17 +20,17 @@ __all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outp
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows to evaluate or predict on.
+    """Rows to evaluate or predict.
 
     Args:
-        rows (`Dataset`): columns that the model's forward takes, labels among them where there are any.
-        metrics (`Callable`, *optional*): (predictions, labels), as in `EvalPrediction` and in the order of `rows` -> metrics
-            by name, without a prefix; None where the data has no labels.
-        write (`Callable`): (predictions, folder, stem) -> the files that it wrote there; `stem` begins their names: "eval",
-            "predict", or these with the name of the set ("eval_mm").
-        examples (`int`): how many examples the rows are, where an example is several rows (windows).
-        failures (`Callable`, *optional*): predictions -> the `Failures` of the model; called where there are metrics.
-        table (`Callable`, *optional*): predictions -> the result of `prediction_table`, a row for each example.
+        rows (`Dataset`): columns of the model's `forward`, and "labels" if the data has labels.
+        metrics (`Callable`, *optional*): (predictions, labels) as in `EvalPrediction`, in the order of `rows` -> metrics by
+            name, without a prefix; None if the data has no labels.
+        write (`Callable`): (predictions, folder, stem) -> the files that it wrote to `folder`. Their names start with
+            `stem`: "eval", "predict", or these followed by the name of the set ("eval_mm").
+        examples (`int`): number of examples; an example can have several rows (windows).
+        failures (`Callable`, *optional*): predictions -> `Failures` of the model; only called if there are metrics.
+        table (`Callable`, *optional*): predictions -> result of `prediction_table`, one row for each example.
     """
 
     rows: Dataset
@@ -43,16 +43,16 @@ class EvaluationSet:
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """Everything that a Trainer needs of a task.
+    """Encoded data, collator and metric of a task, as needed by `TaskTrainer`.
 
     Args:
-        train (`Dataset`, *optional*): rows to train on.
-        evaluation, test (`dict[str, EvaluationSet]`): by name, "" for the main one: its metrics are "eval_accuracy",
-            those of "mm" "eval_mm_accuracy".
+        train (`Dataset`, *optional*): training rows.
+        evaluation, test (`dict[str, EvaluationSet]`): sets by name. The main set is "", with metrics such as
+            "eval_accuracy"; a set "mm" has metrics such as "eval_mm_accuracy".
         collator (`Callable`): rows -> batch, for all sets.
-        metric (`str`): the one that says which checkpoint is best, without a prefix; higher is better.
-        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch, in place of the model's own.
-        balanced_sampling (`bool`): draw training rows so that all classes are equally frequent.
+        metric (`str`): metric that selects the best checkpoint, without a prefix; higher is better.
+        loss (`Callable`, *optional*): (outputs, labels) -> mean loss of a batch; default: the model's loss.
+        balanced_sampling (`bool`, defaults to `False`): draw training rows so that all classes are equally frequent.
     """
 
     train: Dataset | None
@@ -65,23 +65,27 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Return a task with one set of each kind: "train" (rows), "validation" and "test" (`EvaluationSet`), as far as
-        there are; `options` are collator, metric and loss."""
+        """Return a task with at most one set of each kind.
+
+        Args:
+            sets (`dict`): any of "train" (`Dataset`), "validation" and "test" (`EvaluationSet`).
+            options: collator, metric and, optionally, loss.
+        """
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 
 
 class TaskData:
-    """The data of a task, read and checked: whatever is wrong with it was raised as a ValueError when it was made.
+    """Data of a task. The constructors of subclasses read and check it, and raise a ValueError if it is invalid.
 
     Attributes:
-        name (`str`): "sst2", "squad_v2", ..., or "text-classification" and the like for a user's own files.
-        pipeline (`str`): the Hub's name of the kind of task ("text-classification", "question-answering", ...).
-        auto_class: the Auto class whose models do it.
-        dataset (`str`): what it was read from: a Hub id, or names of files without their folders; for the model card.
-        num_train, num_evaluation (`int`): examples.
-        text_columns (`tuple[str]`): names of the columns of texts, where a model card shows them.
-        baselines (`dict[str, dict[str, float]]`): metrics of classifiers without pre-training, by their name.
+        name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for own data.
+        pipeline (`str`): name of the task's pipeline on the Hub ("text-classification", "question-answering", ...).
+        auto_class: Auto class of the models for the task.
+        dataset (`str`): source of the data for the model card: a Hub id, or file names without folders.
+        num_train, num_evaluation (`int`): number of training and of evaluation examples.
+        text_columns (`tuple[str]`): names of the text columns, if the model card shows them.
+        baselines (`dict[str, dict[str, float]]`): metrics of baselines without pre-training, by name of the baseline.
         label_counts (`dict[str, int]`): number of training examples of each label.
     """
 
@@ -96,24 +100,23 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Take over what the checkpoint knows of the labels; refuse other labels where nothing is trained on."""
+        """Use the labels of the checkpoint; without training data, raise a ValueError for other labels in the data."""
 
     def config_fields(self) -> dict[str, Any]:
-        """Return fields of the configuration: num_labels, id2label, label2id, problem_type, as far as the task has them."""
+        """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
         raise NotImplementedError
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; a tokenizer that cannot serve the task is a ValueError."""
+        """Return the features of all sets; raises a ValueError if the task cannot use the tokenizer."""
         raise NotImplementedError
 
 
 def label_fields(names: Sequence[str]) -> dict[str, Any]:
-    """Return fields of a configuration for labels by their names."""
+    """Return the configuration fields num_labels, id2label and label2id for the names of the labels."""
     id2label = dict(enumerate(names))
     return dict(num_labels=len(names), id2label=id2label, label2id={name: number for number, name in id2label.items()})
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return fields of a configuration for heads whose outputs are no labels: transformers' own, which replace the labels
-    that the checkpoint has learned for another task."""
+    """Return the label fields of heads without labels: transformers' defaults, which replace labels of another task."""
     return label_fields(["LABEL_0", "LABEL_1"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of all tasks: several evaluation sets with metrics of their own, and losses that stay finite or stop."""
+"""`TaskTrainer`, the Trainer of all tasks: several evaluation sets, task losses, and an error for NaN or infinite losses."""
 
 import functools
 import math
@@ -23,8 +23,8 @@ from .task import EncodedTask, EvaluationSet
 
 __all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
 
-# Arguments of Trainer at the values that this one needs: metrics are computed from all predictions at once, the loss of a
-# step is the mean over its micro-batches, and the length of a row is that of its input_ids.
+# Arguments that must have these values: metrics are computed from all predictions at once, the loss of a step is the mean
+# over its micro-batches, and the length of a row is the length of its input_ids.
 NEEDED = dict(
     batch_eval_metrics=False,
     eval_do_concat_batches=True,
@@ -36,46 +36,44 @@ NEEDED = dict(
 
 
 def set_prefix(stem: str, name: str) -> str:
-    """Return the prefix of the metrics and the files of an evaluation set: "eval" for the main one, "eval_mm" for "mm"."""
+    """Return the prefix of an evaluation set's metrics and files: "eval" for the main set, "eval_mm" for the set "mm"."""
     return "_".join(filter(None, (stem, name)))
 
 
 def check_arguments(args: TrainingArguments):
-    """Check arguments of Trainer that `TaskTrainer` needs at one value."""
+    """Check the arguments that must have a fixed value for `TaskTrainer`."""
     for name, value in NEEDED.items():
         if getattr(args, name) != value:
-            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: metrics and losses rely on it")
+            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: metrics and losses depend on it")
 
 
 def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):
-    """Check that the losses that flags ask for are those of the task.
+    """Check that --sift_loss and --label_smoothing_factor can be used for the task.
 
     Raises:
-        ValueError: labels to be smoothed are not one of several classes, the same for all rows; or a distance of SiFT's is
-            asked for, and the task is a regression.
+        ValueError: if --sift_loss is set for a regression, or --label_smoothing_factor for a task that does not have one
+            label per row out of the same classes for all rows, or that has its own loss.
     """
     if args.sift_loss is not None and problem_type == "regression":
-        raise ValueError(
-            f"--sift_loss {args.sift_loss} has no effect on a regression, which has the squared error: leave it out"
-        )
+        raise ValueError(f"--sift_loss {args.sift_loss} has no effect on a regression (squared error): remove it")
     if not args.label_smoothing_factor:
         return
     has_positions = task.train is not None and "start_positions" in task.train.column_names
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
-            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs one label of several classes, the same classes "
-            "for every row, without --class_weights: leave it out for this task"
+            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs one label per row out of the same classes for "
+            "all rows, and no --class_weights: remove it for this task"
         )
 
 
 class _TaskLossTrainer(Trainer):
-    """Trainer with the loss of a task in place of the model's, below everything that adds to a loss."""
+    """Trainer that computes the task's loss instead of the model's; base of all trainers that add to the loss."""
 
     task: EncodedTask
     _loss_scale: torch.Tensor | float = 1.0
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        # Not `compute_loss_func`, whose losses Trainer takes for sums over the whole step.
+        # Not `compute_loss_func`: Trainer expects it to divide by the number of items of the whole step.
         is_evaluated = isinstance(self.task.loss, WeightedLoss) and not model.training
         if self.task.loss is None or is_evaluated or "labels" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -90,37 +88,37 @@ class _TaskLossTrainer(Trainer):
         super()._save(output_dir, state_dict)
         model = self.accelerator.unwrap_model(self.model)
         if hasattr(model, "peft_config") and self.args.should_save:
-            # The adapter alone knows neither the labels nor the class.
+            # The files of an adapter contain neither the labels nor the model class.
             base = model.get_base_model()
             base.config.architectures = [type(base).__name__]
             base.config.save_pretrained(output_dir or self.args.output_dir)
 
 
 class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
-    """Trains and evaluates any transformers model on an `EncodedTask`, with SiFT where `sift_weight` is not 0.
+    """Train and evaluate any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
 
-    - `evaluate()` goes through every evaluation set, during the training too, and returns the union of their metrics.
-    - The loss of a step is the mean over its micro-batches of each micro-batch's mean. No model is told how many
-      items the step has: many accept this number, ignore it, and return losses that Trainer then adds up, so that four
-      accumulation steps train at four times the loss. With token labels a token of a micro-batch with few labels counts
-      more than others, as it does with several processes. In the last step of an epoch each row counts as much as others.
-    - A `WeightedLoss` is the weighted mean over the whole step, of all processes; evaluation has the model's own loss.
-    - A loss that is not finite stops the training at once.
+    - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
+    - The loss of a step is the mean of the mean losses of its micro-batches. `num_items_in_batch` is not passed to models:
+      many accept and ignore it, and Trainer would add up their losses, so that four accumulation steps would train on four
+      times the loss. With token labels, tokens of micro-batches with few labels therefore weigh more than others, as with
+      several processes. In the last step of an epoch, all rows have the same weight.
+    - A `WeightedLoss` is the weighted mean over the whole step of all processes; evaluation uses the model's loss.
+    - A NaN or infinite loss stops the training immediately.
 
     Args:
-        task (`EncodedTask`): datasets, collator and metrics.
-        kwargs: as for `Trainer`.
+        task (`EncodedTask`): data sets, collator and metrics.
+        kwargs: other arguments of `Trainer`.
 
     Attributes:
-        predictions (`dict`): of the last evaluation of each set, by the prefix of its metrics.
+        predictions (`dict`): predictions of the last evaluation of each set, by the prefix of its metrics.
     """
 
     def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
         config = getattr(model, "config", None)
         if args.ddp_find_unused_parameters is None and getattr(config, "model_type", None) == "deberta-ext":
-            # Every parameter is used in every step; Trainer lets DistributedDataParallel look for others each time.
+            # All parameters are used in every step; by default, DistributedDataParallel would search for unused ones.
             args.ddp_find_unused_parameters = False
-        # Trainer wants one where it is to evaluate during the training; `evaluate` takes those of the task.
+        # Trainer needs one set for evaluation during training; `evaluate` uses all sets of the task.
         evaluated = [measured.rows for measured in task.evaluation.values()]
         super().__init__(
             model,
@@ -137,7 +135,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self._measured: EvaluationSet | None = None
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device):
-        """Return the micro-batches of a step, with "weight" or "loss_scale" where they do not count equally."""
+        """Return the micro-batches of a step, with "weight" or "loss_scale" if their losses must be weighted."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if is_split_free(self.args):
             batches = self.without_repeated_rows(batches)
@@ -147,12 +145,12 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return batches, items
 
     def weigh_rows(self, batches: list[dict[str, Any]]):
-        """Add "weight" to the micro-batches of a step with fewer rows than others."""
+        """Add "weight" to the micro-batches of an incomplete step, so that all of its rows have the same weight."""
         counts = [len(next(iter(batch.values()))) * ("repeated" not in batch) for batch in batches]
         parts, rows = len(counts) * self.args.world_size, sum(counts)
         most = parts * self.args.train_batch_size
         if self.args.world_size > 1:
-            # Of all processes, without a word between them in each step.
+            # Rows of all processes, computed without communication.
             rows = min(self.rows_left(), most)
         if rows < most:
             for batch, count in zip(batches, counts, strict=True):
@@ -160,11 +158,11 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 batch["weight"] = count * parts / rows
 
     def scale_losses(self, batches: list[dict[str, Any]]):
-        """Add "loss_scale", a micro-batch's sum of class weights over the mean of these sums in all processes."""
+        """Add "loss_scale": a micro-batch's sum of class weights, divided by the mean of these sums over all processes."""
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
-            # The sum of the loss and of SiFT's part, a mean over rows, is multiplied by "weight" later.
+            # `compute_loss` later multiplies this loss and SiFT's loss, a mean over rows, by "weight".
             batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -179,7 +177,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     @functools.cached_property
     def uniform_loss(self) -> float:
-        """Return the loss of a guess among labels, options or positions; of a regression that of a guess of 0."""
+        """Loss of a uniform guess among labels, choices or positions; for regression, loss of predicting 0."""
         config, rows = self.model.config, self.train_dataset
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)
@@ -201,10 +199,11 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Return the metrics of the evaluation sets, by "eval_" + name; of the set "mm" by "eval_mm_" + name.
+        """Evaluate all sets; return metrics named "eval_" + metric for the main set and "eval_mm_" + metric for a set "mm".
 
         Args:
-            eval_dataset (`EvaluationSet` or a dictionary of them by name, *optional*): instead of all of the task's.
+            eval_dataset (`EvaluationSet` or `dict[str, EvaluationSet]`, *optional*): sets to evaluate; default: all sets of
+                the task.
         """
         sets = eval_dataset or self.task.evaluation
         if isinstance(sets, EvaluationSet):
@@ -221,7 +220,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return metrics
 
     def predict_set(self, predicted: EvaluationSet, prefix: str) -> PredictionOutput:
-        """Return predictions, labels and metrics of a set; names of metrics begin with `prefix`."""
+        """Return predictions, labels and metrics of a set; the names of the metrics start with `prefix`."""
         self._measured = predicted
         try:
             return self.predict(predicted.rows, metric_key_prefix=prefix)
@@ -229,7 +228,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             self._measured = None
 
     def measure(self, names: Collection[str]) -> dict[str, float]:
-        """Evaluate and predict the sets with results of these names ("eval", "predict_mm"); write metrics and outputs."""
+        """Evaluate or predict the sets with these prefixes ("eval", "predict_mm"); write their metrics and predictions."""
         metrics: dict[str, float] = {}
         for stem, sets in dict(eval=self.task.evaluation, predict=self.task.test).items():
             for set_name, measured in sets.items():
@@ -247,7 +246,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return metrics
 
     def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
-        """Write the predictions of a set: the files of its task, and the table "eval_predictions", "test_mm_predictions"."""
+        """Write the task's files for a set and its table, named "eval_predictions", "test_mm_predictions", ..."""
         folder, stem = Path(self.args.output_dir), re.sub("^predict", "test", name)
         measured.write(predictions, folder, name)
         if measured.table is not None:
@@ -257,7 +256,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """Evaluate as Trainer does, with the metrics of the set at hand, also where its rows have no labels."""
+        """Run Trainer's loop, and add the metrics of the current set, also if its rows have no labels."""
         measured = self._measured
         if measured is None:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
@@ -270,7 +269,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return output
 
     def create_model_card(self, *args, **kwargs):
-        """Do nothing: the run writes a card of its own, which a push must not replace."""
+        """Do nothing, because a push must not replace the card of the run."""
 
     def _get_train_sampler(self, train_dataset=None):
         if not self.task.balanced_sampling:
@@ -279,13 +278,13 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return BalancedSampler(self.train_dataset["labels"][:], seed)
 
     def _get_eval_sampler(self, eval_dataset):
-        # Trainer groups these by length too, and gives predictions in an order that nobody can undo.
+        # With group_by_length, Trainer would also sort evaluation rows, and predictions would be in unknown order.
         if self.args.world_size > 1:
             return None
         return SequentialSampler(eval_dataset)
 
     def _only_logits(self, logits, labels):
-        """Return logits without hidden states, attentions and caches, which some models return behind their logits."""
+        """Drop hidden states, attentions and caches, which some models return after their logits."""
         if not isinstance(logits, (tuple, list)):
             return logits
         if "start_positions" in self.label_names:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""peft's adapters on a base without the head: all that is new is saved with them, or a line refuses the training; LoRA on
-every backend.
+"""peft adapters on a base model without the head: new weights are saved with the adapter, or training raises an error. LoRA
+on all backends.
 
-transformers' DeBERTa saves the classifier of an adapter, but not the new pooler before it, without a word.
+transformers' DeBERTa saves the classifier with an adapter, but silently drops the new pooler before it.
 """
 
 import copy
@@ -22,8 +22,8 @@ from hf_deberta_ext.finetuning.models import add_adapters
 peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
 GUIDE = Path(__file__).resolve().parents[2] / "examples" / "guides" / "supported.md"
 
-# peft's name of the task of a head, and what becomes of its new weights with each of METHODS, in their order; "-" = peft
-# itself has no such adapter for it.
+# peft's task type of a head, and the outcome for its new weights with each of METHODS, in this order; "-" = peft has no such
+# adapter for this task.
 HEADS = {
     "sequence-classification": ("SEQ_CLS", "saved saved refused refused refused refused"),
     "multiple-choice": (None, "refused refused refused refused - -"),
@@ -34,7 +34,7 @@ HEADS = {
     "replaced-token-detection": (None, "refused refused refused refused - -"),
 }
 TEXT = "sequence-classification"
-# What peft takes for deberta-v2, whose names ours are.
+# peft's default for deberta-v2, which has the same names of layers.
 QUERIES = dict(target_modules=["query_proj", "value_proj"])
 IA3 = dict(target_modules=["key_proj", "value_proj", "output.dense"], feedforward_modules=["output.dense"])
 DENSE = dict(target_modules=["query_proj", "key_proj", "value_proj", "dense"])
@@ -56,7 +56,7 @@ TABLE = [
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory):
-    """The folder of an encoder without a head."""
+    """Save an encoder without a head; return its folder."""
     folder = tmp_path_factory.mktemp("body")
     torch.manual_seed(0)
     DebertaExtModel(DebertaExtConfig(**TINY)).save_pretrained(folder)
@@ -64,7 +64,7 @@ def body(tmp_path_factory):
 
 
 def load(head, folder, seed=1, **fields):
-    """The model from its folder; what that lacks is drawn from the seed."""
+    """Load the model from its folder; missing weights are initialised from the seed."""
     torch.manual_seed(seed)
     model = CLASSES[head].from_pretrained(folder, **fields)
     for module in model.modules():
@@ -90,7 +90,7 @@ def logits(model, head):
 
 
 def assert_survives(model, head, base, folder, name="default", **fields):
-    """The adapter, saved and put on its base that is loaded once more, gives the logits of the trained model."""
+    """Check that the saved adapter on a reloaded base gives the logits of the trained model."""
     expected = logits(model, head)
     model.save_pretrained(folder)
     base = load(head, base, seed=2, **fields)
@@ -99,7 +99,7 @@ def assert_survives(model, head, base, folder, name="default", **fields):
 
 
 def options_of(message):
-    """Options of an adapter's configuration that a refusal asks for."""
+    """Return the adapter options that the error message asks for."""
     options = {"modules_to_save": re.findall(r"[\w.]+", re.search(r"modules_to_save=\[(.*)\]", message)[1])}
     if task := re.search(r"task_type='(\w+)'", message):
         options["task_type"] = task[1]
@@ -110,7 +110,7 @@ def options_of(message):
 
 @pytest.mark.parametrize(("head", "method", "outcome"), TABLE)
 def test_new_weights_are_saved_with_an_adapter_or_its_training_is_refused(head, method, outcome, body, tmp_path):
-    """A new pooler was neither trained nor saved: the logits of the adapter, loaded again, had a relative error of 1."""
+    """Bug: a new pooler was neither trained nor saved, and logits of the reloaded adapter had a relative error of 1."""
     options = {"task_type": HEADS[head][0]}
     model = peft.get_peft_model(load(head, body), METHODS[method](**options))
     if outcome == "refused":
@@ -125,7 +125,7 @@ def test_new_weights_are_saved_with_an_adapter_or_its_training_is_refused(head, 
 
 @pytest.mark.parametrize("head", [TEXT, "token-classification", "masked-lm"])
 def test_each_of_two_adapters_has_a_head_of_its_own(head, body, tmp_path):
-    """A second adapter without the first one's modules would be trained on the pooler of the base."""
+    """Without its own modules to save, a second adapter would be trained on the pooler of the base."""
     options = {"task_type": HEADS[head][0]}
     if head != "token-classification":
         model = peft.get_peft_model(load(head, body), METHODS["LoRA"](**options))
@@ -156,8 +156,8 @@ def test_each_of_two_adapters_has_a_head_of_its_own(head, body, tmp_path):
     ],
 )
 def test_adapters_of_runs_hold_all_that_is_new(head, pipeline, fields, body, tmp_path):
-    """--lora of run_glue.py and the others. The dense layer of a token classifier, proj, ended in peft's TypeError: to it
-    query_proj had that name as well."""
+    """Test --lora of all scripts. Bug: peft raised a TypeError for the dense layer `proj` of a token classifier, because
+    query_proj also matched this name."""
     model = load(head, body, **fields)
     new_weights = model.loading_report.initialised
     model = add_adapters(model, new_weights, ModelArguments(str(body), lora=True, lora_dropout=0.0), pipeline)
@@ -166,7 +166,7 @@ def test_adapters_of_runs_hold_all_that_is_new(head, pipeline, fields, body, tmp
 
 @pytest.mark.parametrize("method", ["LoRA", "IA3", "prompt"])
 def test_a_head_of_the_checkpoint_stays_as_it_is(method, body, tmp_path, caplog):
-    """Nothing is added to what peft saves, and nothing refused; a base without the head is warned of."""
+    """peft saves what it would save anyway, and no error is raised; a base without the head gives a warning."""
     load(TEXT, body).save_pretrained(tmp_path / "mine")
     model = peft.get_peft_model(load(TEXT, tmp_path / "mine"), METHODS[method](task_type="SEQ_CLS"))
     assert {*model.peft_config["default"].modules_to_save} == {"classifier", "score"}
@@ -181,7 +181,7 @@ def test_a_model_merged_with_its_adapter_has_none(body):
     expected = logits(train(model, TEXT), TEXT)
     merged = copy.deepcopy(model).merge_and_unload()
     assert not hasattr(merged, "peft_config") and torch.allclose(logits(merged, TEXT), expected, atol=1e-5)
-    # Frozen on purpose, with another part trained.
+    # Frozen on purpose; another part is trained.
     merged.requires_grad_(False).classifier.requires_grad_(True)
     train(merged, TEXT)
 
@@ -196,11 +196,11 @@ def with_adapters(base):
 
 @pytest.fixture
 def adapted(tiny_config, shake):
-    """adapted(kind, **fields): a classifier with adapters that change it, frozen but for them and the head."""
+    """adapted(kind, **fields): a classifier with adapters that change its output; only adapters and head are trained."""
 
     def build(kind="v3", **fields):
         model = with_adapters(shake(CLASSES[TEXT](tiny_config(kind, num_labels=3, **fields)))).eval()
-        # Their second factor begins at zero, the first at random.
+        # The second factor of an adapter is initialised to zero, the first one at random.
         generator = torch.Generator().manual_seed(0)
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" in name:
@@ -211,7 +211,7 @@ def adapted(tiny_config, shake):
 
 
 def test_adapters_change_the_output_of_every_backend_alike(adapted, batch, relative_error):
-    """A backend that reads weights instead of calling modules would pass the adapters by."""
+    """A backend that reads weights instead of calling modules would ignore the adapters."""
     model = adapted()
     ids, mask = batch(2, 40, [40, 23])
     states = {}
@@ -229,7 +229,7 @@ def test_adapters_change_the_output_of_every_backend_alike(adapted, batch, relat
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backend(kind, name, adapted, batch):
-    """transformers' DeBERTa failed here with in-place changes of a leaf; the embeddings must ask for gradients."""
+    """The embeddings must require gradients; transformers' DeBERTa failed with an in-place change of a leaf."""
     ids, mask = batch(2, 20, [20, 11])
     grads = []
     for checkpointing in (False, True):
@@ -249,7 +249,7 @@ def test_gradient_checkpointing_gives_adapters_the_same_gradients_on_every_backe
 
 
 def test_the_modules_of_the_head_are_named_in_the_documentation(adapted):
-    """Without them a saved adapter is loaded beside a head of random weights."""
+    """Without these names, a saved adapter is loaded with a randomly initialised head."""
     (named,) = re.findall(r"`modules_to_save=(\[.*?\])`", GUIDE.read_text(encoding="utf-8"))
     named = set(re.findall(r'"(\w+)"', named))
     model = adapted().base_model.model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to answers: spans, ties and scores by hand, all pairs of tokens as the reference, and broken logits."""
+"""Answers from logits: spans, ties and scores by hand, all pairs of tokens as reference, and invalid logits."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ OUT = (0, 0)
 
 
 def make_windows(*rows, null=0):
-    """rows: (example, characters of each token)."""
+    """Return `Windows` from rows of (example, characters of each token)."""
     lengths = [len(tokens) for _, tokens in rows]
     flat = np.array([span for _, tokens in rows for span in tokens]).reshape(-1, 2)
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
@@ -24,7 +24,7 @@ def make_windows(*rows, null=0):
 
 
 def logits(width, **of):
-    """A row of zeros with some others: logits(8, t3=2.0)."""
+    """Return a row of zeros except at the given tokens: logits(8, t3=2.0)."""
     row = np.zeros(width, dtype=np.float32)
     for name, value in of.items():
         row[int(name[1:])] = value
@@ -44,14 +44,14 @@ ONE = make_windows((0, [OUT, OUT, OUT, *WORDS]))
 def test_the_text_is_cut_from_the_context_by_characters():
     answers = answer(ONE, [logits(11, t6=5)], [logits(11, t7=5)])
     assert answers.predictions == answers.best == {"q0": "first program"}
-    # The other spans of the first words lack one of the two logits.
+    # Other spans that contain the first words only have one of the two logits.
     assert [entry["text"] for entry in answers.nbest["q0"][:3]] == [
         "first program",
         "Ada wrote the first program",
         "wrote the first program",
     ]
     assert answers.null_odds == {}
-    # Of equal scores the span that begins and ends first is best.
+    # If scores are equal, the span that starts and ends first is best.
     answers = answer(ONE, [logits(11)], [logits(11)], n_best=3)
     assert [entry["text"] for entry in answers.nbest["q0"]] == ["Ada", "Ada wrote", "Ada wrote the"]
 
@@ -64,7 +64,7 @@ def test_probabilities_are_a_softmax_of_the_scores():
         dict(text="1843", probability=pytest.approx(math.exp(2.25) / total), start_logit=2.0, end_logit=0.25),
         dict(text="Ada", probability=pytest.approx(math.exp(1.5) / total), start_logit=1.0, end_logit=0.5),
     ]
-    # Nothing that goes to JSON is infinite.
+    # Values that are written to JSON are finite.
     far = answer(ONE, [logits(11, t0=-3e38, t3=3e38)], [logits(11, t0=-3e38, t3=3e38)], with_null=True)
     json.dumps([far.nbest, far.null_odds], allow_nan=False)
     assert far.nbest["q0"][0]["probability"] == 1.0
@@ -73,13 +73,13 @@ def test_probabilities_are_a_softmax_of_the_scores():
 def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best():
     start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
     assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
-    # A token of white space begins no answer.
+    # A white-space token cannot start an answer.
     spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
     assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
 
 
 def null_answer(threshold=0.0, with_null=True, **options):
-    """Two windows; "Ada" scores 3 + 1, [CLS] 4 + 2 in the one and 4 + 1.5 in the other."""
+    """Answer a question with two windows: "Ada" scores 3 + 1, [CLS] 4 + 2 in one window and 4 + 1.5 in the other."""
     two = make_windows((0, [OUT, *WORDS[:2]]), (0, [OUT, *WORDS[2:4]]))
     start, end = [logits(3, t0=4, t1=3), logits(3, t0=4)], [logits(3, t0=2, t1=1), logits(3, t0=1.5)]
     return answer(two, start, end, with_null=with_null, null_threshold=threshold, **options)
@@ -103,8 +103,8 @@ def test_the_threshold_is_what_the_odds_must_exceed(threshold, text):
 
 @pytest.mark.parametrize("with_null", [False, True])
 def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
-    """All of the n best were "no answer" in google-research/bert#476, which crashed."""
-    # The second has no window, the third no context in it, and the best start of the fourth lies behind its best end.
+    """Bug google-research/bert#476: a crash if all n best are "no answer"."""
+    # The second question has no window; the third has no context in it; the fourth has its best start after its best end.
     rows = make_windows((0, WORDS), (2, [OUT] * 3), (3, [OUT, *WORDS[:2]]))
     start, end = [logits(8), logits(8, t0=2), logits(8, t2=9)], [logits(8), logits(8, t0=1), logits(8, t1=9)]
     found = answer(rows, start, end, with_null=with_null, n_best=1, max_answer_length=1)
@@ -118,12 +118,12 @@ def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
 
 
 def random_set(seed, examples=40):
-    """Windows of random lengths with tokens of question, white space and context, and their logits, padded with -100."""
+    """Create windows of random lengths with question, white-space and context tokens, and logits padded with -100."""
     draw = np.random.default_rng(seed)
     rows = []
     for example in np.sort(draw.integers(0, examples, 2 * examples)):
         cuts = np.sort(draw.integers(0, len(CONTEXT), draw.integers(2, 15)))
-        # Neighbours that are equal: no character.
+        # Equal neighbours: a token without characters
         rows.append((example, [OUT] * draw.integers(1, 4) + list(itertools.pairwise(cuts))))
     width = max(len(tokens) for _, tokens in rows) + 3
     start, end = draw.integers(-6, 7, (2, len(rows), width)).astype(np.float32) / 2
@@ -133,7 +133,7 @@ def random_set(seed, examples=40):
 
 
 def every_pair(rows, start, end, n_best, max_answer_length):
-    """example -> [(score, first character, end)] of the n best, by trying all pairs of the n best starts and ends."""
+    """Return the n best spans (score, first character, end) by example, from all pairs of the n best starts and ends."""
     found = {}
     for row, (example, tokens) in enumerate(rows):
         real = [token for token, (a, b) in enumerate(tokens) if b > a]
@@ -175,5 +175,5 @@ def test_padding_changes_nothing():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_name_the_question(value):
     rows = make_windows((0, [OUT, *WORDS]), (1, [OUT, *WORDS]))
-    with pytest.raises(ValueError, match=r"question 'q1' are not finite \(window 1\)"):
+    with pytest.raises(ValueError, match=r"question 'q1' must be finite, got NaN or inf in window 1"):
         answer(rows, [logits(9), logits(9, t2=value)], [logits(9)] * 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines without pre-training: by hand, on separable rows of every kind of label, and capped."""
+"""Baselines without pre-training: by hand, on separable rows for all problem types, and with a maximum number of rows."""
 
 import json
 
@@ -16,7 +16,7 @@ TEXTS = [f"{words} {number}" for number in range(10) for words in (FRUIT, STONE)
 
 
 def of(tmp_path, rows, **flags):
-    """The baselines of made-up rows, the same to train and to evaluate on."""
+    """Compute the baselines of synthetic rows, with the same rows for training and evaluation."""
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     arguments = TextClassificationArguments(train_file=[str(file)], validation_file=[str(file), f"more={file}"], **flags)
@@ -39,7 +39,7 @@ def test_words_that_decide_are_learned_and_the_majority_is_by_hand(labels, tmp_p
     rows.append(dict(text="something else entirely", label=labels[2]))
     found = of(tmp_path, rows)
     metric = "micro_f1" if isinstance(labels[0], list) else "accuracy"
-    # 10 of 21 rows for either label; of the lists "b" alone, right 20 times of 30 that are there: 2 * 20 / (21 + 30).
+    # 10 of 21 rows have each label. Lists: only "b" is predicted, correct for 20 of 30 labels: 2 * 20 / (21 + 30).
     expected = 2 * 20 / (21 + 30) if metric == "micro_f1" else 10 / 21
     assert found[baselines.MAJORITY][metric] == pytest.approx(expected)
     assert found[baselines.TFIDF][metric] > 0.95
@@ -55,7 +55,7 @@ def test_scores_of_pairs_follow_the_words_they_share(tmp_path):
 @pytest.mark.parametrize("rows, step", [(9, 2), (25, 4)])
 def test_many_rows_are_thinned_evenly(rows, step, monkeypatch):
     monkeypatch.setattr(baselines, "MAX_ROWS", 8)
-    # The rows that stay have the labels 1 and 2: were others seen, label 0 would be known.
+    # The rows that are used have the labels 1 and 2; if other rows were used, label 0 would be known.
     labels = np.array([int(row % step == 0) * (1 + row % (2 * step) // step) for row in range(rows)])
     texts = [f"word{label}" for label in labels]
     [logits] = baselines.tfidf_logits([texts], labels, [[["word0"]]], num_labels=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class weights by hand and against scikit-learn, and rows that are drawn so that all classes are equally frequent."""
+"""Class weights by hand and against scikit-learn, and class-balanced sampling."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
     ],
 )
 def test_weights_by_hand(flag, rows, weights):
-    """Of several labels a text, texts without a label over texts with it; c stands in all."""
+    """Multi-label weights are texts without the label divided by texts with it; all texts have c."""
     assert class_weights(flag, dict(a=1, b=4, c=10), ["a", "b", "c"], rows) == pytest.approx(weights)
 
 
@@ -39,9 +39,9 @@ def test_weights_by_hand(flag, rows, weights):
         ("inverse", "--class_weights is not JSON"),
         ("[1, 2]", r"must be balanced or a JSON object of a, b, got \[1, 2\]"),
         ('{"A": 2}', "must be balanced or a JSON object of a, b, got"),
-        ('{"a": 0}', "--class_weights must be positive numbers, got 0 for 'a'"),
-        ('{"a": "2"}', "--class_weights must be positive numbers, got '2' for 'a'"),
-        ('{"a": Infinity}', "--class_weights must be positive numbers, got inf for 'a'"),
+        ('{"a": 0}', "--class_weights must be positive, got 0 for 'a'"),
+        ('{"a": "2"}', "--class_weights must be positive, got '2' for 'a'"),
+        ('{"a": Infinity}', "--class_weights must be positive, got inf for 'a'"),
     ],
 )
 def test_weights_that_are_wrong_are_refused(flag, message):
@@ -61,7 +61,7 @@ def test_each_class_is_drawn_equally_often_and_each_epoch_is_another_draw():
     sampler = BalancedSampler(labels, seed=1)
     first, again = [*sampler], [*sampler]
     counts = np.bincount([labels[row] for row in first])
-    # Three standard deviations.
+    # Tolerance: three standard deviations
     assert len(first) == len(sampler) == 3_000 and np.abs(counts - 1_000).max() < 3 * np.sqrt(3_000 * 2 / 9)
     assert len({row for row in first if row >= 2_990}) == 10
     sampler.set_epoch(1)

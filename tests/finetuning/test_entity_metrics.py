@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entities of tags, and their scores: by hand, and against a second reading of the rules."""
+"""Entities in tags, and their scores: by hand, and against an independent implementation of the rules."""
 
 import random
 
@@ -29,7 +29,7 @@ def scores_of(precision, recall, f1, number):
 @pytest.mark.parametrize(
     ("predicted", "true", "overall", "types"),
     [
-        # seqeval's example: the MISC is one word too long, the PER is right: P = R = F1 = 1/2; 8 of 10 tags.
+        # seqeval's example: the MISC is one word too long, the PER is correct: P = R = F1 = 1/2; 8 of 10 tags.
         pytest.param(
             ["O O B-MISC I-MISC I-MISC I-MISC O", "B-PER I-PER O"],
             ["O O O B-MISC I-MISC I-MISC O", "B-PER I-PER O"],
@@ -58,7 +58,7 @@ def test_scores_by_hand(predicted, true, overall, types):
 
 
 def by_boundaries(tags):
-    """conlleval's two questions, asked at every border: does an entity end here, does one begin?"""
+    """Find entities as conlleval does: decide at each boundary if an entity ends, and if one starts."""
     parts = [("O", "")] + [(tag[0], tag[2:]) for tag in tags] + [("O", "")]
     found, start = [], 0
     for place in range(1, len(parts)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model fails: tables, confusions, calibration and thresholds by hand; files, card, and what a run prints."""
+"""Error analysis: tables, confusions, calibration and thresholds by hand; files, card and output of a run."""
 
 import json
 
@@ -196,7 +196,7 @@ def two_sets(tmp_path, labels="bbbbbgg", texts=("awful", "great")):
 
 @pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
 def test_a_run_says_where_it_fails_and_that_a_baseline_is_better(argv, folder_of, tmp_path, capsys):
-    """A run at 0.339 against TF-IDF's 0.769 ended with "holds the model"."""
+    """Bug: a run with 0.339, against 0.769 of TF-IDF, ended with "holds the model" and no warning."""
     folder = tmp_path / "run"
     run_as_told(
         folder_of("bert"),
@@ -224,8 +224,8 @@ def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_p
     metrics = run_as_told(folder_of("ours"), folder, "--save_thresholds", **TRAINED, **files)
     saved = read(folder, "config.json")["decision_thresholds"]
     assert [*saved] == ["g"] and saved == read(folder, "eval_failures.json")["thresholds"]
-    assert f"config.json has the thresholds g {saved['g']:.4f}" in capsys.readouterr().out
-    # A run that only evaluates writes them into the folder of the model; another training forgets them.
+    assert f"config.json: g {saved['g']:.4f}" in capsys.readouterr().out
+    # A run that only evaluates saves them in the folder of the model; training the model again removes them.
     run_as_told(folder, tmp_path / "again", "--do_eval", "--save_thresholds", validation_file=files["validation_file"])
     assert read(folder, "config.json")["decision_thresholds"] == pytest.approx(saved)
     assert read(tmp_path / "again", "eval_results.json")["eval_accuracy"] == metrics["eval_accuracy"]
@@ -247,7 +247,7 @@ def test_baselines_stand_beside_an_evaluation_where_the_training_file_is_given(f
 @pytest.mark.parametrize(
     "more, message",
     [
-        (dict(problem_type="regression"), "one of two classes"),
+        (dict(problem_type="regression"), "needs texts with two classes or with several labels"),
         (dict(do_eval=False), "without --do_eval"),
     ],
     ids=["regression", "no evaluation"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a fine-tuning run: what it leaves, what it refuses, folders, resumed runs, several seeds."""
+"""Stages of a fine-tuning run: output files, refused flags, folders, resumed runs and several seeds."""
 
 import contextlib
 from pathlib import Path
@@ -17,7 +17,7 @@ SAVING = dict(save_strategy="steps", save_steps=2)
 
 @pytest.fixture(scope="module")
 def finished(folder_of, tmp_path_factory):
-    """A run of everything, with two evaluation sets."""
+    """Run all stages with two evaluation sets; return the folder and the metrics."""
     folder = tmp_path_factory.mktemp("runs") / "everything"
     argv = ("--do_train", "--do_eval", "--do_predict", "--second_set")
     return folder, run(folder_of("ours"), folder, *argv, eval_strategy="steps", eval_steps=2, **SAVING)
@@ -66,7 +66,7 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model=name)
     run(folder_of("ours"), tmp_path / "run", "--do_train", "--second_set", **given)
     history = read(tmp_path / "run", "trainer_state.json")["log_history"]
-    # The last one is that of --do_eval.
+    # The last evaluation is that for --do_eval.
     assert [entry["step"] for entry in history if "eval_accuracy" in entry] == [2, 4, 4]
 
 
@@ -77,7 +77,7 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
         (dict(read=missing_package), "error: this task needs a package"),
         (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "error: --metric_for_best_model acu"),
         (dict(optim="adamw_torch"), "error: this task needs a package"),
-        # With the place in the training.
+        # Shown with a traceback, because the training has started
         (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "the learning rate of 1e+30 is too high"),
     ],
     ids=["data", "package", "metric", "optimizer", "training"],
@@ -99,9 +99,9 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
         (["--do_predict"], dict(test_count=0), "--do_predict has no data: give --test_file"),
         (["--do_train"], dict(evaluation_count=0, eval_strategy="steps", eval_steps=1), "--do_eval has no data"),
         (["--do_train"], dict(prediction_loss_only="true"), "--prediction_loss_only must be False"),
-        (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint is for training"),
+        (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint needs --do_train"),
         (["--do_train"], dict(resume_from_checkpoint="last"), "there is no checkpoint"),
-        (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "both given: which"),
+        (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "are mutually exclusive"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got x"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="last"), r"there is no run in .* to resume"),
     ],
@@ -113,7 +113,7 @@ def test_runs_that_cannot_do_what_they_are_told_write_nothing(argv, given, messa
 
 
 class _Stop(TrainerCallback):
-    """Ends the process's training as a kill would, after a step."""
+    """Callback that stops the training after a step, as if the process was killed."""
 
     def __init__(self, step):
         self.step = step
@@ -125,7 +125,7 @@ class _Stop(TrainerCallback):
 
 @contextlib.contextmanager
 def stopped(step, ends_with=KeyboardInterrupt):
-    """A context that ends with this error, as trainers made in it are stopped after a step."""
+    """Return a context in which trainers stop after a step, and which expects their error."""
     make = TaskTrainer.__init__
 
     def init(self, *args, **kwargs):
@@ -144,7 +144,7 @@ def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, tmp_path, capsys
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
-    """To the last bit, with dropout, adversarial noise and accumulated micro-batches."""
+    """Weights are bitwise equal, with dropout, adversarial noise and gradient accumulation."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)
     whole = run(folder_of("ours"), tmp_path / "whole", "--do_train", "--do_eval", **given)
     with stopped(5):
@@ -161,7 +161,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir moves it aside"):
+    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir renames it"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()
@@ -179,7 +179,7 @@ def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
     for number in range(3):
         run(folder_of("bert"), folder, "--do_train", "--overwrite_output_dir", max_steps=1, seed=number)
     assert {file.name for file in tmp_path.iterdir()} == {"run", "run.old-1", "run.old-2"}
-    assert "is not empty: it is" in capsys.readouterr().out
+    assert "was not empty; renamed it to" in capsys.readouterr().out
     seeds = [read(tmp_path / name, "run_arguments.json")["seed"] for name in ("run.old-1", "run.old-2", "run")]
     assert seeds == [0, 1, 2]
     assert weights(folder) and weights(tmp_path / "run.old-1")
@@ -187,13 +187,13 @@ def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
 
 def test_overwriting_spares_what_is_read_and_the_working_directory(finished, tmp_path, monkeypatch):
     folder, _ = finished
-    with pytest.raises(ValueError, match=r"--overwrite_output_dir would move .*everything aside"):
+    with pytest.raises(ValueError, match=r"--overwrite_output_dir would rename .*everything"):
         run(folder, folder, "--do_train", "--overwrite_output_dir")
-    with pytest.raises(ValueError, match=r"would move .*train.csv aside"):
+    with pytest.raises(ValueError, match=r"would rename .*train.csv"):
         run("x", tmp_path, "--do_train", "--overwrite_output_dir", train_file=tmp_path / "train.csv")
     monkeypatch.chdir(tmp_path)
     for place in (".", ".."):
-        with pytest.raises(ValueError, match=r"would move .* aside"):
+        with pytest.raises(ValueError, match=r"would rename"):
             run("x", place, "--do_train", "--overwrite_output_dir")
 
 
@@ -201,7 +201,7 @@ def test_overwriting_spares_what_is_read_and_the_working_directory(finished, tmp
     "ends", [{}, dict(max_steps=6), dict(max_steps=-1, num_train_epochs=1)], ids=["in_an_epoch", "behind_it", "epochs"]
 )
 def test_a_finished_run_that_is_resumed_keeps_its_results(ends, folder_of, tmp_path):
-    """Trainer measures a training of no step, or takes one more within an epoch."""
+    """Trainer would report a training of no steps, or train one more step within an epoch."""
     folder, given = tmp_path / "run", SAVING | dict(lr_scheduler_type="constant") | ends
     run(folder_of("ours"), folder, "--do_train", "--do_eval", **given)
     before, state, trained = read(folder, "all_results.json"), weights(folder), read(folder, "train_results.json")
@@ -228,14 +228,14 @@ def test_seeds_are_runs_of_their_own_and_a_summary(folder_of, tmp_path):
     assert summary["eval_loss"]["mean"] == pytest.approx(np.mean(losses))
     assert summary["eval_loss"]["standard_deviation"] == pytest.approx(np.std(losses, ddof=1))
     assert (tmp_path / "run" / "seeds.png").is_file() and (tmp_path / "run" / "README.md").is_file()
-    # Each as it would have been alone.
+    # Each seed gives the same results as a run with only this seed.
     alone = run(folder_of("bert"), tmp_path / "alone", "--do_train", "--do_eval", seed=5)
     assert alone["eval_loss"] == losses[1]
     assert equal(weights(tmp_path / "alone"), weights(tmp_path / "run" / "seed-5"))
 
 
 def test_one_seed_gives_one_result(folder_of, tmp_path):
-    """The same file of results but for times, and the same weights, with workers or without."""
+    """Results (except times) and weights are equal, with and without workers."""
     argv = ("--do_train", "--do_eval", "--do_predict")
     runs = dict(first={}, second={}, workers=dict(dataloader_num_workers=2), other=dict(seed=7))
     results = {}
@@ -255,7 +255,7 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
     whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])
     run(folder_of("ours"), tmp_path / "run", *argv[2:-1])
     finished_at = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"is not empty: .*go on with --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match=r"is not empty: .*resume it with --resume_from_checkpoint last"):
         run(*argv)
     with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)
@@ -265,12 +265,12 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
     for seed in (1, 2):
         same = [weights(tmp_path / name / f"seed-{seed}") for name in ("whole", "run")]
         assert equal(*same)
-    assert "seed-1 is finished" in capsys.readouterr().out
+    assert "seed-1 is already complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])
 def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folder_of, tmp_path):
-    """Their folders hold no checkpoint: the saved models are evaluated, as they would have been at once."""
+    """Folders of finished seeds have no checkpoint; their saved models are evaluated, with the same results."""
     if lora:
         pytest.importorskip("peft")
     folder, argv = tmp_path / "run", ("--do_train", "--second_set", *lora, "--seeds", 1, 2)
@@ -296,7 +296,7 @@ def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folde
         assert results.items() >= trained[seed - 1].items()
         card = (own / "README.md").read_text(encoding="utf-8")
         assert f"| accuracy | {results['eval_accuracy']:.4f} |" in card and "| steps | 4 |" in card
-    # Each once.
+    # Each file was written only once.
     assert all(file.stat().st_mtime_ns == time for file, time in {**saved, **measured}.items()) and len(saved) == 2
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the fine-tuning scripts: groups, files of flags, recipes, and what is answered to flags that are gone."""
+"""Flags of the fine-tuning scripts: groups, files of flags, recipes, and messages for removed flags."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_a_file_of_flags_says_the_same_as_a_command_line_whose_flags_win(kind, tmp_path):
-    """YAML reads 1e-5 as text and transformers' reader would leave it so."""
+    """YAML reads 1e-5 as text; transformers' reader would not convert it."""
     values = dict(
         model_name_or_path="some-model", output_dir=str(tmp_path / "run"), do_train=True, do_eval=False, seeds=[1, 2],
         learning_rate="1e-5", train_file=["a.csv"], max_seq_length=None,
@@ -91,7 +91,7 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
     names = {*re.findall(r"--\w+", shown)}
     assert {"--recipe", "--model_name_or_path", "--train_file", "--toy_column", "--output_dir", "--lora_r"} <= names
     assert ("--weight_decay" in names) == (flag == "--help_all")
-    # Spellings with hyphens are taken, and not shown.
+    # Spellings with hyphens are accepted but not shown.
     assert not re.search(r"--\w+-", shown)
 
 
@@ -100,10 +100,10 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
     [
         (["--max_seq_length", 0], "--max_seq_length must be at least 1, got 0"),
         (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
-        (["--seeds", 1, 1], "--seeds names one twice: 1 1"),
+        (["--seeds", 1, 1], "--seeds must be different, got 1 1"),
         (["--seeds", 1, 2, "--seed", 3], "--seed 3 has no effect with --seeds"),
-        (["--seeds", 1, "--push_to_hub"], "--push_to_hub is for one model"),
-        (["--lora", "--from_scratch"], "random weights that --from_scratch makes would be lost"),
+        (["--seeds", 1, "--push_to_hub"], "--push_to_hub pushes one model"),
+        (["--lora", "--from_scratch"], "random weights of --from_scratch would be lost"),
         (["--lora", "--lora_r", 0], "--lora_r must be at least 1, got 0"),
         (["--lora", "--lora_dropout", 1], r"--lora_dropout must be in \[0, 1\), got 1.0"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
@@ -147,7 +147,7 @@ def test_damaged_files_of_flags_are_refused(text, message, tmp_path):
 def test_something_must_be_done_somewhere():
     for argv, message in (
         ([], "give --do_train, --do_eval or --do_predict"),
-        (["--do_eval", "--seeds", "1"], "are for training"),
+        (["--do_eval", "--seeds", "1"], "--seeds needs --do_train"),
     ):
         with pytest.raises(ValueError, match=message):
             parsed(["--model", "x", "--output_dir", "x", *argv])

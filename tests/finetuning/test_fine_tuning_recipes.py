@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published settings of fine-tuning: the numbers, how a batch is cut, and what is known not to converge."""
+"""Published fine-tuning settings: values, split of the batch, and warnings of settings that do not converge."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_starred_tasks_begin_at_an_mnli_checkpoint():
 @pytest.mark.parametrize("name, model", [("large", "deberta-large"), ("large", "deberta-large-mnli"), ("v3-large", "base")])
 def test_another_model_than_one_of_mnli_is_warned_of(name, model, caplog):
     set_recipe_fields(name, DebertaExtConfig(), DataArguments(task_name="rte"), ModelArguments(model_name_or_path=model))
-    assert ("was published for a model that was fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
+    assert ("was published for a model that was first fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
 
 
 def test_tasks_of_other_names_take_the_settings_of_their_kind():
@@ -82,10 +82,10 @@ def test_short_runs_are_warm_before_their_end():
 @pytest.mark.parametrize(
     ("size", "task", "message"),
     [
-        ("huge", "sst2", "'huge' is unknown; there are base, large"),
+        ("huge", "sst2", "--recipe must be one of base, large, .*, got 'huge'"),
         ("base", None, "needs --task_name, one of mnli, cola"),
-        ("v3-large", "race", r"v3-large has no settings for race, .*sizes for race: base, large"),
-        ("v3-small", "poetry", r"v3-small has no settings for poetry, only for mnli; sizes for poetry: none$"),
+        ("v3-large", "race", r"v3-large has no settings for race, .*recipes for race: base, large"),
+        ("v3-small", "poetry", r"v3-small has no settings for poetry, only for mnli; recipes for poetry: none$"),
     ],
 )
 def test_unknown_sizes_and_tasks_list_what_there_is(size, task, message):
@@ -128,10 +128,10 @@ def training(tmp_path, **more):
 @pytest.mark.parametrize(
     ("layers", "rate", "lora", "message"),
     [
-        (24, 5e-5, False, "5e-05 on 24 layers often does not converge"),
+        (24, 5e-5, False, "5e-05 often does not converge with 24 layers"),
         (24, 3e-5, False, None),
-        # A recipe's rate is that of a whole model: adapters hardly move at it.
-        (24, 1e-5, True, "--learning_rate 1e-05 with --lora is one for whole models"),
+        # A recipe's learning rate is for full fine-tuning and too low for adapters.
+        (24, 1e-5, True, "--learning_rate 1e-05 is too low for --lora"),
         (24, 2e-4, True, None),
     ],
 )
@@ -143,7 +143,7 @@ def test_learning_rates_that_do_not_fit_a_model_are_warned_of(layers, rate, lora
 
 def test_half_precision_with_mdeberta_is_warned_of(tmp_path):
     args = training(tmp_path)
-    # The flag alone: a machine without an accelerator refuses it.
+    # Only set as an attribute, because a machine without an accelerator refuses the flag.
     args.fp16 = True
     multilingual, other = (DebertaV2Config(vocab_size=size, num_hidden_layers=12) for size in (251000, 128100))
     assert "mDeBERTa" in divergence_warnings(multilingual, args)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLUE and XNLI by name: columns, labels and sets, the files for GLUE's server, from the Hub and on real data."""
+"""GLUE and XNLI by name: columns, labels, sets and files for GLUE's server, from the Hub and on real data."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def encoded(data, tokenizer):
 
 
 def made(task, labels, offset=0):
-    """Rows of a task with these labels; None = no label column."""
+    """Create rows of a task with the given labels; None = no label column."""
     return [
         {column: f"{column} {n + offset}" for column in task.text_columns} | ({} if label is None else {"label": label})
         for n, label in enumerate(labels)
@@ -92,14 +92,14 @@ def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoi
     data.use_config(SimpleNamespace(label2id={"Equivalent": 0, "Not_Equivalent": 1}))
     measured = data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields())).evaluation[""]
     assert measured.rows["labels"][:] == [0, 0, 1, 1, 0]
-    # All are called equivalent: three of five right, F1 2 * 0.6 * 1 / 1.6.
+    # All are predicted as equivalent: three of five are correct, F1 2 * 0.6 * 1 / 1.6.
     scores = measured.metrics(np.tile([1.0, 0.0], (5, 1)), np.array(measured.rows["labels"]))
     assert scores == pytest.approx(dict(accuracy=0.6, f1=0.75, combined_score=0.675))
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """hub[data set, configuration] = splits; answers in place of the Hub."""
+    """hub[data set, configuration] = splits; replaces the Hub."""
     content = {}
 
     def read_hub(name, config, splits, **download):
@@ -125,7 +125,7 @@ def test_a_task_by_name_is_read_from_the_hub(hub, tokenizer, tmp_path):
     ours = encoded(data, tokenizer)
     assert {name: one.examples for name, one in ours.evaluation.items()} == {"": 3, "mm": 2}
     assert {name: (one.examples, one.metrics) for name, one in ours.test.items()} == {"": (2, None), "mm": (1, None)}
-    # AX is predicted and nothing else.
+    # AX only has a test set.
     hub["nyu-mll/glue", "ax"] = {"test": made(GLUE["ax"], [-1, -1])}
     ours = encoded(read(task_name="ax"), tokenizer)
     assert (ours.train, ours.evaluation, [*ours.test]) == (None, {}, [""])
@@ -141,14 +141,14 @@ def test_xnli_is_trained_on_one_language_and_evaluated_on_others(hub, tokenizer,
     data = read(task_name="xnli", train_language="en", eval_languages=["de", "fr", "en"])
     assert (data.num_train, data.num_evaluation) == (3, 6)
     ours = encoded(data, tokenizer)
-    # The language of the training comes first: it says which checkpoint is best.
+    # The training language comes first, because the first set selects the best checkpoint.
     assert {name: one.examples for name, one in ours.evaluation.items()} == {"en": 1, "de": 2, "fr": 3}
     assert next(iter(ours.evaluation)) == "en"
     assert {*ours.test} == {"en", "de", "fr"}
     one = encoded(read(task_name="xnli", language="de"), tokenizer)
     assert len(one.train) == 6
     assert {name: measured.examples for name, measured in one.evaluation.items()} == {"": 2}
-    # Files are sets by name.
+    # Files are separate sets by name.
     train = write_lines(tmp_path / "en.jsonl", *made(task, [0, 1, 2]))
     korean = write_lines(tmp_path / "ko.jsonl", *made(task, ["contradiction"]))
     ours = encoded(read(task_name="xnli", train_file=[train], validation_file=[f"ko={korean}"]), tokenizer)

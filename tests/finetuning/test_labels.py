@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels: their kind and order in the data, those of a checkpoint, what a model's logits mean, and wrong ones."""
+"""Labels: problem type, order in the data and in a checkpoint, predictions from logits, and invalid labels."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def found(*cells, **more):
         ([-1, 0, 1], SINGLE, ("-1", "0", "1")),
         ([True, False], SINGLE, ("False", "True")),
         ([0.5, 1, 2], REGRESSION, ()),
-        # Texts are numbers only where a number is written so: what else looks like one is a name.
+        # Only texts in decimal notation are numbers; other texts that Python can convert are names.
         (["01", "02", "10"], SINGLE, ("01", "02", "10")),
         (["1_0", "2"], SINGLE, ("1_0", "2")),
         (["inf", "nan"], SINGLE, ("inf", "nan")),
@@ -53,7 +53,7 @@ def test_the_kind_of_labels_and_their_order(cells, kind, names):
         (found(0.5), [1, "2.5", 0.5], [1.0, 2.5, 0.5]),
         (found(["a"], ["c", "b"]), [["c", "a"], []], [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
         (Labels(SINGLE, ("no", "yes")), ["yes", 0, "1", "NO", 1.0], [1, 0, 1, 0, 1]),
-        # A name that is a number counts before a number.
+        # Names take precedence over numbers.
         (Labels(SINGLE, ("1", "0")), ["1", 1], [0, 1]),
         (Labels(REGRESSION), [-1.0, "3", 5], [-1.0, 3.0, 5.0]),
     ],
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_the_same_names_keeps_its_order_in_whatever_case():
         (None, None),
         ({"LABEL_0": 0, "LABEL_1": 1}, None),
         ({"a": 0, "b": 7}, None),
-        ({"NEG": 0, "POS": 1}, "the labels NEG, POS of the checkpoint become a, b, in this order"),
+        ({"NEG": 0, "POS": 1}, "replacing the checkpoint's labels NEG, POS with a, b in this order"),
     ],
 )
 def test_a_checkpoint_without_such_names_takes_those_of_the_data(label2id, warning, caplog):
@@ -139,9 +139,9 @@ def test_only_a_test_set_may_have_no_labels(nothing):
     assert Labels(REGRESSION).encode(nothing, source="x", test=True) is None
     labels = Labels(SINGLE, ("a", "b"))
     assert labels.encode(nothing, source="x", test=True) is None
-    with pytest.raises(ValueError, match=r"x has no labels \(all are .*\): it is a test file, give it as --test_file"):
+    with pytest.raises(ValueError, match=r"x must have labels, got .* in all rows: give .* --test_file"):
         labels.encode(nothing, source="x")
-    # -1 is a label where the training set has it.
+    # -1 is a label if the training set has it.
     assert found(-1, 1).encode([-1, -1], source="x", test=True) == [0, 0]
 
 
@@ -170,9 +170,9 @@ def test_classes_that_are_written_as_fractions_get_a_hint(caplog):
         (
             found("a", "b"),
             ["a", "c"],
-            r"row 2 of x has the label 'c', expected one of the labels of --train_file, .* 2: a, b$",
+            r"row 2 of x has the label 'c', expected one of the labels of --train_file \(2\): a, b$",
         ),
-        (Labels(SINGLE, ("no", "yes"), source="boolq"), [0, 2], r"row 2 .* the label 2, .* of boolq, which are 2: no, yes$"),
+        (Labels(SINGLE, ("no", "yes"), source="boolq"), [0, 2], r"row 2 .* the label 2, .* of boolq \(2\): no, yes$"),
         (found("a", "b"), ["a", "B"], "row 2 of x has the label 'B'"),
         (found("a", "b"), ["a", None], r"row 2 of x has the label None"),
         (found("a", "b"), [["a"], "b"], r"row 1 of x has the label \['a'\]"),
@@ -193,7 +193,7 @@ def test_wrong_labels_are_named(labels, cells, message):
     ("cells", "message"),
     [
         (["a", 1], "labels that are text and labels that are numbers"),
-        ([None, {"id": 1}], r"--train_file has the label {'id': 1}, expected text, a number, or a list"),
+        ([None, {"id": 1}], r"--train_file has the label {'id': 1}, expected text, a number, or .* a list"),
         ([["a"], [["b"]]], r"--train_file has the label \['b'\], expected"),
         ([["a", None]], "--train_file has the label None, expected"),
     ],
@@ -208,8 +208,8 @@ def test_labels_of_the_wrong_kind_are_refused(cells, message):
     "cells", [([1.0, 0.0], [0.0, 1.0]), ([True, False], [True, True]), (["1", "0"], ["0", "0"]), ([1.0], [0.0])]
 )
 def test_a_0_or_1_for_each_label_is_refused(cells, names):
-    """[1.0, 0.0] was taken for the labels "1.0" and "0.0", which both apply."""
-    with pytest.raises(ValueError, match=r"a 0 or 1 for each label.* write the labels that apply, .*\[\] where none does"):
+    """Bug: [1.0, 0.0] was read as the two labels "1.0" and "0.0"."""
+    with pytest.raises(ValueError, match=r"a 0 or 1 for each label; expected a list of the labels .*\[\] for none"):
         found(*cells, names=names)
 
 
@@ -234,7 +234,7 @@ def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logi
         id2label={0: "a", 1: "b"},
         **({"decision_thresholds": thresholds} if thresholds else {}),
     )
-    # The odds of a label are its number here: 2 is a probability of 2 / 3, or beside 3 of 2 / 5.
+    # Values are odds: 2 is a probability of 2 / 3 (multi-label), or of 2 / (2 + 3) next to 3 (classes).
     labels = Labels.of_config(config)
     assert labels.decided(np.log(logits)).tolist() == predicted
     # Metrics do not depend on the thresholds.
@@ -244,5 +244,5 @@ def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logi
 
 def test_a_threshold_of_another_label_is_refused():
     config = SimpleNamespace(problem_type=SINGLE, num_labels=2, id2label={0: "a", 1: "b"}, decision_thresholds={"c": 0.3})
-    with pytest.raises(ValueError, match="decision_thresholds has 'c', expected one of a, b"):
+    with pytest.raises(ValueError, match="decision_thresholds of the checkpoint must be of a, b, got 'c'"):
         Labels.of_config(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long an input may be: as many tokens as a model of absolute positions has rows, and no limit for others."""
+"""Maximum input lengths: the number of absolute positions of a model, no limit for other models."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def test_the_limit_is_the_longest_input_that_runs(config):
 def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, caplog):
     assert position_limit(config) is None
     assert longest_input(tokenizer(16), config, 64, default=128) == 64
-    assert caplog.messages == ["--max_seq_length 64 is more than the 16 tokens of the model's pre-training"]
+    assert caplog.messages == ["--max_seq_length 64 exceeds the model's pre-training length of 16 tokens"]
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
 
 
@@ -70,5 +70,5 @@ def test_the_longest_row_is_measured_of_those_that_are_chosen(rows):
 )
 def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(limit, wanted, expected, warned, caplog):
     assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
-    said = f"--max_seq_length {wanted} is more than the model takes: it becomes {expected}"
+    said = f"--max_seq_length {wanted} exceeds the model's limit; using {expected}"
     assert caplog.messages == [said] * warned

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, which are those of scikit-learn and scipy: by hand, of groups, then constant predictions and mistakes."""
+"""Metrics against values computed by hand, metrics of groups and of constant predictions, and invalid inputs."""
 
 import json
 import math
@@ -27,11 +27,11 @@ MANY = np.arange(226_000) % 2
 BY_HAND = {
     "accuracy": (accuracy, [1, 0, 2, 2], [1, 1, 2, 0], 0.5),
     "names": (accuracy, ["a", "b"], ["a", "c"], 0.5),
-    # 2 hits, 3 predicted, 4 right: P = 2/3, R = 1/2, F1 = 4/7. Of label 0 it would be 2 * 1 / (3 + 2).
+    # 2 hits, 3 predicted, 4 true: P = 2/3, R = 1/2, F1 = 4/7. F1 of label 0 would be 2 * 1 / (3 + 2).
     "f1 of label 1": (f1, [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 1, 0], 4 / 7),
-    # label 0: 1 hit, 1 predicted, 2 right: 2/3; label 1: 1, 2, 1: 2/3; label 3: predicted once, never right: 0; label 2: 1.
+    # label 0: 1 hit, 1 predicted, 2 true: 2/3; label 1: 1, 2, 1: 2/3; label 3: predicted once, never true: 0; label 2: 1.
     "macro f1 over the labels of either side": (macro_f1, [0, 1, 1, 3, 2], [0, 0, 1, 2, 2], (2 / 3 + 2 / 3 + 2 / 3 + 0) / 4),
-    # 2 hits of 3 predicted and 4 right pairs.
+    # 2 hits of 3 predicted and 4 true pairs.
     "micro f1 of pairs": (micro_f1, [[1, 0, 1], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], 2 * 2 / (3 + 4)),
     # tp 2, tn 1, fp 1, fn 1: (2 * 1 - 1 * 1) / sqrt(3 * 3 * 2 * 2) = 1/6.
     "matthews": (matthews_correlation, [1, 1, 1, 0, 0], [1, 1, 0, 0, 1], 1 / 6),
@@ -58,7 +58,7 @@ def test_grouped_accuracy_reports_each_group_and_all():
 
 
 def test_multirc_by_hand():
-    # Question a: all right. b: one of two wrong (macro-F1: label 1 is 2 * 1 / (2 + 1), label 0 is 0). c: right, one label.
+    # a: all correct. b: one of two is wrong (macro-F1: label 1 is 2 * 1 / (2 + 1), label 0 is 0). c: correct, one label.
     groups = [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (2, "c")]
     found = multirc([1, 1, 0, 1, 0], [1, 1, 0, 0, 0], groups)
     assert found["exact_match"] == pytest.approx(2 / 3)
@@ -81,7 +81,7 @@ def test_every_task_but_record_is_computed_by_name():
 
 
 def test_a_constant_gives_zero_and_valid_json():
-    """scipy's NaN would be no JSON."""
+    """scipy's NaN would not be valid JSON."""
     constant = [0.1] * 7
     found = {
         **compute(["pearson", "spearmanr"], constant, range(7)),

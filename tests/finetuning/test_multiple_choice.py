@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: pairs and losses by hand, choices that are not there, any model, files, the real data, and mistakes."""
+"""Multiple choice: pairs and losses by hand, missing choices, other models, files, real data and invalid data."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def build(tokenizer, tiny_config, stock_config, shake):
-    """A tiny model of a family, all of its weights random."""
+    """Build a tiny model of a family with random weights."""
 
     return lambda family: shake(
         AutoModelForMultipleChoice.from_config(small_config(family, len(tokenizer), tiny_config, stock_config))
@@ -54,7 +54,7 @@ def question(choices=2, label=0, **changes):
 
 
 class Made(MultipleChoiceData):
-    """Of questions at hand."""
+    """Data of given questions."""
 
     def __init__(self, arguments, answer_names=None, **questions):
         self.arguments, self.name, self.dataset, self.answer_names = arguments, "mine", "rows.jsonl", answer_names
@@ -78,15 +78,15 @@ RACE = {"article": "a", "question": "b", "options": ["c", "d"], "answer": "A", "
 CLUE = {"context": ["A: Hi.", "B: Hi."], "question": "Who?", "choice": ["A", "B"], "answer": "B"}
 
 
-# (row, its id, context, choices and label)
+# (row; expected id, context, choices and label)
 KNOWN = {
     "swag": (SWAG | {"ending2": "NA", "label": 2}, ("0", "a", ["b c", "b d", "b NA"], 2)),
-    # Endings are in the order of their numbers; labels of CSV are text, and SWAG's test set has none.
+    # Endings are sorted by number; labels of CSV files are text; SWAG's test set has no labels.
     "numbers": (SWAG | {"ending10": "e", "ending2": "f", "label": "1"}, ("0", "a", ["b c", "b d", "b f", "b e"], 1)),
     "no label": (SWAG | {"sent1": "", "label": -1}, ("0", "", ["b c", "b d"], None)),
     "c3": (C3 | {"id": 7}, ("7", "a", ["b c", "b d", "b e"], 2)),
     "no question": (C3 | {"question": ""}, ("0", "a", ["c", "d", "e"], 2)),
-    # The context is a list of turns, and the answer the text of a choice.
+    # The context is a list of turns; the answer is the text of a choice.
     "clue": (CLUE, ("0", "A: Hi.\nB: Hi.", ["Who? A", "Who? B"], 1)),
     "codah": (CODAH, ("0", "a", ["b", "c"], 1)),
     "cause": (COPA | {"idx": 4}, ("4", "a", ["What was the cause? b", "What was the cause? c"], 0)),
@@ -156,7 +156,7 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
         question(4, 3, id="c", group="high"),
     ]
     measured = task_of(questions, answer_names="ABCD").encode(tokenizer, None).evaluation[""]
-    # The best logits of the first two rows are of choices that they do not have.
+    # The highest logits of the first two rows belong to missing choices.
     logits = np.array([[0.0, 1.0, 5.0, 5.0], [2.0, 1.0, 0.0, 5.0], [9.0, 0.0, 0.0, 1.0]])
     assert measured.metrics(logits, None) == {
         "accuracy": pytest.approx(2 / 3), "middle_accuracy": 1.0, "high_accuracy": 0.5,
@@ -169,7 +169,7 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     assert [*table] == ["row", "id", "context", "choices", "label", "group", "gold", "predicted", "probability"]
     assert (table["gold"], table["predicted"]) == (["B", "A", "D"], ["B", "A", "A"])
     assert table["probability"] == [0.75, 0.5, 0.6]
-    # Without names the answers are the numbers of choices; equal ids are numbered, or the last would stand for all.
+    # Without letters, answers are numbers of choices. Equal ids are numbered, else the last one would overwrite the others.
     questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
     file, _ = encoded(questions, tokenizer).evaluation[""].write(np.eye(2)[[1, 0, 1]], tmp_path, "eval")
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
@@ -191,7 +191,7 @@ def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
     batch = task.collator(rows)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 4, 16)
     assert batch["labels"].tolist() == [[0, 1, -100, -100], [0, 0, 1, 0], [1, 0, 0, -100]]
-    # Missing choices repeat the first: no row is empty.
+    # Missing choices repeat the first choice, so that no row is empty.
     assert torch.equal(batch["input_ids"][0, 2:], batch["input_ids"][0, :1].expand(2, -1))
     assert batch["attention_mask"].any(-1).all()
     assert task.collator([{name: row[name] for name in row if name != "labels"} for row in rows]).keys() == (
@@ -211,7 +211,7 @@ def losses_and_gradients(model, loss):
 
 @pytest.mark.parametrize("family", MODELS)
 def test_choices_that_are_not_there_change_neither_loss_nor_gradient(family, build, tokenizer):
-    """The loss of a batch of 2, 3 and 4 choices is the mean of what the model's own loss is for each row alone."""
+    """The loss of a batch with 2, 3 and 4 choices equals the mean of the model's losses of single rows."""
     model = build(family).double()
     questions = [question(2, 1), question(4, 2), question(3, 0)]
     task = encoded(questions, tokenizer)
@@ -261,7 +261,7 @@ def test_the_columns_of_a_file_tell_its_form_and_its_label_can_be_named(row, own
 
 
 def test_the_labels_of_another_task_do_not_stay_in_the_configuration():
-    """A model of RACE that began at one of MNLI was saved with entailment, neutral and contradiction."""
+    """Bug: a RACE model that was trained from an MNLI model was saved with the labels of MNLI."""
     config, fresh = BertConfig(id2label={0: "entailment", 1: "neutral", 2: "contradiction"}), BertConfig()
     set_fields(config, task_of([question()]).config_fields())
     for field in ("num_labels", "id2label", "label2id", "problem_type"):
@@ -288,6 +288,6 @@ def test_a_question_that_leaves_no_room_is_named_with_the_tokens_that_it_needs(n
         encoded(questions, tokenizer, max_seq_length=needed - 1)
     rows = encoded(questions, tokenizer, max_seq_length=needed).evaluation[""].rows
     assert len(rows[1]["input_ids"][number - 1]) == needed
-    # A question without a context needs no room for it.
+    # Without a context, no token is reserved for it.
     rows = encoded([long | {"context": ""}], tokenizer, max_seq_length=needed - 1).evaluation[""].rows
     assert len(rows[0]["input_ids"][number - 1]) == needed - 1

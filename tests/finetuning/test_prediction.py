@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of predictions, and the command that predicts the rows of a file; test_tasks.py has it for every task."""
+"""Tables of predictions, and the command that predicts the rows of a file; test_tasks.py tests it for all tasks."""
 
 import csv
 import json
@@ -53,7 +53,7 @@ def test_parquet_keeps_types(tmp_path):
         ("a.csv", {"n": [1], "m": [2]}, "'m'"),
         ("a.parquet", {"n": ["x"]}, "Failed to parse string: 'x'"),
         ("a.parquet", {"m": [1]}, "field names are not matching"),
-        ("a.txt", {"n": [1]}, r"written to a .csv or .parquet file, got .*a.txt"),
+        ("a.txt", {"n": [1]}, r"must end in .csv or .parquet, got .*a.txt"),
     ],
 )
 def test_tables_that_do_not_fit_leave_no_file(name, columns, message, tmp_path):
@@ -91,7 +91,7 @@ def test_sentences_of_conll_stay_whole(tmp_path):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """The folder of a classifier with random weights, whose threshold gives every row the label "rare"."""
+    """Save a classifier with random weights, with a threshold that predicts "rare" for all rows; return its folder."""
     folder = save_model(tmp_path_factory.mktemp("model"), ["text 0 1 2 3 4"] * 5)
     config = AutoConfig.from_pretrained(folder, id2label={0: "rare", 1: "common"}, label2id={"rare": 0, "common": 1})
     config.decision_thresholds = {"rare": 0.0}
@@ -115,10 +115,10 @@ def test_the_command_writes_a_table_with_saved_thresholds_and_tells_its_speed(cl
 @pytest.mark.parametrize(
     ("name", "rows", "flags", "message"),
     [
-        ("rows.jsonl", ROWS, ["--do_train"], "--do_train is no flag of predictions"),
+        ("rows.jsonl", ROWS, ["--do_train"], "--do_train cannot be used to predict a file"),
         ("rows.jsonl", ROWS, ["--colour"], "unknown flag --colour"),
-        ("rows.jsonl", [*ROWS, {"text": None}], [], r"rows.jsonl, in the 2 rows from 5 on: row 2 .* has None"),
-        ("rows.jsonl", [], [], "rows.jsonl has no rows"),
+        ("rows.jsonl", [*ROWS, {"text": None}], [], r"rows.jsonl, in the 2 rows starting at row 5: row 2 .* has None"),
+        ("rows.jsonl", [], [], "rows.jsonl must have at least one row"),
         ("rows.txt", ROWS, [], "rows.txt must end in .*csv"),
     ],
 )
@@ -132,5 +132,5 @@ def test_wrong_files_and_flags_are_refused_without_an_output(name, rows, flags, 
 
 
 def test_a_model_of_no_task_is_refused():
-    with pytest.raises(ValueError, match=r"x has the architecture BertForMaskedLM, expected .*ForSequenceClassification"):
+    with pytest.raises(ValueError, match=r"x must have an architecture .*ForSequenceClassification.*, got BertForMaskedLM"):
         task_of(PretrainedConfig(architectures=["BertForMaskedLM"]), "x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about texts: windows by hand, gold spans there and back through real tokenizers, files, SQuAD, and mistakes."""
+"""Question answering: windows by hand, round trip of gold spans with real tokenizers, files, SQuAD and invalid data."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ PAIR = "[CLS] $A [SEP] $B:1 [SEP]:1"
 
 
 def finished(tokenizer, pair=PAIR, **options):
-    """Special tokens [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3."""
+    """Convert to a transformers tokenizer with the special tokens [PAD] 0, [CLS] 1, [SEP] 2 and [UNK] 3."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair=pair, special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
@@ -37,7 +37,7 @@ def finished(tokenizer, pair=PAIR, **options):
 
 
 def words(pair=PAIR, **options):
-    """Numbers, words and other characters one by one, all unknown but [CLS], "q" and "a" to "j"."""
+    """Create a tokenizer of numbers, words and single characters; all are unknown except [CLS], "q" and "a" to "j"."""
     vocabulary = {name: number for number, name in enumerate([*SPECIAL.values(), "q", *"abcdefghij"])}
     vocabulary |= {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -61,13 +61,13 @@ def byte_level(texts, trim_offsets):
 
 
 def one(question="q", context="a b c d e f g h i j", answers=(("d e", 6),), name="n1"):
-    """A row of SQuAD."""
+    """Create a row of SQuAD."""
     texts, starts = ([part[at] for part in answers] for at in (0, 1))
     return dict(id=name, title="t", context=context, question=question, answers=dict(text=texts, answer_start=starts))
 
 
 def columns(*rows):
-    """What reading makes of rows."""
+    """Return the questions that are read from rows."""
     return question_rows(Dataset.from_list(rows), ("question", "context", "answers"), source="here", optional=False)
 
 
@@ -76,7 +76,7 @@ def windows_of(questions, doc_stride, **options):
 
 
 def write_nested(file, *rows):
-    """The JSON of SQuAD's authors, a paragraph a row."""
+    """Write the JSON of SQuAD's authors, one paragraph for each row."""
     articles = []
     for row in rows:
         answers = [
@@ -94,7 +94,7 @@ def data(**flags):
 
 
 def gold_logits(rows):
-    """5 for the labels, start and end apart, 0 for the rest; padded as Trainer does."""
+    """Return start and end logits: 5 for the labels, else 0; padded as in Trainer."""
     width = max(map(len, rows["input_ids"]))
     logits = np.full((2, len(rows), width), -100, dtype=np.float32)
     for row, ids in enumerate(rows["input_ids"]):
@@ -113,13 +113,13 @@ def test_windows_hold_the_question_and_overlap_by_the_stride():
         [cls, q, sep, a + 6, a + 7, a + 8, a + 9, sep],
     ]
     assert rows["token_type_ids"][0] == [0, 0, 0, 1, 1, 1, 1, 1]
-    # "d e" is cut in the first, whole in the second and not in the third: [CLS] stands for that.
+    # "d e" is truncated in the first window, complete in the second, and not in the third: the labels are [CLS] there.
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([0, 3, 0], [0, 4, 0])
     assert windows.examples.tolist() == [0, 0, 0] and windows.null.tolist() == [0, 0, 0]
     assert windows.bounds.tolist() == [0, 8, 16, 24]
     assert windows.first.tolist()[8:16] == [0, 0, 0, 6, 8, 10, 12, 0]
     assert windows.last.tolist()[8:16] == [0, 0, 0, 7, 9, 11, 13, 0]
-    # Rows for the training have what a model takes.
+    # Training rows only have inputs of the model.
     examples = columns(one(), one(name="n2", answers=()))
     rows, windows = windows_of(examples, tokenizer=words(), max_length=20, doc_stride=1, offsets=False)
     assert windows is None
@@ -128,7 +128,7 @@ def test_windows_hold_the_question_and_overlap_by_the_stride():
 
 
 def test_the_context_is_first_where_padding_is_on_the_left():
-    """As in XLNet, with [CLS] at the end; the one that stands in the context is a word."""
+    """As in XLNet, [CLS] is at the end; "[CLS]" in the context is a word."""
     tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
     row = one(context="[CLS] a b c d", answers=(("c d", 10),))
     rows, windows = windows_of(columns(row), tokenizer=tokenizer, max_length=8, doc_stride=1)
@@ -136,14 +136,14 @@ def test_the_context_is_first_where_padding_is_on_the_left():
     assert windows.null.tolist() == [7, 5]
     assert (rows["start_positions"][:], rows["end_positions"][:]) == ([7, 0], [7, 1])
     assert windows.first.tolist()[8:] == [10, 12, 0, 0, 0, 0]
-    # Without [CLS] its place is that of the first token.
+    # Without [CLS], its position is the first token.
     tokenizer = words("$A [SEP] $B:1 [SEP]:1", padding_side="left")
     _, windows = windows_of(columns(one(context="a b", answers=())), tokenizer=tokenizer, max_length=8, doc_stride=1)
     assert windows.null.tolist() == [0]
 
 
 def test_a_batch_keeps_the_places_of_the_tokens_wherever_the_tokenizer_pads(tmp_path):
-    """Windows of unequal length were padded on the left, and labels and answers read a few tokens too early."""
+    """Bug: windows of different lengths were padded on the left, which shifted labels and answers by a few tokens."""
     tokenizer = words("$A [SEP] $B:1 [SEP]:1 [CLS]:1", padding_side="left")
     file = write_lines(tmp_path / "dev.jsonl", one(), one(name="n2", context="a b", answers=(("b", 2),)))
     flags = dict(train_file=[file], validation_file=[file], max_seq_length=20, doc_stride=1, pad_to_multiple_of=8)
@@ -164,16 +164,16 @@ def test_answers_that_no_window_holds_are_counted(caplog):
     rows, _ = windows_of(columns(one(answers=(("c d e f g h", 4),))), tokenizer=words(), max_length=8, doc_stride=1)
     assert rows["start_positions"][:] == [0, 0, 0]
     [said] = caplog.messages
-    assert "answers of 1 questions are whole in no window" in said and "'n1'" in said
+    assert "no window contains the whole answer of 1 questions" in said and "'n1'" in said
 
 
 def test_questions_are_never_cut(caplog, tmp_path):
-    """One that leaves no room is left out with a warning, and answered with nothing."""
+    """A question that leaves no room for a context is dropped with a warning, and its answer is ""."""
     long = one("q " * 9, name="long")
     _, windows = windows_of(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
     assert {*windows.examples.tolist()} == {1}
     [said] = caplog.messages
-    assert "2 questions are too long" in said and "'long', 9 tokens" in said
+    assert "ignoring 2 questions" in said and "'long', 9 tokens" in said
     file = write_lines(tmp_path / "dev.jsonl", long, one())
     task = data(validation_file=[file], max_seq_length=12, doc_stride=2).encode(words(), BertConfig())
     measured = task.evaluation[""]
@@ -181,7 +181,7 @@ def test_questions_are_never_cut(caplog, tmp_path):
     assert measured.examples == 2 and metrics == dict(exact_match=50.0, f1=50.0)
     files = measured.write(gold_logits(measured.rows), tmp_path, "eval")
     assert json.loads(files[0].read_text(encoding="utf-8")) == {"long": "", "n1": "d e"}
-    # White space takes no room: SQuAD 1.1 has a question that begins with 25,000 spaces.
+    # White space needs no tokens: SQuAD 1.1 has a question that starts with 25,000 spaces.
     rows, _ = windows_of(columns(one(" " * 99 + "q\n")), tokenizer=words(), max_length=8, doc_stride=1)
     assert len(rows) == 3
 
@@ -197,7 +197,7 @@ SPACES = [" ", " ", " ", "  ", "\n", "\u00a0", "\t", "\u3000"]
 
 
 def random_rows(count, seed):
-    """Contexts of words in several scripts with all kinds of white space between them; answers are words of them."""
+    """Create contexts of words in several scripts, separated by various white space; answers are words of the contexts."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -233,7 +233,7 @@ def test_gold_spans_of_tokens_are_the_gold_texts(kind, side, tmp_path):
     measured = task.evaluation[""]
     assert len(measured.rows) > 100
     [written, _] = measured.write(gold_logits(measured.rows), tmp_path, "eval")
-    # Character for character, not after the normalisation of the metric.
+    # Exactly equal, not only after the metric's normalisation.
     expected = {row["id"]: row["answers"]["text"][0] for row in rows}
     assert json.loads(written.read_text(encoding="utf-8")) == expected
     assert measured.metrics(gold_logits(measured.rows), None)["exact_match"] == 100.0
@@ -274,18 +274,18 @@ def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
 
 
 def test_one_set_of_version_2_by_hand(tmp_path):
-    """Three questions: one is right, one has an answer that the model does not give, one has none but gets one."""
+    """Three questions: one is correct, one has an answer but gets none, one has no answer but gets one."""
     rows = [one(), one(name="n2"), one(name="n3", answers=())]
     flags = dict(validation_file=[write_lines(tmp_path / "a.jsonl", *rows)], version_2_with_negative=True)
     measured = data(**flags).encode(words(), BertConfig()).evaluation[""]
     start, end = np.zeros((2, 3, len(measured.rows["input_ids"][0])))
-    # "d e" are the places 6 and 7; null odds: -2, 1, -1.
+    # "d e" are positions 6 and 7; null odds: -2, 1, -1.
     start[:, 6], end[:, 7] = [4, 4, 4], [3, 3, 3]
     start[:, 0] = [5, 8, 6]
     metrics = measured.metrics((start, end), None)
     assert metrics["total"] == 3 and metrics["exact"] == pytest.approx(100 / 3)
     assert (metrics["HasAns_exact"], metrics["NoAns_exact"]) == (50.0, 0.0)
-    # Above -2 the third is "" as it should be; above 1 the second gets its answer, the third too.
+    # With a threshold above -2, the third is "", which is correct; above 1, the second and the third get an answer.
     assert metrics["best_exact"] == pytest.approx(200 / 3) and metrics["best_exact_thresh"] == -2.0
     files = measured.write((start, end), tmp_path, "eval")
     assert [file.name for file in files] == ["eval_predictions.json", "eval_nbest_predictions.json", "eval_null_odds.json"]
@@ -297,7 +297,7 @@ def test_one_set_of_version_2_by_hand(tmp_path):
     assert table["probability"][0] == round(nbest["n1"][0]["probability"], 6)
     assert odds == dict(n1=-2.0, n2=1.0, n3=-1.0)
     assert [list(entry) for entry in nbest["n1"][:1]] == [["text", "probability", "start_logit", "end_logit"]]
-    # With the best threshold as flag, the best score is the score.
+    # With the best threshold as flag, the score is the best score.
     again = data(**flags, null_score_diff_threshold=metrics["best_f1_thresh"]).encode(words(), BertConfig())
     assert again.evaluation[""].metrics((start, end), None)["f1"] == metrics["best_f1"]
 
@@ -316,13 +316,13 @@ def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
 
 def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
     read = data(train_file=[write_lines(tmp_path / "a.jsonl", one())], max_seq_length=20, doc_stride=16)
-    with pytest.raises(ValueError, match=r"--max_seq_length 20 leaves no more than --doc_stride 16 .* smaller"):
+    with pytest.raises(ValueError, match=r"--max_seq_length 20 must leave more than --doc_stride 16 .* smaller"):
         read.encode(words(), BertConfig())
 
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.csv", "id,question,context,answers\nn1,q,a b,b\n", r"\(id 'n1'\) has 'b' in the column 'answers', expected"),
-    ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "as SQuAD's authors write theirs: KeyError.'qas'"),
+    ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "not in the format of SQuAD's authors: KeyError.'qas'"),
     ("a.json", "", "has no rows"),
     ("a.jsonl", "{", "a.jsonl is not JSON"),
 ])  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQuAD 1.1 and 2.0 by hand, and the best threshold against all thresholds."""
+"""Metrics of SQuAD 1.1 and 2.0 by hand, and the best threshold against all thresholds."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from hf_deberta_ext.finetuning.tasks.question_answering_metrics import (
         ("The Cat", "cat"),
         ("  a\tcat \n sat ", "cat sat"),
         ("well-known U.S.A.", "wellknown usa"),
-        # Punctuation goes before articles, and only that of ASCII.
+        # Punctuation is removed before articles, and only ASCII punctuation.
         ("A. cat", "cat"),
         ("Beyoncé’s – ÉCOLE", "beyoncé’s – école"),
         ("theatre another an", "theatre another"),
@@ -59,13 +59,13 @@ def test_one_answer_by_hand(prediction, reference, exact, overlap):
 
 
 def test_v1_takes_the_best_reference_for_each_measure():
-    # Exact: "Denver" is the second one. F1 of b: against "x y" 2/3, against "x z w" 1/2.
+    # Exact: "Denver" is the second reference. F1 of b: against "x y" 2/3, against "x z w" 1/2.
     found = squad_v1({"a": "Denver", "b": "x"}, {"a": ["Denver Broncos", "Denver"], "b": ["x y", "x z w"]})
     assert found == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + 2 / 3) / 2)}
 
 
 def test_v1_of_two_answers_without_a_word_is_exact_without_overlap():
-    """In 1.1 no shared word is F1 0, even where both are empty; in 2.0 it is 1."""
+    """In 1.1, F1 is 0 without a shared word, also if both are empty; in 2.0, F1 of two empty answers is 1."""
     assert squad_v1({"a": "the"}, {"a": ["An"]}) == {"exact_match": 100.0, "f1": 0.0}
     assert squad_v2({"a": "the"}, {"a": ["An"]})["f1"] == 100.0
     assert f1_of_tokens("the", "an") == 1.0
@@ -93,7 +93,7 @@ def test_v2_reports_questions_with_and_without_an_answer_apart():
 @pytest.mark.parametrize(
     ("prediction", "references", "score"),
     [
-        # "the" would be met by "a"; "x" is left.
+        # "the" would match "a", but only "x" is left.
         ("a", ["the", "x"], 0.0),
         ("x", ["the", "x"], 100.0),
         # If none is left, the reference is "".
@@ -110,7 +110,7 @@ def test_v2_drops_references_without_a_word(prediction, references, score):
 @pytest.mark.parametrize(
     ("threshold", "exact"),
     [
-        # Kept at 0.2: right. Kept at 0.6 too: void is answered, wrongly. null is right anyway.
+        # Threshold 0.2 keeps "right"; 0.6 also keeps "void", which is wrong. "null" is correct in both cases.
         pytest.param(0.1, 50.0, id="none kept: null and void"),
         pytest.param(0.2, 75.0, id="equal to the probability is kept"),
         pytest.param(0.59, 75.0, id="between"),
@@ -133,13 +133,13 @@ def test_v2_finds_the_best_thresholds():
 
 
 def test_v2_names_a_threshold_below_all_where_nothing_should_be_kept():
-    """Differences of scores can be negative: 0 would keep them."""
+    """Differences of scores can be negative, so that a threshold of 0 would keep them."""
     predictions, references, scores = {"a": "x", "b": "x"}, {"a": [], "b": []}, {"a": -3.0, "b": 2.0}
     found = squad_v2(predictions, references, scores)
     assert found["best_exact"] == 100.0
     assert found["best_exact_thresh"] < -3.0
     assert squad_v2(predictions, references, scores, found["best_exact_thresh"])["exact"] == 100.0
-    # Above 0 it is 0, as published.
+    # 0 if it is below all probabilities, as in the published script.
     assert squad_v2(predictions, references, {"a": 0.1, "b": 2.0})["best_exact_thresh"] == 0.0
 
 
@@ -153,11 +153,11 @@ def test_v2_best_thresholds_equal_a_search_over_all(seed):
         number: [] if draw.random() < 0.5 else draw.choice(words[1:], int(draw.integers(1, 3))).tolist()
         for number in range(count)
     }
-    # With one decimal many are equal.
+    # Rounded to one decimal, so that many are equal.
     decimals = int(draw.integers(1, 6))
     probabilities = {number: round(float(draw.normal()), decimals) for number in range(count)}
     found = squad_v2(predictions, references, probabilities)
-    # One threshold in each place where another set of answers is kept.
+    # One threshold for each set of kept answers
     values = sorted(set(probabilities.values()))
     tried = {at: squad_v2(predictions, references, probabilities, at) for at in [values[0] - 1, *values]}
     for name in ("exact", "f1"):

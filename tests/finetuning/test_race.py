@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RACE: blanks, letters and schools by hand, the raw release, the real data, and what is wrong with rows."""
+"""RACE: blanks, letters and schools by hand, the raw release, real data and invalid rows."""
 
 import json
 
@@ -48,7 +48,7 @@ def write_raw(folder, name, **fields):
 
 def test_fill_blank_puts_the_option_into_every_blank_or_behind():
     assert fill_blank("Who is it?", "a\\1b") == "Who is it? a\\1b"
-    # A blank drawn long is one blank.
+    # Several underscores are one blank.
     assert fill_blank("_ is more than ____.", "a\\1b") == "a\\1b is more than a\\1b."
 
 
@@ -117,7 +117,7 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
 
 
 def test_the_configuration_on_the_hub_says_the_school(tmp_path):
-    """A folder that `load_dataset` reads stands for the Hub."""
+    """A folder that `load_dataset` can read replaces the Hub."""
     write_lines(tmp_path / "hub" / "rows.jsonl", ROW | {"example_id": "5"})
     card = "---\nconfigs:\n- config_name: high\n  data_files:\n  - split: validation\n    path: rows.jsonl\n---\n"
     (tmp_path / "hub" / "README.md").write_text(card, encoding="utf-8")
@@ -130,14 +130,14 @@ def test_the_configuration_on_the_hub_says_the_school(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"options": [["a", "b"]]}, "as many of each: ValueError"),
-        ({"options": None}, "as many of each: KeyError.'options'"),
+        ({"options": [["a", "b"]]}, "equal numbers of .*: ValueError"),
+        ({"options": None}, "equal numbers of .*: KeyError.'options'"),
         ({"article": 3}, "3.txt.* None in|column 'article'"),
-        ({"options": [["a", "b"], ["a", 7]]}, "no text: "),
+        ({"options": [["a", "b"], ["a", 7]]}, "must be text: "),
     ],
 )
 def test_raw_files_that_are_wrong_are_named(fields, message, tmp_path):
-    with pytest.raises(ValueError, match=r"--train_file: there are no \.txt files in"):
+    with pytest.raises(ValueError, match=r"--train_file: a folder must be .*, but there are no \.txt files in"):
         MultipleChoiceData(MultipleChoiceArguments(train_file=[str(tmp_path)]))
     write_raw(tmp_path, "3.txt", **fields)
     with pytest.raises(ValueError, match=message):

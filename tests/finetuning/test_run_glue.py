@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/run_glue.py end to end: files in, model and results out; two processes."""
+"""examples/run_glue.py end to end, from files to model and results; also with two processes."""
 
 import contextlib
 import io
@@ -57,7 +57,7 @@ def test_the_code_of_the_card_runs(finished, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(run_glue, material, tmp_path):
-    """The same examples a step, without dropout: the same loss, and each file once."""
+    """With equal examples per step and no dropout, the loss is equal, and each file is written once."""
     overrides = dict(
         config_overrides="hidden_dropout_prob=0,attention_probs_dropout_prob=0", test_file=material / "test.csv"
     )
@@ -88,8 +88,8 @@ def test_fine_tuning_is_one_call_in_python_whose_errors_are_raised(material, tmp
         fine_tune("classification", **flags)
     with pytest.raises(ValueError, match="unknown flag --qqq"):
         fine_tune("classification", **flags, qqq=3)
-    # Which column is the text, not that labels are missing.
+    # The error is about the text column, not about missing labels.
     (tmp_path / "two.csv").write_text("body,note\nhello,x\n")
     predict = dict(test_file=tmp_path / "two.csv", do_predict=True, report_to="none", output_dir=tmp_path / "predictions")
-    with pytest.raises(ValueError, match=r"which columns of .* are texts"):
+    with pytest.raises(ValueError, match=r"cannot infer the text columns of"):
         fine_tune("classification", model_name_or_path=tmp_path / "run", **predict)

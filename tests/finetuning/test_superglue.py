@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuperGLUE: how its rows become texts, metrics of groups, files for its server, the authors' nested files, real data.
+"""SuperGLUE: texts from rows, metrics of groups, files for its server, the authors' nested files, real data.
 
-ReCoRD is no part of the real data at hand: its rows are made here, in the form of the Hub and in that of the authors.
+The real data does not contain ReCoRD: its rows are synthetic, in the format of the Hub and in the format of the authors.
 """
 
 import json
@@ -73,7 +73,7 @@ def tokenizer():
 
 @pytest.fixture
 def data(tmp_path):
-    """data(task, train=rows, validation=rows, test=rows, **flags): written to files and read."""
+    """data(task, train=rows, validation=rows, test=rows, **flags): write rows to files and read them."""
 
     def build(task, **flags):
         for kind in ("train", "validation", "test"):
@@ -112,12 +112,12 @@ def test_texts_of_a_task(data, tokenizer, task, row, texts):
     ("text", "spans", "marked"),
     [
         ("the old man saw him", [(0, "the old man", "#"), (4, "him", "*")], "# the old man # saw * him *"),
-        # The number is off: the nearest place counts.
+        # The index is wrong: the nearest occurrence is marked.
         ("it is what it is now", [(4, "it", "*")], "it is what * it * is now"),
         ("It is, it was.", [(0, "it", "*"), (3, "was", "#")], "* It * is, it # was. #"),
-        # One in the other, and both at one place.
+        # One span within another, and two spans at one position
         ("Ann 's dog", [(0, "Ann 's dog", "#"), (0, "Ann", "*")], "# * Ann * 's dog #"),
-        # Spans are written without the 's of the text.
+        # Spans lack the 's of the text.
         ("We saw Cooper\u2019s, and it", [(2, "cooper", "#"), (4, "it", "*")], "We saw # Cooper\u2019s, # and * it *"),
         ("It's the boys' turn", [(0, "It", "*"), (1, "the boys", "#")], "* It's * # the boys' # turn"),
     ],
@@ -129,7 +129,7 @@ def test_marks_stand_around_words(text, spans, marked):
 def test_multirc_by_hand(data, tokenizer, tmp_path):
     # Without numbers, the answers are grouped by their texts.
     without_numbers = [{name: cell for name, cell in row.items() if name != "idx"} for row in MULTIRC]
-    # Right, wrong, right, right: of three questions one has a mistake. Label 1: two found, three predicted, two to be found.
+    # Correct, wrong, correct, correct: one of three questions has an error. Label 1: two hits, three predicted, two true.
     answers = logits(1, 1, 1, 0)
     for rows in (without_numbers, MULTIRC):
         task = encoded(data("multirc", validation=rows, test=rows), tokenizer)
@@ -158,7 +158,7 @@ def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, 
     )
     measured = task.evaluation[""]
     assert measured.examples == 2
-    # The best of the first query is Paris, which is wrong; of the second "US", though both are called wrong.
+    # Best entities: Paris (wrong) for the first query, "US" for the second, though "False" is predicted for both entities.
     outputs = np.array([[0, 1.0], [0, -1], [0, 3], [5, -1], [6, -1]])
     labels = np.array(measured.rows["labels"])
     assert measured.metrics(outputs, labels) == dict(exact_match=0.5, f1=0.5)
@@ -172,7 +172,7 @@ def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, 
     assert measured.rows["labels"][:] == [0, 1, 1, 0, 0]
     scores = measured.metrics(right[:, ::-1], np.array(measured.rows["labels"]))
     assert scores == dict(exact_match=1.0, f1=1.0)
-    # The first queries are counted, not their entities.
+    # --max_eval_samples counts queries, not entities.
     ours = data("record", train=RECORD, test=[{**RECORD[0], "answers": []}], max_train_samples=1)
     task = encoded(ours, tokenizer)
     assert (ours.num_train, len(task.train)) == (1, 3)
@@ -204,7 +204,7 @@ COPA = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.
 
 
 def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, tmp_path):
-    """The numbers of its rows were counted from 0."""
+    """Bug: numbers of rows were counted from 0 instead of read from idx."""
     row = {**COPA, "idx": 7, "label": 0}
     ours = data("copa", train=[row], validation=[row], test=[{**COPA, "idx": 7}, {**COPA, "idx": 3}])
     assert (ours.name, ours.pipeline, ours.num_train, ours.num_evaluation) == ("copa", "multiple-choice", 1, 1)
@@ -218,7 +218,7 @@ def test_copa_is_a_multiple_choice_with_a_file_for_the_server(data, tokenizer, t
 
 
 def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
-    """The server would have had "5"."""
+    """Bug: the file for the server had "5" instead of 5."""
     text = "idx,text,span1_text,span1_index,span2_text,span2_index\n5,Ann saw it,Ann,0,it,2\n6,Ann saw it,saw,1,it,2\n"
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     ours = read_superglue(TextClassificationArguments(task_name="wsc", test_file=[str(tmp_path / "a.csv")]))
@@ -231,15 +231,15 @@ def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
     ("task", "rows", "message"),
     [
         ("boolq", [{"question": "x", "label": 0}], "--validation_file has no column 'passage'"),
-        ("boolq", [{"question": "x", "passage": "y", "label": 2}], "the label 2, .* of boolq, which are 2: False, True"),
-        ("boolq", [{"question": "x", "passage": "y", "label": -1}], "it is a test file"),
+        ("boolq", [{"question": "x", "passage": "y", "label": 2}], r"the label 2, .* of boolq \(2\): False, True"),
+        ("boolq", [{"question": "x", "passage": "y", "label": -1}], "must have labels, got -1"),
         ("multirc", [{"paragraph": "x", "question": "y", "label": 0}], "has no column 'answer'"),
-        ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .* must have the numbers of paragraph"),
+        ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .*: idx must have paragraph"),
         ("wic", [{"word": "x", "sentence1": "x", "sentence2": None, "label": 0}], "has None in the column 'sentence2'"),
-        ("wsc", [WSC | {"span1_text": "c"}], "row 1 of --validation_file does not have the words 'c': 'a b'"),
+        ("wsc", [WSC | {"span1_text": "c"}], "row 1 of --validation_file must contain the words 'c', got 'a b'"),
         ("wsc", [WSC | {"span1_index": "first"}], "row 1 of --validation_file has 'first' in the column 'span1_index'"),
         ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file must have @placeholder in its query"),
-        ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file must have .* entities"),
+        ("record", [RECORD[1], {**RECORD[0], "entities": []}], "row 2 of --validation_file must have .* entity"),
         ("record", [RECORD[1], {**RECORD[0], "answers": []}], "row 2 of --validation_file has no answers"),
         ("copa", [{**COPA, "question": "how", "label": 0}], "cause or effect"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of a fine-tuning: all families, half precision, random weights, adapters, and checkpoints that do not fit."""
+"""Models for fine-tuning: all families, half precision, random weights, adapters and incompatible checkpoints."""
 
 import json
 
@@ -35,11 +35,11 @@ def test_half_precision_checkpoints_are_trained_in_float32_unless_a_flag_says_ot
     for flags, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         run(folder, tmp_path / str(dtype), "--do_train", max_steps=1, **flags)
         assert {value.dtype for value in weights(tmp_path / str(dtype)).values()} == {dtype}
-    assert "updates below 1/256 of a parameter are lost" in caplog.text
+    assert "loses updates below 1/256 of a parameter" in caplog.text
 
 
 def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
-    """Published models have 128100 rows for 128000 tokens: a table that is cut to the tokenizer is no longer theirs."""
+    """Published models have 128100 embeddings for 128000 tokens; they must not be resized to the tokenizer."""
     tokens = len(toy_tokenizer())
     assert tokens < 32
     run(folder_of("ours"), tmp_path / "run", "--do_train", max_steps=1)
@@ -51,7 +51,7 @@ def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
 
 @pytest.mark.parametrize("family", ["v1", "v2"])
 def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of, tmp_path, caplog):
-    """The same function: the stock model's loss at a learning rate of zero."""
+    """With a learning rate of zero, the loss equals the loss of transformers' model."""
     given = dict(learning_rate=0.0, max_steps=1)
     stock = tmp_path / "stock"
     run(folder_of(family), stock, "--do_train", "--do_eval", model_type="stock", **given)
@@ -59,13 +59,13 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
     assert "as this package's model" not in caplog.text
     metrics = run(stock, tmp_path / "ours", "--do_train", "--do_eval", **given)
     assert read(tmp_path / "ours", "config.json")["model_type"] == "deberta-ext"
-    assert caplog.text.count("as this package's model, deberta-ext; --model_type stock takes transformers' class") == 1
+    assert caplog.text.count("as this package's model, deberta-ext; --model_type stock uses transformers' class") == 1
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("argv", [[], ["--lora"], ["--seeds", "1"]], ids=["whole", "adapter", "seeds"])
 def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsys, recwarn):
-    """Model or adapter, labels and tokenizer; a checkpoint too. Nothing is said of what packages call each other."""
+    """A folder or checkpoint has model or adapter, labels and tokenizer; no warnings of other packages are shown."""
     if argv == ["--lora"]:
         pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--do_eval", *argv, max_steps=2, save_strategy="epoch")
@@ -127,7 +127,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     peft = pytest.importorskip("peft")
     folder = tmp_path / "run"
     labels = ("--labels", "bad", "good", "other")
-    # Without the flag afterwards: an adapter is read with the class that it was trained with.
+    # Later without the flag: an adapter is loaded with the class that it was trained with.
     stock = {"model_type": "stock"} if adapted == "in_proj" else {}
     run(folder_of(family), folder, "--do_train", "--do_eval", "--lora", *labels, learning_rate=0.1, **stock)
     assert not (folder / "model.safetensors").exists()
@@ -137,7 +137,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     assert any(f"{adapted}.lora_A" in name for name in saved)
     assert {part for part in head if any(f"{part}." in name for name in saved)} == head
 
-    # As the card says.
+    # Loaded with the code of the card
     labelled = AutoConfig.from_pretrained(folder)
     assert labelled.id2label == {0: "bad", 1: "good", 2: "other"}
     model = AutoModelForSequenceClassification.from_pretrained(folder_of(family), config=labelled)
@@ -147,7 +147,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
     with torch.no_grad():
         guessed = model(**inputs).logits.argmax(-1).tolist()
     assert guessed == read(folder, "eval_answers.json")
-    # And by the script itself, which trains it further.
+    # Loaded by the script, which continues its training
     run(folder, tmp_path / "further", "--do_train", *labels, max_steps=1)
     further = load_file(tmp_path / "further" / "adapter_model.safetensors")
     assert further.keys() == saved.keys() and not equal(further, saved)
@@ -155,7 +155,7 @@ def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted,
 
 
 def altered(source, target, change):
-    """A copy of a model whose weights `change` edits."""
+    """Copy a model, edit its weights with `change`, and return the folder."""
     target.mkdir()
     for file in source.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
@@ -171,7 +171,7 @@ BODY = "bert.encoder.layer.1.output.dense.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop(BODY), f"lacks 1 weights of its model, {BODY} for one"),
+        (lambda state: state.pop(BODY), f"lacks 1 weights of its encoder, such as {BODY}"),
         (None, "cannot be read, or do not fit"),
     ],
     ids=["missing", "damaged"],
@@ -189,21 +189,26 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
 @pytest.mark.parametrize(
     ("family", "flags", "values", "message"),
     [
-        ("bert", [], dict(dtype="float16"), "--dtype float16 would train float16 parameters"),
-        ("bert", [], dict(config_overrides="hiden=1"), "'hiden' is no field of BertConfig, which has .*hidden_size"),
-        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "its configuration and its"),
+        ("bert", [], dict(dtype="float16"), "--dtype float16 cannot be trained"),
+        ("bert", [], dict(config_overrides="hiden=1"), "BertConfig has no field 'hiden', only .*hidden_size"),
+        (
+            "bert",
+            ["--ignore_mismatched_sizes"],
+            dict(config_overrides="intermediate_size=64"),
+            "its configuration does not fit its weights",
+        ),
         (
             "v2",
             ["--lora", "--lora_target_modules", "nothing"],
             {},
-            r"must be of the linear layers .*query_proj.*; got .'nothing'",
+            r"must be linear layers .*query_proj.*, got .'nothing'",
         ),
-        # The flag was passed over in silence.
+        # Bug: the flag was silently ignored.
         (
             "ours",
             [],
             dict(model_type="stock"),
-            r"--model_type stock: .* is a checkpoint of this package's .*--to deberta-v2",
+            r"--model_type stock needs a checkpoint of transformers, got .*--to deberta-v2",
         ),
     ],
 )
@@ -219,17 +224,17 @@ def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(folder
     folder = tmp_path / "two_labels"
     run(folder_of("ours"), folder, "--do_train", max_steps=1)
     argv = ("--do_train", "--labels", "bad", "good", "other")
-    with pytest.raises(ValueError, match=r"its head has 2 outputs, the task needs 3; give --ignore_mismatched_sizes"):
+    with pytest.raises(ValueError, match=r"its head has 2 outputs, the task needs 3. Give --ignore_mismatched_sizes"):
         run(folder, tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
     run(folder, tmp_path / "run", *argv, "--ignore_mismatched_sizes", max_steps=1)
     assert weights(tmp_path / "run")["classifier.weight"].shape == (3, 32)
-    assert "new weights, random until they are trained: classifier.bias, classifier.weight" in caplog.text
+    assert "newly initialised weights, to be trained: classifier.bias, classifier.weight" in caplog.text
 
 
 @pytest.fixture(scope="module")
 def mnli(tmp_path_factory):
-    """The folder of an official model of the first generation with the head of MNLI."""
+    """Save a DeBERTa v1 model with a head of three labels, as of MNLI; return its folder."""
     folder = tmp_path_factory.mktemp("mnli")
     config = CONFIGS["v1"]()
     config.num_labels = 3
@@ -248,7 +253,7 @@ def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
 @pytest.mark.parametrize("argv", [["--do_eval"], ["--do_predict"], ["--do_eval", "--ignore_mismatched_sizes"]])
 def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, tmp_path):
     for model in (folder_of("ours"), *([mnli] if "--ignore_mismatched_sizes" in argv else [])):
-        with pytest.raises(ValueError, match=r"lacks .*classifier.weight.*: its answers would be random; give --do_train"):
+        with pytest.raises(ValueError, match=r"lacks .*classifier.weight.*: predictions would be random. Give --do_train"):
             run(model, tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
 
@@ -256,7 +261,7 @@ def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, t
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        # transformers takes it for a Hub id, and says which letters those may have.
+        # transformers reads it as a Hub id and lists the allowed characters.
         ("../nowhere", "../nowhere: there is no such folder"),
         ("{folder}/file.json", "file.json: there is no such folder"),
         ("{folder}/empty", "Unrecognized model in .*empty"),
@@ -272,7 +277,7 @@ def test_models_that_are_not_there_are_named(source, message, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "ours"])
 def test_a_configuration_chooses_no_code(family, folder_of, tmp_path):
-    """transformers would load the kernel."""
+    """transformers would load a kernel from the Hub."""
     folder = altered(folder_of(family), tmp_path / "kernel", lambda state: None)
     config = read(folder, "config.json") | dict(attn_implementation="kernels-community/x")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -290,10 +295,10 @@ def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp
     bare.backend_tokenizer.post_processor = None
     bare.save_pretrained(tmp_path / "bare")
     if family == "bert":
-        with pytest.raises(ValueError, match=r"does not put its \[CLS\] around a text"):
+        with pytest.raises(ValueError, match=r"must add \[CLS\] to a text"):
             run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "bare")
     else:
-        # This package's tokenizer brings the template back.
+        # This package's tokenizer restores the template.
         run(folder_of(family), tmp_path / "run", "--do_train", tokenizer_name=tmp_path / "bare", max_steps=1)
 
 
@@ -301,7 +306,7 @@ def test_tokenizers_that_do_not_fit_the_model_are_refused(family, folder_of, tmp
     ("family", "message"), [("ours", "no tokenizer in"), ("v2", "no tokenizer in"), ("bert", "only has special tokens")]
 )
 def test_a_model_without_a_tokenizer_is_named_in_one_line(family, message, folder_of, tmp_path):
-    """transformers makes an empty tokenizer, with which a model was trained, or has five lines without the folder."""
+    """Bug: a model was trained with an empty tokenizer that transformers created, or the error did not name the folder."""
     untokenized = altered(folder_of(family), tmp_path / "untokenized", lambda state: None)
     for file in untokenized.glob("*token*"):
         file.unlink()

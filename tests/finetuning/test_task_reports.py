@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card of a fine-tuning run, from flags and data to metadata: languages, licence, sets, hardware, resumed runs."""
+"""Card of a fine-tuning run and its metadata: languages, licence, sets, hardware and resumed runs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def run_texts(model, folder, *argv, **given):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Every data set of the Hub has these rows."""
+    """Replace the Hub by one where all data sets have the same rows."""
 
     def read_hub(name, config, splits, **download):
         return {ours: texts(9 if ours == "train" else 3) for ours in splits}
@@ -55,17 +55,17 @@ def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
 
 
 def test_the_card_names_the_step_of_the_best_model(folder_of, tmp_path):
-    """The figure ended at the last step's score, the card had that of an earlier one."""
+    """Bug: the figure ended at the score of the last step, but the card had the score of an earlier step."""
     argv = ("--do_train", "--do_eval", "--load_best_model_at_end")
     each = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
     best = dict(metric_for_best_model="loss", greater_is_better=True)
     run(folder_of("ours"), tmp_path / "run", *argv, max_steps=2, **each, **best)
-    assert "| steps | 2, the weights are those of step 1 |" in card_of(tmp_path / "run").text
+    assert "| steps | 2, weights of step 1 |" in card_of(tmp_path / "run").text
 
 
 @pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
 def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(argv, folder_of, tmp_path, capsys, caplog):
-    """A loss of 1e9 passed as a success."""
+    """Bug: a run with a loss of 1e9 was reported as a success."""
     folder = tmp_path / "run"
     run(folder_of("bert"), folder, "--do_train", "--do_eval", *argv, learning_rate=100, max_grad_norm=0, max_steps=12)
     assert "The training diverged" in caplog.text
@@ -118,7 +118,7 @@ def test_majority_class_and_tfidf_stand_beside_the_score(argv, folder_of, tmp_pa
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
     files = ("--train_file", str(tmp_path / "train.jsonl"), "--validation_file", str(tmp_path / "dev.jsonl"))
     run_texts(folder_of("bert"), tmp_path / "run", *files, *argv, max_steps=1)
-    # Of the four rows two are of the majority: F1 2/3 and 0. A word decides.
+    # Two of four rows have the majority label: F1 2/3 and 0. One word determines the label.
     found = read(tmp_path / "run", "all_results.json")["baselines"]
     assert found["majority class"] == pytest.approx(dict(accuracy=0.5, macro_f1=1 / 3))
     assert found["TF-IDF + logistic regression"] == dict(accuracy=1.0, macro_f1=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TaskTrainer: losses under gradient accumulation, evaluation sets of their own, and predictions."""
+"""TaskTrainer: losses with gradient accumulation, several evaluation sets, and predictions."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ HEADS = {
 
 
 def rows(kind, count=16, seed=0):
-    """Rows of random ids with labels of a head; one label in three tokens is -100, of each row the same ones."""
+    """Create rows of random ids with labels of a head; every third token has the label -100."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high, *shape):
@@ -76,7 +76,7 @@ def trainer(folder, model, task, **arguments):
 
 
 def first_step(folder, model, task, accumulation, **arguments):
-    """The log of a step of 16 rows, in micro-batches, at a learning rate of zero."""
+    """Train one step of 16 rows in micro-batches at a learning rate of zero; return its log."""
     ours = trainer(
         folder, model, task, learning_rate=0.0, gradient_accumulation_steps=accumulation,
         per_device_train_batch_size=16 // accumulation, **arguments,
@@ -95,7 +95,7 @@ def bert(**more):
 @pytest.mark.parametrize("family", ["ours", "v2", "bert"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_accumulation_changes_neither_loss_nor_gradient(family, kind, smoothing, tiny_config, stock_config, tmp_path):
-    """Stock heads take num_items_in_batch and ignore it: Trainer alone would report 2 and 4 times the loss."""
+    """transformers' heads accept and ignore num_items_in_batch: plain Trainer would report 2 and 4 times the loss."""
     if smoothing and kind == "question":
         pytest.skip("refused")
     make_config = {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]
@@ -119,7 +119,7 @@ def test_accumulation_changes_neither_loss_nor_gradient(family, kind, smoothing,
     ],
 )  # fmt: skip
 def test_the_loss_of_a_uniform_guess_is_that_of_the_task(kind, problem, guess, tmp_path):
-    """Divergence is measured by it."""
+    """Divergence is measured against this loss."""
     model, task = get_model(kind, bert(problem_type=problem)), encoded(kind)
     if problem == "regression":
         task = dataclasses.replace(task, train=task.train.remove_columns("labels").add_column("labels", [0.5, -2.87228] * 8))
@@ -133,7 +133,7 @@ WEIGHTS = torch.tensor([0.2, 5.0, 1.0])
 @pytest.mark.parametrize("count", [16, 13], ids=["whole_step", "end_of_epoch"])
 @pytest.mark.parametrize("kind", ["sequence", "tokens", "several labels"])
 def test_a_weighted_loss_is_the_weighted_mean_over_the_step(kind, count, tmp_path):
-    """Its denominator is the sum of the weights of all micro-batches, not of each."""
+    """The denominator is the sum of the weights of all micro-batches, not of one micro-batch."""
     several = kind == "several labels"
     data = rows("tokens" if kind == "tokens" else "sequence", count)
     if several:
@@ -175,7 +175,7 @@ def test_sift_is_a_mean_over_rows_whatever_the_class_weights(tmp_path):
 
 
 def test_evaluation_has_the_loss_of_the_model(tmp_path):
-    """So that it can be compared with other weights, and does not depend on the size of the batches."""
+    """The evaluation loss must be comparable between class weights and not depend on the batch size."""
     sets = {"": evaluation_set(rows("sequence", 7), accuracy)}
     losses = []
     for loss in (None, WeightedLoss(WEIGHTS.tolist())):
@@ -200,7 +200,7 @@ def test_balanced_sampling_is_resumed_within_an_epoch(tmp_path):
 @exact_accumulation
 @pytest.mark.parametrize("weight", [0.0, 1.0], ids=["plain", "sift"])
 def test_a_task_may_bring_its_loss(weight, tmp_path):
-    """Its gradients and log are those of the model's own where it is the same, and the model never sees labels."""
+    """If the task's loss equals the model's, gradients and log are equal; labels are not passed to the model."""
 
     def loss(outputs, labels, num_items_in_batch=None):
         assert "loss" not in outputs
@@ -214,7 +214,7 @@ def test_a_task_may_bring_its_loss(weight, tmp_path):
         assert ("sift_loss" in entry) == (weight > 0)
     assert logged[0] == pytest.approx(logged[1], rel=1e-5)
     if not weight:
-        # Micro-batches have perturbations of their own.
+        # Each micro-batch has its own perturbation.
         assert logged[0] == pytest.approx(logged[2], rel=1e-4)
 
 
@@ -251,7 +251,7 @@ def test_all_sets_are_evaluated_during_the_training_and_choose_the_best(sets, tm
 
 
 def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
-    """Windows of questions have no positions in evaluation: references are elsewhere."""
+    """Windows of questions have no positions in evaluation, because references are stored separately."""
     data = rows("question", 5).remove_columns(["start_positions", "end_positions"])
     seen = []
 
@@ -278,7 +278,7 @@ def test_sets_without_metrics_are_predicted(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sequence", "question"])
 def test_only_logits_are_kept_of_what_a_model_returns(kind, tmp_path):
-    """Hidden states and attentions would be gathered for all rows."""
+    """Otherwise, hidden states and attentions of all rows would be gathered."""
     config = bert(output_hidden_states=True, output_attentions=True, attn_implementation="eager")
     task = encoded(kind, evaluation={"": evaluation_set(rows(kind, 5), lambda predictions, labels: {"n": len(predictions)})})
     ours = trainer(tmp_path, get_model(kind, config), task)
@@ -290,7 +290,7 @@ def test_only_logits_are_kept_of_what_a_model_returns(kind, tmp_path):
         assert kept.shape == (5, 3)
 
 
-NO_CLASSES = "--label_smoothing_factor 0.1 needs one label of several classes"
+NO_CLASSES = "--label_smoothing_factor 0.1 needs one label per row"
 
 
 @pytest.mark.parametrize(

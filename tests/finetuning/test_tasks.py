@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tasks have in common, from one table of cases: wrong flags and rows, real files, batches, whole runs."""
+"""Behaviour of all tasks, from one table of cases: invalid flags and rows, real files, batches, complete runs."""
 
 import csv
 import itertools
@@ -71,16 +71,16 @@ def owners():
 
 @dataclass(frozen=True)
 class TaskCase:
-    """A task, its data and its mistakes.
+    """Task with valid and invalid data and flags.
 
     Args:
-        rows: to train on; a run of `steps` steps learns them.
-        label: the column that a test set need not have.
-        columns: a column -> the flag that gives it another name.
-        wrong_rows: changes of the second row (None: without the column) -> the error.
-        wrong_flags: flags -> the error.
-        real: real files by flag, other flags, and the number of examples to evaluate on.
-        logits: of so many rows and tokens, all equal.
+        rows: training rows, which a run of `steps` steps learns.
+        label: name of the column that is optional in a test set.
+        columns: flag that renames a column, by name of the column.
+        wrong_rows: changes of the second row (None: remove the column), and the expected error.
+        wrong_flags: flags, and the expected error.
+        real: real files by flag, other flags, and the number of evaluation examples.
+        logits: function that returns constant logits for a number of rows and tokens.
     """
 
     script: str
@@ -109,16 +109,16 @@ CASES = {
             ({"label": ["good"]}, r"a list|not of one type|cannot be made a table"),
         ],
         [
-            ({}, "there is no data: give --task_name"),
-            ({"task_name": "sst3"}, "there is no task 'sst3' here, but cola, .* and xnli"),
-            ({"language": "de"}, "are those of --task_name xnli"),
-            ({"task_name": "xnli"}, "which language of XNLI"),
-            ({"task_name": "xnli", "language": "xx"}, "not in the language 'xx', but in ar, bg"),
-            ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "named by NAME=FILE"),
-            ({"text_columns": ["a", "b", "c"]}, "--text_columns takes one column, or two"),
-            ({"text_columns": ["label"]}, "the label 'label' is one of --text_columns"),
-            ({"label_names": ["a", "A"]}, "--label_names takes two or more names, each once"),
-            ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names are of classes"),
+            ({}, "no data given: pass --task_name"),
+            ({"task_name": "sst3"}, "--task_name must be one of cola, .* and xnli, got 'sst3'"),
+            ({"language": "de"}, "need --task_name xnli"),
+            ({"task_name": "xnli"}, "XNLI needs a language"),
+            ({"task_name": "xnli", "language": "xx"}, "must be one of ar, bg, .*, got 'xx'"),
+            ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "give files as NAME=FILE"),
+            ({"text_columns": ["a", "b", "c"]}, "--text_columns must be one column, or two"),
+            ({"text_columns": ["label"]}, "--text_columns must not contain the label column, got 'label'"),
+            ({"label_names": ["a", "A"]}, "--label_names must be two or more different names"),
+            ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names needs classes"),
             ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
             ({"max_seq_length": 0}, "--max_seq_length must be at least 1"),
         ],
@@ -134,8 +134,8 @@ CASES = {
         ],
         [
             ({"task_name": "sst2"}, "--task_name must be one of axb, axg, boolq, cb, copa"),
-            ({"task_name": "boolq", "text_columns": ["question"]}, "boolq has its own texts.*: leave --text_columns out"),
-            ({"task_name": "copa", "validation_share": 0.2}, "copa has .*: leave --validation_share out"),
+            ({"task_name": "boolq", "text_columns": ["question"]}, "boolq has fixed texts.*: remove --text_columns"),
+            ({"task_name": "copa", "validation_share": 0.2}, "copa has .*: remove --validation_share"),
         ],
         ("superglue/boolq/validation*", {"task_name": "boolq"}, 3270), lambda n, tokens: np.zeros((n, 2)),
         flags={"task_name": "boolq"}, steps=40,
@@ -145,14 +145,14 @@ CASES = {
         {"tokens": "text_column_name", "ner_tags": "label_column_name"},
         [
             ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
-            ({"tokens": [], "ner_tags": []}, r"row 2 of .* has \[\] in the column 'tokens', expected words"),
-            ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "row 2 of .* None. in the column 'tokens', expected words"),
+            ({"tokens": [], "ner_tags": []}, r"row 2 of .* has \[\] in the column 'tokens', expected a list of words"),
+            ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, ".* None. in the column 'tokens', expected a list of words"),
             ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the labels .*None., expected texts"),
             ({"ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
         ],
         [
-            ({}, r"there is no data: give --task_name \(conll2003, wnut17\)"),
-            ({"task_name": "sst2"}, "--task_name sst2 is not known; there are conll2003, wnut17"),
+            ({}, r"no data given: pass --task_name \(conll2003, wnut17\)"),
+            ({"task_name": "sst2"}, "--task_name must be one of conll2003, wnut17, got sst2"),
         ],
         ("wnut17/validation.jsonl.gz", {}, 1009), lambda n, tokens: np.zeros((n, tokens, 4)),
     ),
@@ -161,18 +161,18 @@ CASES = {
         {"question": "question_column", "context": "context_column", "answers": "answer_column"},
         [
             ({"context": None}, "row 2 of --train_file .* None in the column 'context', expected text"),
-            ({"id": "id0"}, "has the id 'id0' more than once"),
-            ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*id1.*: the context does not have the answer 'z'"),
-            ({"answers": {"text": ["The"], "answer_start": [1]}}, "does not have the answer 'The' at character 1"),
+            ({"id": "id0"}, "must be unique, got 'id0' 2 times"),
+            ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*id1.*: the answer 'z' is not at character 0"),
+            ({"answers": {"text": ["The"], "answer_start": [1]}}, "the answer 'The' is not at character 1"),
             ({"answers": {"text": ["a"], "answer_start": []}}, "expected {.text.: .*shorter"),
             ({"answers": {"text": [], "answer_start": []}}, "questions without an answer, such as 'id1': give --version"),
         ],
         [
-            ({}, r"there is no data: give --task_name \(squad, squad_v2\)"),
-            ({"dataset_name": "squad", "train_file": ["a.jsonl"]}, "give --dataset_name squad or files, not both"),
+            ({}, r"no data given: pass --task_name \(squad, squad_v2\)"),
+            ({"dataset_name": "squad", "train_file": ["a.jsonl"]}, "--dataset_name squad and files are mutually exclusive"),
             ({"doc_stride": -1}, "--doc_stride must be at least 0, got -1"),
             ({"n_best_size": 0}, "--n_best_size must be at least 1, got 0"),
-            ({"null_score_diff_threshold": float("nan")}, "--null_score_diff_threshold is NaN"),
+            ({"null_score_diff_threshold": float("nan")}, "--null_score_diff_threshold must be a number, got NaN"),
         ],
         ("squad_v1/validation.jsonl.gz", {"task_name": "squad", "max_eval_samples": 500}, 500),
         lambda n, tokens: (np.zeros((n, tokens)), np.zeros((n, tokens))), flags={"doc_stride": 8}, steps=120, best=80.0,
@@ -182,26 +182,26 @@ CASES = {
         {"answer": "label_column"},
         [
             ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected the number"),
-            ({"question": ""}, "row 2 of .* has nothing in the column 'article' or 'question'"),
-            ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) has 1 choices, it must have two or more"),
+            ({"question": ""}, "row 2 of .* has an empty cell in the column 'article' or 'question'"),
+            ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) must have two or more choices, got 1"),
             ({"options": ["red", ""]}, "row 2 of .* has '' as choice 2 in 'options'"),
         ],
-        [({"task_name": "sst2"}, "--task_name sst2 is not known; there are race, swag, codah, c3, copa")],
+        [({"task_name": "sst2"}, "--task_name must be one of race, swag, codah, c3, copa, got sst2")],
         ("race/high/validation.jsonl.gz", {"max_eval_samples": 50}, 50), lambda n, tokens: np.zeros((n, 4)), steps=100,
     ),
     "choices": TaskCase(
         "run_race", MultipleChoiceData, MultipleChoiceArguments, [*endings()], "label", "accuracy",
         {"label": "label_column"},
         [
-            ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; it has 2 choices"),
-            ({"label": None}, "row 2 .* has no label; rows without are for --test_file"),
+            ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; there are 2 choices"),
+            ({"label": None}, "row 2 .* must have a label, got none: give rows without labels as --test_file"),
             ({"ending1": None}, "row 2 of --train_file .* has None as choice 2 in 'ending0', 'ending1'"),
         ],
         [
-            ({}, "there is no data: give --task_name"),
-            ({"context_column": "a"}, "--choice_columns needs .*, and these need it"),
-            ({"choice_columns": ["a"]}, "--choice_columns needs --context_column or --question_column, or both"),
-            ({"choice_columns": ["a", "a"], "context_column": "b"}, "the column 'a' is named twice"),
+            ({}, "no data given: pass --task_name"),
+            ({"context_column": "a"}, "--choice_columns needs .*, and these need --choice_columns"),
+            ({"choice_columns": ["a"]}, "--choice_columns needs --context_column or --question_column"),
+            ({"choice_columns": ["a", "a"], "context_column": "b"}, "must be in different columns, got 'a' twice"),
         ],
         ("swag_sample/*", {}, 10), lambda n, tokens: np.zeros((n, 2)),
     ),
@@ -212,7 +212,7 @@ FLAGS = [(case, *mistake) for case in CASES.values() for mistake in case.wrong_f
 
 
 def read(case, folder, flags=None, **sets):
-    """The data of a task; `sets` are rows by "train", "validation" and "test"."""
+    """Read the data of a task; `sets` are rows by "train", "validation" and "test"."""
     files = {f"{split}_file": [write_lines(folder / f"{split}.jsonl", *rows)] for split, rows in sets.items()}
     return case.read(case.arguments(**case.flags | files | (flags or {})))
 
@@ -300,7 +300,7 @@ def test_a_test_set_needs_no_labels_and_has_answers_without_metrics(case, tmp_pa
 
 @every_case
 def test_logits_that_are_not_finite_are_no_answer(case, tmp_path, tokenizer):
-    """NaN was class 0, or the first of all spans."""
+    """Bug: NaN was predicted as class 0, or as the first span."""
     measured = encode(read(case, tmp_path, train=case.rows, validation=case.rows), tokenizer).evaluation[""]
     width = max(len(ids) for ids in measured.rows["input_ids"])
     logits = case.logits(len(measured.rows), width)
@@ -339,7 +339,7 @@ def test_a_task_without_files_is_read_from_the_hub(name, task, dataset, config, 
 
 @pytest.mark.parametrize("name", ["words", "questions"])
 def test_slow_tokenizers_which_know_no_words_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match=r"does not tell which .* fast tokenizer"):
+    with pytest.raises(ValueError, match=r"needs a fast tokenizer"):
         read(CASES[name], tmp_path, train=CASES[name].rows).encode(SimpleNamespace(is_fast=False), None)
 
 
@@ -355,7 +355,7 @@ def test_real_files_are_encoded(case, tmp_path, tokenizer):
 
 
 def encode_real(data, tokenizer):
-    """As for a checkpoint that knows the labels."""
+    """Encode real data as for a checkpoint with the same labels."""
     if isinstance(data, TokenClassificationData):
         names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
         data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
@@ -381,7 +381,7 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     assert read_json(folder / "all_results.json")[f"eval_{case.metric}"] == metrics[f"eval_{case.metric}"]
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "validation.jsonl" in card and str(tmp_path) not in card
-    # The checkpoint knows its labels where there is nothing to train on.
+    # Without training data, the labels of the checkpoint are used.
     again = run(
         script, folder, tmp_path / "again", "--do_eval", validation_file=files["validation_file"], **flags,
         predictions_format="parquet",
@@ -394,7 +394,7 @@ def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(
     assert [row["row"] for row in table] == [str(number) for number in range(1, len(case.rows) + 1)]
     if case.read is read_superglue:
         return
-    # The command predicts the same, in parts, and batches of other rows.
+    # The command gives the same predictions, in parts and with other batches.
     output = tmp_path / "new.csv"
     more = command_line({**case.flags, "max_seq_length": 64})
     assert predict_file(str(folder), test, output, more, part_rows=5)[0] == len(case.rows)
@@ -416,7 +416,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_models_of_other_families_answer_questions(kind, tokenizer, tmp_path):
-    """XLNet answers with more than logits, and its padding is on the left."""
+    """XLNet returns more than logits, and pads on the left."""
     case, side = CASES["questions"], "left" if kind == "xlnet" else "right"
     FAMILIES[kind].save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text classification on a user's own data: columns, labels and sets, rows for a model, metrics, predictions, mistakes."""
+"""Text classification on own data: columns, labels, sets, features, metrics, predictions and invalid data."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def tokenizer():
 
 @pytest.fixture
 def data(tmp_path):
-    """data(train=rows, validation=rows or {name: rows}, ..., **flags): written to files and read."""
+    """data(train=rows, validation=rows or {name: rows}, ..., **flags): write rows to files and read them."""
 
     def build(**flags):
         for kind in ("train", "validation", "test"):
@@ -93,7 +93,7 @@ def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
     ours = data(train=rows("b", "a", "c"), validation=rows("a", "b", "c", "a"))
     measured = encoded(ours, tokenizer).evaluation[""]
     logits = np.eye(3)[[0, 1, 0, 1]]
-    # a: one of two found, two predicted; b: found, two predicted; c: not found.
+    # a: one of two hit, two predicted; b: hit, two predicted; c: not hit.
     expected = dict(accuracy=0.5, macro_f1=(0.5 + 2 / 3 + 0) / 3)
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(expected)
     assert measured.write(logits, tmp_path, "eval") == []
@@ -130,7 +130,7 @@ def test_lists_are_multi_label(data, tokenizer):
     assert task.collator([task.train[0], task.train[1]])["labels"].tolist() == [[1, 1, 0], [0, 0, 0]]
     measured = task.evaluation[""]
     logits = np.array([[1.0, 1, -1], [-1, 1, -1]])
-    # Three predicted, two of them right, three to be found.
+    # Three predicted, two of them correct, three true.
     assert measured.metrics(logits, np.array(measured.rows["labels"])) == pytest.approx(dict(micro_f1=2 / 3))
     table = measured.table(logits)
     assert table["predicted"].to_pylist() == [["x", "y"], ["y"]]
@@ -155,7 +155,7 @@ def test_columns_of_texts_are_those_of_known_data(data, columns, taken):
 
 @pytest.mark.parametrize("labels", [["a", "b"], [["a"], ["a", "b"]], [0.5, 1.25]], ids=[SINGLE, MULTI, REGRESSION])
 def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, labels):
-    """One file need not be split by hand. Rows of one text stay together; those to train on have every label."""
+    """Rows with equal texts stay together, and the training rows have all labels."""
     own = [{"text": f"text {n // 2}", "label": labels[n // 2 % 2]} for n in range(40)]
     rare = [{"text": f"rare {n}", "label": [f"c{n}"] if isinstance(labels[0], list) else f"c{n}"} for n in range(8)]
     if isinstance(labels[0], float):
@@ -169,7 +169,7 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
     assert not any(text.startswith("rare") for text in held_out["text"])
     table = encoded(ours, tokenizer).evaluation[""].table(np.zeros((len(held_out), len(ours.labels.names) or 1)))
     assert [(own + rare)[row - 1]["text"] for row in table["row"].to_pylist()] == table["text"].to_pylist()
-    # Previously, it was called by the name of the file, with other rows and another number of them.
+    # Bug: messages named the whole file, which has other rows.
     assert ours.parts["validation"][""].source == "--train_file, held out"
     whole = data(train=own + rare, validation_share=0.25)
     assert [*whole.parts["validation"][""].rows] == [*held_out] and whole.num_train + len(held_out) == len(own + rare)
@@ -183,7 +183,7 @@ def test_a_share_is_stratified_and_repeats_with_its_seed():
     assert sorted(train + held_out) == texts and held_out == sorted(held_out)
     counts = Counter(labels[row] for row in held_out)
     assert len(held_out) == 27 and abs(counts["a"] - 20) <= 1 and abs(counts["b"] - 6.2) <= 1 and counts["c"] in (1, 2)
-    # A class of one row is only trained on.
+    # A class with one row is not held out.
     assert counts["d"] == 0
     assert hold_out(texts, labels, 0.2, seed=3) == (train, held_out) != hold_out(texts, labels, 0.2, seed=4)
 
@@ -204,12 +204,12 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop")
     assert (ours.num_train, ours.num_evaluation) == (8, 2)
     assert caplog.messages == [
-        "the data before the training              training  evaluation\n"
+        "data checks                               training  evaluation\n"
         "rows                                             8           2\n"
-        "rows left out                                    2           0\n"
+        "dropped rows                                     2           0\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with a text of the evaluation               1           0\n"
+        "rows with an evaluation text                     1           0\n"
         "labels with fewer than 2 training rows: refund 1\n"
         "labels with fewer than 2 evaluation rows: delivery 1, payment 1, refund 0\n"
         "(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)"
@@ -224,7 +224,7 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
 
 
 def test_duplicates_are_left_out_by_flag(data):
-    """A text with two labels stays twice: which one is right is not known."""
+    """A text with two different labels is kept twice, because the correct label is unknown."""
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop", on_duplicates="drop")
     train = ours.parts["train"][""]
     assert train.left_out == 4
@@ -258,7 +258,7 @@ def test_rows_are_numbered_as_in_the_file(data, tokenizer):
     [
         (
             {},
-            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or leave .*on_empty drop",
+            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or drop .*on_empty drop",
         ),
         (
             dict(on_empty="drop", on_duplicates="refuse"),
@@ -269,7 +269,7 @@ def test_rows_are_numbered_as_in_the_file(data, tokenizer):
 def test_messy_data_are_refused(data, flags, message):
     with pytest.raises(ValueError, match=message):
         data(train=MESSY, validation=HELD_OUT, **flags)
-    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have a text of the evaluation"):
+    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have an evaluation text"):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
 
 
@@ -298,11 +298,11 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
 @pytest.mark.parametrize(
     ("labels", "flags", "message"),
     [
-        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes .* this regression"),
+        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* for regression"),
         (
             [["a"], ["b"]],
             dict(balanced_sampling=True),
-            "--balanced_sampling one class a text: .* multi_label_classification",
+            "--balanced_sampling one class per text: .* multi_label_classification",
         ),
     ],
 )
@@ -363,14 +363,14 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
     assert [message for message in caplog.messages if "--max_seq_length" in message] == [
-        "--max_seq_length 64 is more than the model takes: it becomes 32",
-        "--train_file: 1 of 2 rows are longer than 32 tokens and are cut (--max_seq_length)",
+        "--max_seq_length 64 exceeds the model's limit; using 32",
+        "--train_file: truncated 1 of 2 rows to 32 tokens (--max_seq_length)",
     ]
     caplog.clear()
     config = DebertaV2Config(**TINY, relative_attention=True, position_biased_input=False)
     assert max(len(ids) for ids in encoded(data(**flags), tokenizer, config).train["input_ids"]) == 64
     messages = [message for message in caplog.messages if "--max_seq_length" in message]
-    assert messages[0] == "--max_seq_length 64 is more than the 32 tokens of the model's pre-training"
+    assert messages[0] == "--max_seq_length 64 exceeds the model's pre-training length of 32 tokens"
     assert len(messages) == 2
 
 
@@ -388,20 +388,20 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y or files, not both"),
-        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "which columns of --train_file are texts.* 'a', 'b', 'label'"),
+        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y and files are mutually exclusive"),
+        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "cannot infer .* --train_file from 'a', 'b', 'label'"),
         (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
-        (dict(train=GOOD[::2]), "--train_file has the one label 'pos': there is nothing to learn"),
-        # They were told by scikit-learn: "empty vocabulary".
-        (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl has only blank texts in 'text': name"),
+        (dict(train=GOOD[::2]), "--train_file must have two or more labels, got 'pos'"),
+        # Bug: scikit-learn's "empty vocabulary" was shown.
+        (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl only has blank texts in 'text': give"),
         (dict(train=[row | dict(second="\n") for row in BLANK], text_columns=["text", "second"]), "in 'text', 'second': "),
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd', expected"),
-        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file has no labels .*: it is a test file"),
+        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file must have labels, got .*--test_file"),
         (dict(train=rows(["a"], ["b"]), problem_type=SINGLE), r"has the label \['a'\], expected text, a number"),
-        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* has no validation set"),
-        (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "splits training data of your"),
-        (dict(test=GOOD, validation_share=0.5), "splits training data of your own"),
-        (dict(train=GOOD, validation_share=0.2), "0.2 of the 3 rows of --train_file is none: give more rows"),
+        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* without a validation set"),
+        (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "needs your own training data"),
+        (dict(test=GOOD, validation_share=0.5), "needs your own training data"),
+        (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: give more rows"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):

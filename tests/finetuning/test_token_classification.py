@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of words: files, tokens and metrics by hand, words without tokens, any model, the real data, and mistakes."""
+"""Token classification: files, tokens and metrics by hand, words without tokens, other models, real and invalid data."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def wordpiece():
-    """One token a letter but for a few words, as BERT cuts; characters without a shape are dropped."""
+    """Create a tokenizer with a few words and else one token per letter, as in BERT; invisible characters are dropped."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ada", "love", "paris", "##lace", ".", *letters]
     words += [f"##{letter}" for letter in letters]
@@ -55,14 +55,14 @@ def data_of(tmp_path, rows=ROWS, *, split="train", **arguments):
     file = write_lines(tmp_path / f"{split}.jsonl", *rows)
     data = TokenClassificationData(TokenClassificationArguments(**{f"{split}_file": [file]} | arguments))
     if split != "train":
-        # A checkpoint of these labels.
+        # A checkpoint with these labels
         labels = sorted_labels(label for row in rows for label in row.get("ner_tags", ()))
         data.use_config(SimpleNamespace(label2id={label: number for number, label in enumerate(labels)}))
     return data
 
 
 def logits_of(positions, tags, labels):
-    """[n, N, C] whose best label is that of `tags` at the positions of the words, and another everywhere else."""
+    """Return logits [n, N, C] that predict `tags` at the positions of the words, and another label at other positions."""
     N = max(position for row in positions for position in row) + 2
     logits = np.zeros((len(positions), N, len(labels)))
     logits[..., -1] = 1
@@ -121,18 +121,18 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
     of_user = data_of(tmp_path, numbers, label_names=tags)
     for data in (of_parquet, of_user):
         assert data.sets["train"] == [tuple(row.values()) for row in ROWS]
-    # The user's names are all labels; a label that is not in the data can come later.
+    # All names of the flag are labels, also names that do not occur in the data.
     assert of_user.labels == sorted_labels(tags)
     for names in ([], ["O"]):
-        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers whose names"):
+        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers with names"):
             data_of(tmp_path, numbers, label_names=names)
 
 
 def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
-    # A sentence without a token is not trained on: a batch of them alone would have no mean loss.
+    # Sentences without a token are dropped from training: the mean loss of a batch with only such sentences would be NaN.
     task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
     assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[:5] == ["[CLS]", "ada", "love", "##lace", "s"]
-    # smiles and sleeps are cut into letters.
+    # "smiles" and "sleeps" are split into letters.
     assert task.train["word_tokens"][:] == [[1, 2, 4], [1, 2]]
     assert task.train["labels"][:] == [[-100, 2, 3, -100, 0, *[-100] * 6], [-100, 1, 0, *[-100] * 6]]
     task = data_of(tmp_path, pad_to_max_length=True, max_seq_length=30).encode(wordpiece, None)
@@ -157,15 +157,15 @@ def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_w
     measured = data.encode(wordpiece, None).evaluation[""]
     assert caplog.messages == [
         "1 of 3 sentences of --validation_file have more than 5 tokens (--max_seq_length), such as sentence 1 of 5 words: "
-        "they are read in windows that overlap (--long_sentences)",
-        "2 words of --validation_file have no token, since the tokenizer drops them: all count as 'O'",
+        "they are split into overlapping windows (--long_sentences)",
+        "2 words of --validation_file are dropped by the tokenizer and predicted as 'O'",
     ]
     # [CLS] ada ada ada [SEP], [CLS] ada paris [SEP]
     assert measured.rows["sentence"][:] == [0, 0, 1, 2] and measured.examples == 3
     assert measured.rows["word_tokens"][:] == [[1, -1, 2, 3, -1], [-1, -1, -1, -1, 2], [1], [-1]]
     tags = [rows[number]["ner_tags"] for number in measured.rows["sentence"]]
     logits = logits_of(measured.rows["word_tokens"], tags, data.labels)
-    # Found are 4 of the 5 entities, and 6 of the 7 words.
+    # 4 of 5 entities and 6 of 7 words are correct.
     assert measured.metrics(logits, None) == {
         "precision": 1.0, "recall": pytest.approx(4 / 5), "f1": pytest.approx(8 / 9), "accuracy": pytest.approx(6 / 7),
     }  # fmt: skip
@@ -183,11 +183,11 @@ def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_w
 
 
 def test_a_word_belongs_to_the_window_in_which_it_has_most_context():
-    """At equal context to the first: there its first token stands."""
+    """If the context is equal, the word belongs to the first window."""
     first, second = [None, 0, 1, 2, 2, 3, None], [None, 2, 2, 3, 4, None]
     # Word 3 has one token on its shorter side in the first window, two in the second.
     assert word_positions([(0, first), (0, second)], [5]) == [[1, 2, 3, -1, -1], [-1, -1, -1, 3, 4]]
-    # Word 1 is longer than a window, and word 0 of another sentence is another word.
+    # Word 1 is longer than a window; word 0 of another sentence is a different word.
     windows = [(0, [None, 0, 1, None]), (0, [None, 1, 1, None]), (1, [None, 0, None])]
     assert word_positions(windows, [2, 2]) == [[1, 2], [-1, -1], [1, -1]]
 
@@ -231,11 +231,11 @@ def test_rare_tags_and_repeated_sentences_are_shown_before_training(tmp_path, ca
     other = {"tokens": ["Paris", "sleeps"], "ner_tags": ["O", "O"]}
     data_of(tmp_path, [*ROWS, ROWS[0], other], validation_file=[file])
     assert caplog.messages == [
-        "the data before the training              training  evaluation\n"
+        "data checks                               training  evaluation\n"
         "rows                                             4           1\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with a text of the evaluation               2           0\n"
+        "rows with an evaluation text                     2           0\n"
         "labels with fewer than 2 training words: B-LOC 1\n"
         "labels with fewer than 2 evaluation words: O 1, B-LOC 1, B-PER 0, I-PER 0"
     ]
@@ -260,12 +260,12 @@ def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
     assert task.metric == "accuracy"
     right = logits_of(task.evaluation[""].rows["word_tokens"], [["NOUN", "VERB", "NOUN"]], data.labels)
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
-    with pytest.raises(ValueError, match="the label 'PER' is no tag of an entity as others are"):
+    with pytest.raises(ValueError, match=r"all labels or none must be entity tags .*, got 'PER' and"):
         are_entities(["O", "B-PER", "PER"])
 
 
 def test_the_commonest_label_of_words_is_the_baseline(tmp_path):
-    """An accuracy of 0.6 passed without a word that O alone has it."""
+    """Without the baseline, an accuracy of 0.6 would look good, although always predicting O reaches it."""
     spaced = [{"tokens": ["Ada", "smiles", "."], "ner_tags": ["B-PER ", " O", "O\r"]}]
     file = write_lines(tmp_path / "validation.jsonl", *ROWS)
     data = data_of(tmp_path, rows=[*ROWS, *spaced], validation_file=[file])
@@ -280,7 +280,7 @@ def test_predictions_can_be_read_again(tmp_path, wordpiece):
     measured = data.encode(wordpiece, None).evaluation[""]
     logits = logits_of(measured.rows["word_tokens"], [tags for _, tags in data.sets["validation"]], data.labels)
     read = read_conll(measured.write(logits, tmp_path, "eval")[0], source="here")
-    # White space would part the word from its tag.
+    # White space would separate the word from its tag.
     assert read == [(["Ada", "a_b", "_", "c"], ["O", "B-x", "O", "I-x"]), *(tuple(row.values()) for row in ROWS)]
 
 
@@ -302,20 +302,20 @@ def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):
 
 
 def test_words_are_read_as_within_a_text(tmp_path, wordpiece):
-    """Without its space a word would be read as the end of another."""
+    """Without a space before it, a word would be encoded as the end of another word."""
     tokenizer = byte_level()
     within = tokenizer(" Ada Lovelace smiles")["input_ids"]
     assert tokenizer(ROWS[0]["tokens"], is_split_into_words=True)["input_ids"] != within
     task = data_of(tmp_path).encode(tokenizer, None)
     assert task.train[0]["input_ids"] == within
-    # Other tokenizers stay as they are.
+    # Other tokenizers are not changed.
     before = wordpiece.backend_tokenizer.to_str()
     take_prefix_space(wordpiece)
     assert wordpiece.backend_tokenizer.to_str() == before
 
 
 def roberta():
-    """A tokenizer of a class that rebuilds itself when it is loaded."""
+    """Create a tokenizer of a class that rebuilds its backend when it is loaded."""
     source = byte_level()
     state = json.loads(source.backend_tokenizer.to_str())
     vocab = source.get_vocab()
@@ -354,7 +354,7 @@ def test_without_training_the_labels_are_those_of_the_checkpoint(tmp_path, wordp
     measured = data.encode(wordpiece, None).evaluation[""]
     tags = [row["ner_tags"] for row in ROWS]
     assert measured.metrics(logits_of(measured.rows["word_tokens"], tags, [*known]), None)["f1"] == 1.0
-    with pytest.raises(ValueError, match="row 1 of the data of --validation_file has the label 'I-PER', which is none"):
+    with pytest.raises(ValueError, match="row 1 of the data of --validation_file has the label 'I-PER', expected a label"):
         data_of(tmp_path, split="validation").use_config(SimpleNamespace(label2id={"O": 0, "B-LOC": 1, "B-PER": 2}))
 
 
@@ -371,15 +371,15 @@ CONLL_U = """# newdoc
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
 
 
-NUMBERED = "numbers its words, as CoNLL-U does"
+NUMBERED = "got word numbers as in CoNLL-U"
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("rows.txt", b"a O\nb\n", "has the line 'b' without a tag: all lines must have one, or none"),
-        ("rows.txt", b"\n-DOCSTART- O\n\n", "has no words"),
-        # The numbers were read as the words.
+        ("rows.txt", b"a O\nb\n", "all lines of .* or none must have a tag, got 'b' without a tag"),
+        ("rows.txt", b"\n-DOCSTART- O\n\n", "must have at least one word"),
+        # Bug: word numbers were read as words.
         ("rows.conll", CONLL_U.encode(), NUMBERED),
         ("rows.conll", GERMEVAL.encode(), NUMBERED),
         ("plain.txt.gz", b"a O", "is damaged or is not gzip"),
@@ -393,10 +393,10 @@ def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):
 
 def test_files_without_labels_are_for_prediction_alone(tmp_path):
     (tmp_path / "rows.txt").write_text("a\nb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"--train_file: .* has words without tags; such files are for --test_file"):
+    with pytest.raises(ValueError, match=r"--train_file: .* must have tags, got only words: give .* --test_file"):
         TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
-    with pytest.raises(ValueError, match="--test_file: some files have labels and others none"):
+    with pytest.raises(ValueError, match="--test_file: all files or none must have labels"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])
 
 
@@ -406,7 +406,7 @@ CHINESE = ["我", "在", "北京", "大学", "工作"]
 
 @pytest.fixture(scope="module")
 def tagger():
-    """A pipeline whose model gives each word an entity at its first token and none at its others, as it was trained."""
+    """Create a pipeline whose model only predicts an entity at the first token of each word, as in training."""
     tokenizer = train_unigram([" ".join(KOREAN), "".join(CHINESE)] * 20, vocab_size=80, show_progress=False)
     model = tiny_model(DebertaExtForTokenClassification, vocab_size=len(tokenizer), id2label={0: "O", 1: "B-X", 2: "I-X"})
     starts = [token.startswith("▁") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
@@ -418,8 +418,8 @@ def tagger():
 @pytest.mark.parametrize("words", [KOREAN, CHINESE], ids=["korean", "chinese"])
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 def test_the_first_token_of_each_word_that_the_pipeline_is_given_labels_the_whole_word(words, tagger):
-    """As tag.md does. The pipeline's strategies cut words ("1990년 3" + "월 1"): they take a token that is only the space
-    before a word for a word."""
+    """Tests the code of tag.md. The pipeline's own strategies split words ("1990년 3" + "월 1"), because they treat a token
+    that is only the space before a word as a word."""
     text, tags = " ".join(words), {}
     (tokens,) = tagger([words], is_split_into_words=True, aggregation_strategy="none", ignore_labels=[])
     for token in tokens:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From start and end logits of windows to answers: n best spans, the score of "no answer", and the text they stand for.
+"""Convert start and end logits of windows to answers: n best spans, score of "no answer", and text of the answer.
 
-A span of tokens (i, j) of a window scores start[i] + end[j], "no answer" start[c] + end[c] with c the place of [CLS]. A
-question has the spans of all its windows, and the smallest of their scores of "no answer": one window that is not sure is
-enough. Answers are cut out of the context by character offsets.
+The score of a span of tokens (i, j) in a window is start[i] + end[j]; the score of "no answer" is start[c] + end[c], with c
+the position of [CLS]. A question has the spans of all its windows and their lowest score of "no answer". Answers are cut
+from the context by character offsets.
 """
 
 import math
@@ -18,15 +18,15 @@ __all__ = ["Answers", "Windows", "answers_from_logits"]
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of contexts that the rows of a model's input are, row by row.
+    """Windows of contexts; window w is row w of the model's input.
 
     Args:
-        examples (`np.ndarray`): which example a window is of, int [W], ascending. An example may have none.
-        null (`np.ndarray`): the place of [CLS] in it, int [W].
-        bounds (`np.ndarray`): tokens bounds[w] to bounds[w + 1] of the two below are those of window w, padding included,
+        examples (`np.ndarray`): index of each window's example, int [W], ascending. An example can have no window.
+        null (`np.ndarray`): position of [CLS] in each window, int [W].
+        bounds (`np.ndarray`): window w has the entries bounds[w] to bounds[w + 1] of `first` and `last`, including padding;
             int [W + 1].
-        first, last (`np.ndarray`): where the text of a token begins and ends in the context, int [tokens], white space left
-            out. A token that is not of the context, or is white space, has first >= last: no answer begins or ends there.
+        first, last (`np.ndarray`): start and end of each token in the context in characters, without white space, int
+            [tokens]. Tokens outside of the context and white space have first >= last: no answer starts or ends there.
     """
 
     examples: np.ndarray
@@ -38,14 +38,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of a model, by id.
+    """Predicted answers by id of the question.
 
     Args:
-        predictions: the answer; "" is none.
-        best: the best answer that is not "", whatever the score of "no answer"; "" where no span is possible.
-        nbest: {text, probability, start_logit, end_logit} by falling score, at least one; the probabilities are a softmax
-            of the scores, "no answer" (text "") among them where it was asked for.
-        null_odds: score of "no answer" minus that of the best span; empty where "no answer" was not asked for.
+        predictions (`dict`): the answer; "" = no answer.
+        best (`dict`): the best non-empty answer, regardless of the score of "no answer"; "" if no span is possible.
+        nbest (`dict`): {text, probability, start_logit, end_logit} by descending score, at least one. Probabilities are a
+            softmax of the scores, including "no answer" (text "") with `with_null`.
+        null_odds (`dict`): score of "no answer" minus score of the best span; empty without `with_null`.
     """
 
     predictions: dict[str, str]
@@ -68,20 +68,20 @@ def answers_from_logits(
 ) -> Answers:
     """Return the answers to questions, from the logits of their windows.
 
-    Candidates of a window are its n_best likeliest starts times its n_best likeliest ends, as in the published scripts,
-    which let tokens of the question take places among them; here only tokens of the context do. A span of characters that
-    two windows hold counts once, with its higher score. Of equal scores the one that begins, then ends, earlier is better.
-    Without a possible span (no window, or no start before an end) the answer is "", with a span's logits taken as 0.
+    The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts; unlike
+    there, only tokens of the context are ranked. A span of characters in two windows counts once, with its higher score. If
+    scores are equal, the span that starts (then ends) earlier is better. Without a possible span (no window, or no start
+    before an end), the answer is "" and its logits count as 0.
 
     Args:
-        ids, contexts: of the examples, in the order that `windows.examples` counts.
-        start_logits, end_logits (`np.ndarray`): [W, N], N at least the longest window; nothing beyond a window is read.
-        n_best (`int`): starts and ends tried in each window, and spans in `Answers.nbest`.
-        max_answer_length (`int`): in tokens.
-        with_null (`bool`): whether a question may have no answer.
-        null_threshold (`float`): the answer is "" where its null odds are above; +-inf: always or never another.
+        ids, contexts (`list[str]`): ids and contexts of the examples, indexed by `windows.examples`.
+        start_logits, end_logits (`np.ndarray`): [W, N] with N >= the longest window; values beyond a window are ignored.
+        n_best (`int`, defaults to 20): number of starts and ends tried per window, and maximum length of `Answers.nbest`.
+        max_answer_length (`int`, defaults to 30): maximum length of an answer in tokens.
+        with_null (`bool`, defaults to `False`): whether questions can have no answer.
+        null_threshold (`float`, defaults to 0.0): null odds above which the answer is ""; -inf: always, inf: never.
     Raises:
-        ValueError: logits that are not finite.
+        ValueError: if logits are NaN or infinite.
     """
     answers = Answers({}, {}, {}, {})
     ends_of = np.searchsorted(windows.examples, np.arange(len(ids)), side="right").tolist()
@@ -95,8 +95,8 @@ def answers_from_logits(
             logits = [np.asarray(part[window, :length], dtype=np.float64) for part in (start_logits, end_logits)]
             if not np.isfinite(logits).all():
                 raise ValueError(
-                    f"the logits of question {key!r} are not finite (window {window}): the model's weights or its precision "
-                    "are broken"
+                    f"the logits of question {key!r} must be finite, got NaN or inf in window {window}: check the weights, "
+                    "or evaluate in float32"
                 )
             found = window_spans(*logits, windows.first[tokens], windows.last[tokens], n_best, max_answer_length)
             for place, scores in found.items():
@@ -126,11 +126,11 @@ def answers_from_logits(
 def window_spans(
     start: np.ndarray, end: np.ndarray, first: np.ndarray, last: np.ndarray, n_best: int, max_answer_length: int
 ) -> dict[tuple[int, int], tuple[float, float, float]]:
-    """Return (score, start logit, end logit) of the spans of a window, by their characters [from, to)."""
+    """Return (score, start logit, end logit) of a window's spans, by their characters (start, end)."""
     possible = np.flatnonzero(first < last)
     starts = possible[np.argsort(-start[possible], kind="stable")][:n_best, None]
     ends = possible[np.argsort(-end[possible], kind="stable")][None, :n_best]
-    # Offsets of normalising tokenizers may run backwards within a word.
+    # Offsets of normalising tokenizers can decrease within a word.
     is_span = (starts <= ends) & (ends - starts < max_answer_length) & (first[starts] < last[ends])
     spans: dict[tuple[int, int], tuple[float, float, float]] = {}
     for row, column in np.argwhere(is_span).tolist():

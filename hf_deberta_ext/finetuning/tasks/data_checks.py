@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled texts before they are trained on: a table of rare classes, duplicates and texts with several labels."""
+"""Checks of labelled texts before training: a table of rare classes, duplicates and texts with several labels."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,7 +9,7 @@ __all__ = ["CheckedSet", "data_table"]
 
 
 class CheckedSet(NamedTuple):
-    """Text and label of each row, number of rows (of sentences: words) of each class, and of rows that were left out."""
+    """Texts and labels [N] of a data set, number of rows (token classification: words) by class, number of dropped rows."""
 
     texts: Sequence[Hashable]
     labels: Sequence[Hashable]
@@ -17,22 +17,25 @@ class CheckedSet(NamedTuple):
     left_out: int = 0
 
     def irregular_rows(self) -> dict[str, int]:
-        """Return the number of rows, and of those that are irregular, by how."""
+        """Count the rows, and the irregular rows by kind."""
         labels_of_text = Counter(text for text, _ in {*zip(self.texts, self.labels, strict=True)})
         return {
             "rows": len(self.texts),
-            "rows left out": self.left_out,
+            "dropped rows": self.left_out,
             "rows with the text of an earlier row": len(self.texts) - len(labels_of_text),
             "texts with several labels": sum(count > 1 for count in labels_of_text.values()),
         }
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
-    """Return a table of what is irregular in training and evaluation data, None if nothing is; `unit` is what the sets count
-    of each class, rows or words."""
+    """Format a table of the irregularities in training and evaluation data; None if there are none.
+
+    Args:
+        unit (`str`, defaults to "rows"): what the `counts` of the sets count, "rows" or "words".
+    """
     held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
-    numbers = train.irregular_rows() | {"rows with a text of the evaluation": sum(text in held_out for text in train.texts)}
-    lines = [f"{'the data before the training':<40}{'training':>10}{'evaluation':>12}"]
+    numbers = train.irregular_rows() | {"rows with an evaluation text": sum(text in held_out for text in train.texts)}
+    lines = [f"{'data checks':<40}{'training':>10}{'evaluation':>12}"]
     for name, number in numbers.items():
         if number or of_evaluation.get(name):
             lines.append(f"{name:<40}{number:>10,}{of_evaluation.get(name, 0):>12,}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precision, recall and F1 of entities, as conlleval and seqeval's default count them: type and both ends must be right."""
+"""Precision, recall and F1 of entities as in conlleval and seqeval's default: type, start and end must be correct."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ __all__ = ["entities", "entity_scores"]
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return the entities that the tags of a sentence mark, in IOB2, IOB1 or BIOES (IOBES).
+    """Return the entities in the tags of a sentence (IOB2, IOB1 or BIOES, also called IOBES).
 
-    An entity goes on where I or E of its type follows B or I, and ends anywhere else. Any other tag but O begins one,
-    whatever its prefix: I-PER does so after O, after I-LOC and after E-PER.
+    I or E after B or I of the same type continues an entity. Any other tag except O starts a new entity, regardless of its
+    prefix: I-PER starts one after O, I-LOC and E-PER.
 
     Returns:
-        (type, first word, last word) of each, in their order, counted from 0: [("PER", 0, 1)] for B-PER I-PER O.
+        (type, first word, last word) of each entity in order, words counted from 0: [("PER", 0, 1)] for B-PER I-PER O.
     """
     spans: list[tuple[str, int, int]] = []
     previous, previous_kind = "O", ""
@@ -31,7 +31,7 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]:
-    """Return the three metrics of counts; 0.0 for 0 / 0."""
+    """Compute precision, recall and F1 from counts; 0 / 0 = 0.0."""
     return {
         "precision": hit / max(predicted, 1),
         "recall": hit / max(true, 1),
@@ -40,13 +40,13 @@ def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]
 
 
 def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return precision, recall and F1 over all entities and for each type, and accuracy over all tags.
+    """Compute precision, recall and F1 of all entities and of each type, and the accuracy of all tags.
 
     Args:
-        predicted, true (`list[list[str]]`): tags of each word of each sentence.
+        predicted, true (`list[list[str]]`): tag of each word of each sentence.
     Returns:
-        "overall_precision", "overall_recall", "overall_f1", "overall_accuracy", and for each type that occurs on either
-        side, sorted, {"precision", "recall", "f1", "number"}, number = how many are true. Fractions; 0.0 for 0 / 0.
+        "overall_precision", "overall_recall", "overall_f1" and "overall_accuracy"; for each predicted or true type, sorted,
+        {"precision", "recall", "f1", "number"}, where "number" counts the true entities. Fractions, with 0 / 0 = 0.0.
     """
     guesses, answers = (
         {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLUE and XNLI: what their tasks are called on the Hub, their columns, labels and files for GLUE's server."""
+"""GLUE and XNLI: Hub names, columns and labels of their tasks, and files for GLUE's server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,18 @@ __all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_task", "glue_values", "w
 
 @dataclass(frozen=True)
 class KnownTask:
-    """A published task of text classification.
+    """Published text classification task.
 
     Args:
-        dataset (`str`): its id on the Hub.
-        text_columns (`tuple[str]`): one, or two for pairs.
-        labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; none for a score, which is a regression.
-        train, evaluation, test: configuration and split on the Hub by the name of the set, "" for the main one.
-        files: by the name of a test set, that of its file for the server.
-        texts (`bool`): the server wants the names of the labels, not their numbers.
-        metric (`str`): the one that says which checkpoint is best.
-        max_seq_length (`int`): where --max_seq_length is not given.
+        dataset (`str`): id of the data set on the Hub.
+        text_columns (`tuple[str]`): one text column, or two for pairs.
+        labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; empty for regression.
+        train, evaluation, test (`dict[str, tuple[str, str]]`): configuration and split on the Hub by name of the set; the
+            main set is "".
+        files (`dict[str, str]`): name of the file for the server, by name of the test set.
+        texts (`bool`, defaults to `False`): whether the server expects names of labels instead of numbers.
+        metric (`str`, defaults to "accuracy"): metric that selects the best checkpoint.
+        max_seq_length (`int`, defaults to 128): default of --max_seq_length.
     """
 
     dataset: str
@@ -52,7 +53,7 @@ def glue_task(
     diagnostic: bool = False,
     **fields: Any,
 ) -> KnownTask:
-    """Return a task whose configuration has the splits train, validation and test, or only test (`diagnostic`)."""
+    """Return a task with the splits train, validation and test of its configuration, or only test (`diagnostic`)."""
     train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
     if diagnostic:
         train, evaluation = {}, {}
@@ -78,22 +79,24 @@ GLUE: Mapping[str, KnownTask] = {
     "qnli": glue_task("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
     "rte": glue_task("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
     "wnli": glue_task("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
-    # To be predicted by a model of MNLI.
+    # Predicted with a model that was fine-tuned on MNLI.
     "ax": glue_task(
         "ax", ("premise", "hypothesis"), ENTAILMENT, "AX.tsv", diagnostic=True, texts=True, metric="matthews_correlation"
     ),
 }
-"""GLUE's tasks, by the names of their configurations on the Hub."""
+"""GLUE's tasks, by name of their configuration on the Hub."""
 
 XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 
 
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
-    """Return the task of XNLI: trained on one language, evaluated on others, whose names are those of the sets where they
-    are `by_language`; else there must be one, the main set."""
+    """Return XNLI with one training language and one or more evaluation languages.
+
+    With `by_language`, each evaluation set is named by its language; otherwise, there must be one language, the main set.
+    """
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:
-            raise ValueError(f"XNLI is not in the language {language!r}, but in {', '.join(XNLI_LANGUAGES)}")
+            raise ValueError(f"the language of XNLI must be one of {', '.join(XNLI_LANGUAGES)}, got {language!r}")
     sets = {language if by_language else "": language for language in languages}
     return KnownTask(
         "facebook/xnli",
@@ -106,7 +109,7 @@ def xnli_task(train_language: str, languages: Sequence[str], *, by_language: boo
 
 
 def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
-    """Return predictions [n] as GLUE's server takes them: names or numbers of labels, scores from 0 to 5 (STS-B)."""
+    """Format predictions [n] for GLUE's server: names or numbers of labels; scores clipped to 0 to 5 (STS-B)."""
     if not task.labels:
         return [f"{score:.3f}" for score in np.clip(predicted, 0, 5)]
     if not task.texts:
@@ -115,7 +118,7 @@ def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
 
 
 def write_index_tsv(file: Path, values: Sequence[str]) -> Path:
-    """Write a table with the columns index (from 0) and prediction, `values`, whose line ends and tabs become spaces."""
+    """Write a table with the columns index (from 0) and prediction; tabs and line ends in `values` become spaces."""
     lines = ["index\tprediction", *(f"{index}\t{' '.join(value.split())}" for index, value in enumerate(values))]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of texts: what kind they are, their names, their order in the data and in a model, and what is wrong with them."""
+"""Labels of texts: problem type, names, order in the data and in the model, and checks."""
 
 import copy
 import math
@@ -28,24 +28,24 @@ NEEDED = {
     SINGLE: "one of the labels",
     MULTI: "a list of labels, each once,",
 }
-# As a number is written: "01" and "1_0" are names.
+# Texts that are numbers; "1_0" is a name.
 DECIMAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|nan|inf", re.IGNORECASE)
 
 
 @dataclass
 class Labels:
-    """The labels of a data set, and where a model has them.
+    """Labels of a data set, and their order in a model.
 
-    The data's own order is that of `names`: label 1 of it is the one of F1. A model may have another (`order`): that of a
-    checkpoint which knows the same names.
+    Labels are numbered in the order of `names`; F1 is computed for label 1. A model can have another order (`order`), if it
+    was loaded from a checkpoint with the same names.
 
     Args:
         problem_type (`str`): one of PROBLEM_TYPES.
-        names (`tuple[str]`): in the data's order; none in regression.
-        is_numbered (`bool`): the data may have the numbers 0, 1, ... of the names, and names in whatever case.
-        order (`tuple[int]`): the model's number of each label; default: the same.
-        source (`str`): who says so, for messages: "--train_file", "sst2", ...
-        thresholds (`dict[str, float]`, *optional*): of a checkpoint: by label the probability from which it is predicted.
+        names (`tuple[str]`): names of the labels in the data's order; empty for regression.
+        is_numbered (`bool`, defaults to `True`): whether the data can have numbers 0, 1, ... or names in any case.
+        order (`tuple[int]`): the model's number of each label; default: 0, 1, ...
+        source (`str`): origin of the labels for messages: "--train_file", "sst2", ...
+        thresholds (`dict[str, float]`, *optional*): the checkpoint's decision thresholds (probabilities) by label.
     """
 
     problem_type: str
@@ -60,17 +60,17 @@ class Labels:
         self.order = self.order or tuple(numbers)
         self.numbers = names = dict(zip(self.names, numbers, strict=True))
         if self.is_numbered:
-            # A text that is a name and a number is the name.
+            # Names take precedence over numbers.
             self.numbers = dict(zip(map(str, numbers), numbers, strict=True))
             self.numbers |= zip(map(str.lower, names), names.values(), strict=True)
             self.numbers |= names
 
     def encode(self, cells: Sequence[Any], *, source: str, test: bool = False) -> list | None:
-        """Return the cells of a label column in the data's order: numbers of labels, scores, or lists of 0.0 and 1.0.
+        """Encode a label column in the data's order: as label numbers, scores, or lists of 0.0 and 1.0.
 
         Args:
-            source (`str`): where they are from ("--validation_file").
-            test (`bool`): there may be none: then the result is None.
+            source (`str`): origin of the cells for messages, such as "--validation_file".
+            test (`bool`, defaults to `False`): whether labels are optional; without labels, the result is None.
         """
         nothing = [None, ""]
         if "-1" not in self.names:
@@ -78,19 +78,19 @@ class Labels:
         if all(cell in nothing for cell in cells):
             if test:
                 return None
-            raise ValueError(f"{source} has no labels (all are {cells[0]!r}): it is a test file, give it as --test_file")
+            raise ValueError(f"{source} must have labels, got {cells[0]!r} in all rows: give a file without as --test_file")
         encode = {REGRESSION: finite_number, SINGLE: self.number_of, MULTI: self.indicators_of}[self.problem_type]
         encoded = [encode(cell) for cell in cells]
         if None in encoded:
             row = encoded.index(None)
             expected = NEEDED[self.problem_type]
             if self.names:
-                expected += f" of {self.source}, which are {len(self.names)}: {', '.join(self.names[:20])}"
+                expected += f" of {self.source} ({len(self.names)}): {', '.join(self.names[:20])}"
             raise ValueError(f"row {row + 1} of {source} has the label {cells[row]!r}, expected {expected}")
         return encoded
 
     def number_of(self, cell: Any) -> int | None:
-        """Return the number of a class; None where there is no such class."""
+        """Return the number of a class, or None for an unknown class."""
         if self.is_numbered and cell in range(len(self.names)):
             return int(cell)
         if cell is None or (self.is_numbered and not isinstance(cell, str)):
@@ -101,7 +101,7 @@ class Labels:
         return self.numbers.get(name)
 
     def indicators_of(self, cell: Any) -> list[float] | None:
-        """Return a 1.0 for each label of a list, and 0.0 for the others; None of another cell."""
+        """Return 1.0 for labels in the list and 0.0 for other labels; None if the cell is not a list of different labels."""
         if not isinstance(cell, list):
             return None
         numbers = [self.number_of(item) for item in cell]
@@ -110,7 +110,7 @@ class Labels:
         return [float(number in numbers) for number in range(len(self.names))]
 
     def for_model(self, encoded: list) -> list:
-        """Return labels in the data's order as the model has them."""
+        """Convert encoded labels from the data's order to the model's order."""
         if self.problem_type == REGRESSION:
             return encoded
         if self.problem_type == SINGLE:
@@ -118,10 +118,10 @@ class Labels:
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
     def predicted(self, logits: Any) -> np.ndarray:
-        """Return a model's most probable answers, in the data's order: [n] labels or scores, [n, labels] of 0 and 1.
+        """Return the predictions in the data's order: [n] labels or scores, or [n, labels] of 0 and 1.
 
         Args:
-            logits: [n, labels]; of regression [n, 1] or [n].
+            logits: [n, labels] in the model's order; regression: [n, 1] or [n].
         """
         logits = check_logits(logits)
         if self.problem_type == REGRESSION:
@@ -132,9 +132,9 @@ class Labels:
         return (logits > 0).astype(np.int64)
 
     def decided(self, logits: Any) -> np.ndarray:
-        """Return answers like `predicted`, but where the checkpoint has thresholds a label counts from its threshold on.
+        """Return predictions as `predicted`, but predict labels at or above the checkpoint's thresholds if it has any.
 
-        Of two classes, the first of the thresholds decides.
+        With two classes, only the first threshold is used.
         """
         if self.thresholds and self.problem_type == MULTI:
             least = [self.thresholds.get(name, 0.5) for name in self.names]
@@ -146,12 +146,12 @@ class Labels:
         return self.predicted(logits)
 
     def probabilities(self, logits: Any) -> np.ndarray:
-        """Return the probability of each label in the data's order from logits in the model's order, both [n, labels]."""
+        """Convert logits in the model's order to probabilities in the data's order, both [n, labels]."""
         logits = check_logits(logits)[:, list(self.order)].astype(np.float64)
         return expit(logits) if self.problem_type == MULTI else softmax(logits, axis=-1)
 
     def shown(self, predicted: np.ndarray) -> list[Any]:
-        """Return `predicted` as names, scores or lists of names."""
+        """Convert predictions to names, scores or lists of names."""
         if self.problem_type == REGRESSION:
             return predicted.tolist()
         if self.problem_type == SINGLE:
@@ -159,14 +159,14 @@ class Labels:
         return [[self.names[number] for number in np.flatnonzero(row)] for row in predicted]
 
     def config_fields(self) -> dict[str, Any]:
-        """Return the fields of a model's configuration."""
+        """Return the label fields of the model's configuration."""
         if self.problem_type == REGRESSION:
             return dict(num_labels=1, problem_type=REGRESSION)
         names = [self.names[number] for number in np.argsort(self.order)]
         return label_fields(names) | dict(problem_type=self.problem_type)
 
     def in_order_of(self, label2id: Mapping[str, int] | None) -> "Labels":
-        """Return the labels in the order of a checkpoint that has the same names, in whatever case; else as they are."""
+        """Return the labels in the order of a checkpoint with the same names (in any case); otherwise, return `self`."""
         names = {name.lower(): number for name, number in (label2id or {}).items()}
         numbers = [*range(len(self.names))]
         if sorted(names.values()) != numbers or all(name == f"label_{number}" for name, number in names.items()):
@@ -175,37 +175,40 @@ class Labels:
             ordered = copy.copy(self)
             ordered.order = tuple(names[name.lower()] for name in self.names)
             return ordered
-        logger.warning(f"the labels {', '.join(label2id)} of the checkpoint become {', '.join(self.names)}, in this order")
+        logger.warning(f"replacing the checkpoint's labels {', '.join(label2id)} with {', '.join(self.names)} in this order")
         return self
 
     @staticmethod
     def of_config(config: PretrainedConfig) -> "Labels":
-        """Return the labels of a model's configuration, for data that is not to be trained on."""
+        """Return the labels in a model's configuration, for evaluation without training."""
         if config.problem_type == REGRESSION or (config.problem_type is None and config.num_labels == 1):
             return Labels(REGRESSION, source="the checkpoint")
         names = tuple(config.id2label[number] for number in range(config.num_labels))
         is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
         thresholds = getattr(config, "decision_thresholds", None)
         if unknown := [label for label in thresholds or () if label not in names]:
-            raise ValueError(f"the checkpoint's decision_thresholds has {unknown[0]!r}, expected one of {', '.join(names)}")
+            raise ValueError(f"decision_thresholds of the checkpoint must be of {', '.join(names)}, got {unknown[0]!r}")
         return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint", thresholds=thresholds)
 
 
 def check_logits(logits: Any) -> np.ndarray:
-    """Return logits of n rows, [n, ...], as an array; a ValueError names the first row that is not finite."""
+    """Return logits [n, ...] as an array; raises a ValueError with the first row that has NaN or infinite values."""
     logits = np.asarray(logits)
     finite = np.isfinite(logits)
     if not finite.all():
         row = int(finite.reshape(len(logits), -1).all(axis=1).argmin()) + 1
-        raise ValueError(f"row {row} has logits that are NaN or infinite, which are no answer: did training diverge?")
+        raise ValueError(f"logits must be finite, got NaN or infinite values in row {row}: the training may have diverged")
     return logits
 
 
 def label_cells(
     rows: Dataset, column: str, *, source: str = "the data", flag: str | None = None
 ) -> tuple[list[Any], list[str] | None]:
-    """Return the cells of a label column without space around texts, and the names of the labels that the data set has;
-    `source` and `flag` as in `check_columns`."""
+    """Return the cells of a label column (texts stripped), and the label names of the data set's features, if any.
+
+    Args:
+        source, flag (`str`): as in `check_columns`, for messages.
+    """
     check_columns(rows, [column], source=source, flag=flag)
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
@@ -213,7 +216,7 @@ def label_cells(
 
 
 def stripped(cell: Any) -> Any:
-    """Return a label without space around it, of which a file's line ends leave some; or a list of such labels."""
+    """Strip white space, such as a file's line ends, from a label or from all labels of a list."""
     if isinstance(cell, list):
         return [*map(stripped, cell)]
     if isinstance(cell, str):
@@ -222,7 +225,7 @@ def stripped(cell: Any) -> Any:
 
 
 def finite_number(cell: Any) -> float | None:
-    """Return a score; None of a cell that is no finite number."""
+    """Convert a cell to a score; None if it is not a finite number."""
     try:
         score = float(cell)
     except (TypeError, ValueError):
@@ -235,17 +238,18 @@ def finite_number(cell: Any) -> float | None:
 def find_labels(
     column: Sequence[Any], *, source: str, names: Sequence[str] | None = None, problem_type: str | None = None
 ) -> Labels:
-    """Find the kind and the names of the labels of a user's own data.
+    """Infer problem type and names of the labels of own data.
 
-    Without `problem_type`, lists make it multi-label, fractions regression, and text or whole numbers classes. Classes are
-    sorted: numbers as numbers, texts as texts. Texts that are all written as numbers are (as in .csv) are numbers.
+    Without `problem_type`, lists are multi-label, fractions are regression, and texts or integers are classes. Classes are
+    sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.
 
     Args:
-        column: cells of the label column to train on.
-        source (`str`): where they are from ("--train_file").
-        names (`list[str]`, *optional*): of the labels 0, 1, ...
+        column (`list`): cells of the training data's label column.
+        source (`str`): origin of the cells for messages, such as "--train_file".
+        names (`list[str]`, *optional*): names of the labels 0, 1, ...
+        problem_type (`str`, *optional*): one of PROBLEM_TYPES.
     Raises:
-        ValueError: a cell is neither text nor a number nor a list of them; lists of a 0 or 1 for each label.
+        ValueError: if a cell is not text, a number, or a list of them, or lists have a 0 or 1 for each label.
     """
     items = [cell for cell in column if cell not in (None, "")]
     lists = [cell for cell in items if isinstance(cell, list)]
@@ -257,8 +261,8 @@ def find_labels(
         kind = REGRESSION
         if len({*items}) <= 20 and all(float(cell).is_integer() for cell in items):
             logger.warning(
-                f"the labels of {source} are written as fractions ({items[0]!r}), so this is regression; for classes write "
-                f"them without .0, or give --problem_type {SINGLE}"
+                f"training a regression, because labels of {source} are fractions such as {items[0]!r}; for classes, write "
+                f"labels without .0 or give --problem_type {SINGLE}"
             )
     if kind == REGRESSION:
         return Labels(REGRESSION, source=source)
@@ -268,27 +272,25 @@ def find_labels(
         items = [*chain.from_iterable(lists)]
     for item in items:
         if not isinstance(item, (str, int, float)):
-            raise ValueError(
-                f"{source} has the label {item!r}, expected text, a number, or a list of them for several labels"
-            )
+            raise ValueError(f"{source} has the label {item!r}, expected text, a number, or (multi-label) a list of them")
     return Labels(kind, tuple(map(str, label_order(items, source=source))), is_numbered=False, source=source)
 
 
 def check_indicators(lists: Sequence[list], source: str):
-    """Check that lists of labels are not a 0 or 1 for each label, which would be taken for the labels 0 and 1."""
+    """Check that lists of labels are not indicators (0 or 1 for each label), which would be read as labels "0" and "1"."""
     items = [*chain.from_iterable(lists)]
     has_one_width = len({*map(len, lists)}) == 1 < max(map(len, lists), default=0)
     if any(isinstance(item, float) for item in items) or (
         has_one_width and {*map(str, items)} <= {"0", "1", "True", "False"}
     ):
         raise ValueError(
-            f"{source} has the label {lists[0]!r}, a 0 or 1 for each label: write the labels that apply, such as "
-            '["news", "sport"], and [] where none does'
+            f"{source} has {lists[0]!r}, a 0 or 1 for each label; expected a list of the labels that apply, such as "
+            '["news", "sport"], or [] for none'
         )
 
 
 def are_fractions(cells: Sequence[Any]) -> bool:
-    """Tell numbers, or texts that are written as numbers, of which one at least is a fraction."""
+    """Return True if all cells are numbers (or texts of numbers) and at least one is a fraction."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     has_point = "." in "".join(texts) or any(isinstance(cell, float) for cell in cells)
     return has_point and all(map(DECIMAL.fullmatch, texts))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: RACE, SWAG, CODAH, C3, COPA and their like, with any number of choices, for any multiple choice model.
+"""Multiple choice (RACE, SWAG, CODAH, C3, COPA, own data) with any number of choices and any multiple choice model.
 
-A choice is a pair of segments, [CLS] context [SEP] question and choice [SEP], and the context alone is cut where a pair is
-too long. A batch has as many choices as its longest row: the others repeat their first choice there, which no loss and no
-answer counts.
+A choice is encoded as a pair of segments, [CLS] context [SEP] question and choice [SEP]; only the context is truncated. In a
+batch, rows with fewer choices than others are filled up with copies of their first choice, which the loss and the
+predictions ignore.
 """
 
 import dataclasses
@@ -51,34 +51,37 @@ ABSENT = -100
 
 @dataclass
 class MultipleChoiceArguments(DataArguments):
-    """Flags of multiple choice. Without them the columns are those of a known data set."""
+    """Flags of multiple choice; without column flags, the data must have the columns of a known data set."""
 
-    context_column: str | None = option(None, "the column of the text that your own questions are about; it is cut if long")
-    question_column: str | None = option(None, "the column of the question, which stands before each choice")
+    context_column: str | None = option(None, "column of the text that the questions are about; truncated if too long")
+    question_column: str | None = option(None, "column of the question, which is put in front of each choice")
     choice_columns: list[str] = option(
-        list, "the column with the list of choices (of csv: a JSON list), or one column for each choice"
+        list, "column with the list of choices (csv: a JSON list), or one column for each choice"
     )
-    label_column: str | None = option(None, "the column of the right choice: its number from 0, or its letter")
+    label_column: str | None = option(None, "column of the correct choice: its number, from 0, or its letter")
 
     def __post_init__(self):
         super().__post_init__()
         texts = self.context_column or self.question_column
         if bool(texts) != bool(self.choice_columns):
-            raise ValueError("--choice_columns needs --context_column or --question_column, or both, and these need it")
+            raise ValueError("--choice_columns needs --context_column or --question_column, and these need --choice_columns")
         columns = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
         if twice := next((column for column in columns if columns.count(column) > 1), None):
-            raise ValueError(f"the column {twice!r} is named twice: text, choices and label must be apart")
+            raise ValueError(f"text, choices and label must be in different columns, got {twice!r} twice")
 
 
 class MultipleChoiceCollator:
-    """Rows -> batch of [B, C, N] inputs, C = most choices of a row, N = longest pair.
+    """Collate rows to inputs [B, C, N], with C the largest number of choices and N the longest pair.
 
-    A row of fewer choices repeats its first one. `labels` [B] are the right choices; where rows hold a list of 0 and 1 in
-    their place, `labels` [B, C] are these, and -100 for choices that are not there: see `choice_loss`.
+    A row with fewer choices repeats its first choice. `labels` are the numbers of the correct choices, [B]. If the labels of
+    rows are lists of 0 and 1, `labels` are [B, C], with -100 for missing choices: see `choice_loss`.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): tokenizer that pads.
+        padding: other arguments of transformers' `DataCollatorWithPadding`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, **padding: Any):
-        """Take arguments of transformers' `DataCollatorWithPadding`."""
         self.pad = DataCollatorWithPadding(tokenizer, **padding)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -100,11 +103,11 @@ class MultipleChoiceCollator:
 
 
 def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the rows of the cross-entropy of those choices that are there.
+    """Compute the mean cross-entropy over the rows, ignoring missing choices.
 
     Args:
-        outputs: of a multiple choice model: logits [B, C].
-        labels (`torch.LongTensor`): [B, C], 1 = the right choice, 0 = another one, -100 = not there.
+        outputs: outputs of a multiple choice model, with logits [B, C].
+        labels (`torch.LongTensor`): [B, C], 1 = correct choice, 0 = other choice, -100 = missing choice.
     """
     logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -112,11 +115,11 @@ def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Return the best choice of each row among those that are there, [n] ints.
+    """Return the best choice of each row, [n] ints, ignoring missing choices.
 
     Args:
         logits (`np.ndarray`): [n, C].
-        counts: [n], how many choices each row has.
+        counts (`list[int]`): [n] number of choices of each row.
     """
     logits = check_logits(np.asarray(logits, dtype=np.float64))
     exists = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
@@ -124,18 +127,17 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class MultipleChoiceData(TaskData):
-    """Questions with their choices; see `TaskData`.
+    """Questions with choices; see `TaskData`.
 
-    Read from the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name) or from files in the form of one of
-    them, whose columns tell; others are named by --choice_columns and its like. Folders of RACE's raw release are read, too.
-    Whether an article of RACE is of a middle or a high school, its example_id says, or else the file's name, its folder's,
-    or the configuration.
+    Reads data sets on the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name), files with the columns of one
+    of them or with columns named by --choice_columns and related flags, and folders of RACE's raw release. The school of a
+    RACE article (middle or high) is read from its example_id, or else from the name of the file, folder or configuration.
 
     Args:
-        arguments (`DataArguments`): flags; those of `MultipleChoiceArguments` count as far as they are there.
-        hub (`HubArguments`, *optional*): those of downloads.
+        arguments (`DataArguments`): flags; fields of `MultipleChoiceArguments` that they lack have their default.
+        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
-        ValueError: the data cannot be had, or something in it is wrong: it is named with its row.
+        ValueError: if the data cannot be read or is invalid; the message names the row.
     """
 
     pipeline = "multiple-choice"
@@ -148,7 +150,7 @@ class MultipleChoiceData(TaskData):
             arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
         self.arguments, self.name = arguments, arguments.task_name or self.pipeline
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
-        # The choices in the files of answers; None = their numbers, from 0.
+        # Letters of choices in the files of answers; None = numbers, from 0.
         self.answer_names = LETTERS if arguments.task_name == "race" else None
         sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
         limits = arguments.limits
@@ -161,7 +163,7 @@ class MultipleChoiceData(TaskData):
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
         self.loss = None
         if len(counts) > 1:
-            # With one number of choices the model's own loss is the loss.
+            # If all rows have the same number of choices, the model's loss is used.
             self.loss = choice_loss
 
     def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
@@ -175,7 +177,7 @@ class MultipleChoiceData(TaskData):
         return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
 
     def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
-        """Return the questions of rows, whose columns are named by flags or known."""
+        """Return the questions of rows with the columns of the flags or of a known data set."""
         arguments = self.arguments
         self.inputs[split].append(rows)
         if arguments.choice_columns:
@@ -192,17 +194,17 @@ class MultipleChoiceData(TaskData):
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Return the number of training questions of each answer, a letter or the number of a choice."""
+        """Return the number of training questions by correct answer (letter or number of the choice)."""
         counts = Counter(row["label"] for row in self.questions.get("train", ()))
         return {str(self.shown(label)): counts[label] for label in sorted(counts)}
 
     def shown(self, answer: int) -> str | int:
-        """Return the letter of an answer, or its number where answers have none."""
+        """Return the letter of an answer, or its number if answers have no letters."""
         return self.answer_names[answer] if self.answer_names else answer
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of the commonest answer of the training data for every question."""
+        """Return the metrics of always predicting the most common answer of the training data."""
         train, evaluated = self.questions.get("train"), self.questions.get("validation")
         if not train or not evaluated:
             return {}
@@ -211,7 +213,7 @@ class MultipleChoiceData(TaskData):
         return {MAJORITY: grouped_accuracy([answer] * len(labels), labels, groups)}
 
     def config_fields(self) -> dict[str, Any]:
-        # The head scores one choice at a time and has no labels.
+        # The head scores one choice at a time; it has no labels.
         return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
@@ -233,7 +235,13 @@ class MultipleChoiceData(TaskData):
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
     def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]], inputs: Dataset) -> EvaluationSet:
-        """Return the set of `questions`, whose features are `rows`, and which were read from `inputs`."""
+        """Return an evaluation set.
+
+        Args:
+            rows (`Dataset`): features of the questions.
+            questions (`list[dict]`): results of `choice_rows`.
+            inputs (`Dataset`): rows of the data that the questions were read from.
+        """
         counts = [len(row["choices"]) for row in questions]
 
         def metrics(predictions, labels):
@@ -254,10 +262,10 @@ class MultipleChoiceData(TaskData):
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """Write `{stem}_answers.json` and .tsv: id and answer of each question, a letter (RACE) or the number of a choice.
+        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number.
 
         Args:
-            answers (`dict[str, int]`): by the id of the question, in the order of the data.
+            answers (`dict[str, int]`): number of the predicted choice by id of the question, in the order of the data.
         """
         answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
@@ -267,7 +275,7 @@ class MultipleChoiceData(TaskData):
 
 
 def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the questions of a set, equal ids of which are numbered."""
+    """Check the questions of a set; return them with "-0", "-1", ... appended to ids that occur several times."""
     totals, counts = Counter(row["id"] for row in questions), Counter()
     checked = []
     for number, row in enumerate(questions, start=1):
@@ -276,16 +284,16 @@ def checked_questions(questions: Sequence[Mapping[str, Any]], split: str) -> lis
         checked.append(dict(row) | {"id": name if totals[name] == 1 else f"{name}-{counts[name]}"})
         counts[name] += 1
         if len(choices) < 2:
-            raise ValueError(f"{place} has {len(choices)} choices, it must have two or more")
+            raise ValueError(f"{place} must have two or more choices, got {len(choices)}")
         if label is None and split != "test":
-            raise ValueError(f"{place} has no label; rows without are for --test_file")
+            raise ValueError(f"{place} must have a label, got none: give rows without labels as --test_file")
     return checked
 
 
 def encode_pairs(
     batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, has_one_count: bool
 ) -> dict[str, list]:
-    """Return the features of questions: for each a list of pairs, of context and choice."""
+    """Return the features of questions: a list of encoded pairs (context, choice) for each question."""
     choices = [*chain.from_iterable(batch["choices"])]
     ends = [*accumulate(map(len, batch["choices"]), initial=0)]
 
@@ -297,13 +305,13 @@ def encode_pairs(
     contexts: list[str] = []
     for name, context, row in zip(batch["id"], batch["context"], tokens, strict=True):
         lengths = [*map(len, row)]
-        # One token of the context at the least.
+        # At least one token of the context
         needed = max(lengths) + special + bool(context)
         if needed > max_length:
             raise ValueError(
-                f"{name}: its question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens, special ones "
-                "and one of the context with it. Questions and choices are never cut: give --max_seq_length "
-                f"{needed} or more (it is {max_length}), and a model that takes as many"
+                f"{name}: its question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens (including "
+                f"special tokens and one of the context), got a limit of {max_length}. Questions and choices are not "
+                f"truncated: give --max_seq_length {needed} or more, with a model that accepts this length"
             )
         contexts += [context] * len(row)
     encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions with choices, read from the columns of RACE, SWAG, CODAH, C3 and COPA, or from columns that are named."""
+"""Read questions with choices from the columns of RACE, SWAG, CODAH, C3 and COPA, or from columns named by flags."""
 
 import re
 from collections import Counter
@@ -22,17 +22,19 @@ FLAGS = "--context_column, --question_column, --choice_columns, --label_column"
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Names of the columns of questions with choices, and the form of their cells.
+    """Names of the columns of questions with choices, and the format of their cells.
 
     Args:
-        choices: the column with a list of choices (in .csv a JSON list), or one column for each choice.
-        context (`str`, *optional*): the first segment: text, or a list of lines or turns.
-        question (`str`, *optional*): stands before each choice in the second segment.
-        label (`str`): the right choice, where the column is there: its number from 0 (-1 = none) or its letter.
-        by_text (`bool`): the label is the text of the right choice.
-        questions (`dict[str, str]`, *optional*): the text of each question, of which the column holds the key.
-        by_article (`bool`): rows are of articles with an example_id, and blanks of a question are filled with the choice.
-        needs_label (`bool`): the column of the label must be there.
+        choices (`list[str]`): the column with a list of choices (.csv: a JSON list), or one column for each choice.
+        context (`str`, *optional*): column of the first segment: text, or a list of lines or turns.
+        question (`str`, *optional*): column of the question, put in front of each choice in the second segment.
+        label (`str`, defaults to "label"): column of the correct choice, which can be missing: its number from 0 (-1 = none)
+            or its letter.
+        by_text (`bool`, defaults to `False`): whether the label is the text of the correct choice.
+        questions (`dict[str, str]`, *optional*): texts of questions by the value of the question column.
+        by_article (`bool`, defaults to `False`): whether rows are questions about articles with an example_id, in which the
+            choice fills the blanks.
+        needs_label (`bool`, defaults to `False`): whether the label column is required.
     """
 
     choices: Sequence[str]
@@ -45,7 +47,7 @@ class ChoiceColumns:
     needs_label: bool = False
 
     def texts(self) -> list[str]:
-        """Return the names of the columns of texts."""
+        """Return the names of the text columns."""
         return [*filter(None, (self.context, self.question)), *self.choices]
 
 
@@ -59,15 +61,15 @@ CLUE = ChoiceColumns(("choice",), "context", "question", "answer", by_text=True)
 
 
 def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
-    """Return the columns of the published data set of which the most are there (CODAH also comes with those of SWAG)."""
+    """Return the columns of the known data set that shares most columns with `rows` (CODAH can have SWAG's columns)."""
     names = {*rows.column_names}
     forms = (RACE, SWAG, COPA, CODAH, C3, CLUE)
     known = max(forms, key=lambda form: len(names.intersection(form.texts())))
     if not names.intersection(known.texts()):
         listed = "; ".join(", ".join(form.texts()) for form in forms)
         raise ValueError(
-            f"{source} has the columns {', '.join(map(repr, rows.column_names))}; known are {listed}; others are named with "
-            f"{FLAGS}"
+            f"{source} must have the columns of a known data set ({listed}), got {', '.join(map(repr, rows.column_names))}: "
+            f"name the columns with {FLAGS}"
         )
     if known == SWAG:
         endings = {*SWAG.choices, *filter(re.compile("ending[0-9]+").fullmatch, names)}
@@ -76,17 +78,17 @@ def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
 
 
 def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
-    """Return rows in one form, whatever their columns.
+    """Convert rows with any known columns to questions in one format.
 
     Args:
-        source (`str`): where the rows are from ("--train_file"), for messages.
-        level (`str`, *optional*): school of rows of RACE whose example_id says neither "middle" nor "high".
+        source (`str`): origin of the rows for messages, such as "--train_file".
+        level (`str`, *optional*): school of RACE questions whose example_id contains neither "middle" nor "high".
     Returns:
-        For each row id, context (the first segment), choices (the second segment of each choice), label (number of the right
-        choice, or None) and group (the school of RACE, else None). An article of RACE has several questions: their ids are
-        its example_id and a number, "high63.txt-0".
+        A dictionary for each row: id, context (first segment), choices (second segments), label (number of the correct
+        choice, or None) and group (RACE: the school, else None). Ids of RACE are example_id and number of the question in
+        its article, such as "high63.txt-0".
     Raises:
-        ValueError: a column is missing; a cell is None, of another type, or empty; an answer is none of the choices.
+        ValueError: if a column is missing; a cell is None, empty or of another type; or an answer is not among the choices.
     """
     needed = columns.texts()
     if columns.needs_label:
@@ -112,7 +114,7 @@ def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: st
         one = {"id": str(number - 1), "context": context, "group": None, "label": label}
         if columns.by_article:
             if not context.strip() or not question.strip():
-                raise ValueError(f"{place} has nothing in the column 'article' or 'question', expected text")
+                raise ValueError(f"{place} has an empty cell in the column 'article' or 'question', expected text")
             article = str(row.get("example_id") or f"row{number}")
             one["id"] = f"{article}-{counts[article]}"
             one["group"] = race_level(article) or level
@@ -128,7 +130,7 @@ def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: st
 
 
 def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> list[str]:
-    """Return the choices of a row: one in each of several columns, or a list in one; in .csv and .tsv that is JSON."""
+    """Return the choices of a row, from one column for each choice, or from one column with a list (.csv, .tsv: as JSON)."""
     choices = [row[column] for column in columns]
     if len(columns) == 1:
         (choices,) = choices
@@ -143,7 +145,7 @@ def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> l
 
 
 def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, place: str) -> int | None:
-    """Return the number of the choice that a label says, from 0; None where it says none."""
+    """Return the number, from 0, of the correct choice; None if the label is empty or -1."""
     text = str(cell).strip()
     if cell is None or text == "" or (text == "-1" and not columns.by_text):
         return None
@@ -157,15 +159,15 @@ def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, plac
         if columns.by_text:
             expected = "the text of one of the choices"
         raise ValueError(
-            f"{place} has {cell!r} in the column {columns.label!r}, expected {expected}; it has {len(choices)} choices"
+            f"{place} has {cell!r} in the column {columns.label!r}, expected {expected}; there are {len(choices)} choices"
         )
     return labels.index(text)
 
 
 def fill_blank(question: str, option: str) -> str:
-    """Return the question with the option in the place of every blank "_", or behind a question that has none.
+    """Replace every blank "_" of a question by the option; append the option to a question without blanks.
 
-    The published practice, also where an option holds the words for two blanks.
+    As in published work, all blanks get the whole option, also if it contains the words of two blanks.
     """
     if "_" in question:
         return re.sub("_+", lambda _: option, question)
@@ -173,7 +175,10 @@ def fill_blank(question: str, option: str) -> str:
 
 
 def race_level(name: str | None) -> str | None:
-    """Return the school, "middle" or "high", that the last part of a path which names one names alone; None without any."""
+    """Return the school, "middle" or "high", in the last part of a path that names a school.
+
+    None if no part names a school, or that part names both.
+    """
     for part in reversed(Path(name or "").parts):
         levels = {*re.findall("(?<![a-z])(middle|high)(?![a-z])", part.lower())}
         if levels:
@@ -182,12 +187,12 @@ def race_level(name: str | None) -> str | None:
 
 
 def read_raw_race(folder: Path, *, source: str) -> Dataset:
-    """Read the questions in a folder of RACE's raw release: .txt files, each one JSON object, an article with its questions.
+    """Read a folder of RACE's raw release: .txt files with one JSON object each, an article and its questions.
 
     Returns:
-        Rows of the Hub's columns, in the order of the files' numbers; answer is None where a file has no "answers".
+        Rows with the columns of RACE on the Hub, in the order of the files' numbers; answer is None without "answers".
     Raises:
-        ValueError: there is no .txt file, or one is not such an object; it is named.
+        ValueError: if there are no .txt files, or one is invalid; the message names the file.
     """
 
     rows = []
@@ -204,12 +209,12 @@ def read_raw_race(folder: Path, *, source: str) -> Dataset:
                 rows.append(row | {"options": options, "answer": answer})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{source}: {file} must be an object with an article, questions, options and answers, as many of each: "
-                f"{error!r}"
+                f"{source}: {file} must be a JSON object with an article and equal numbers of questions, options and "
+                f"answers: {error!r}"
             ) from error
     if not rows:
-        raise ValueError(f"{source}: there are no .txt files in {folder}, the folder of a raw release of RACE")
+        raise ValueError(f"{source}: a folder must be RACE's raw release, but there are no .txt files in {folder}")
     try:
         return Dataset.from_list(rows)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{source}: an article, question or option in {folder} is no text: {error}") from error
+        raise ValueError(f"{source}: all articles, questions and options in {folder} must be text: {error}") from error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions whose answer is a span of a text, or none: SQuAD 1.1 and 2.0, and data with the same columns.
+"""Extractive question answering, with or without unanswerable questions: SQuAD 1.1 and 2.0, and data with their columns.
 
-A context that is too long is read in windows that overlap. The question stands whole in each of them; start and end of the
-answer are token positions in the windows that hold all of it, and those of [CLS] in the others.
+A long context is split into overlapping windows, each with the whole question. Labels are the positions of the answer's
+first and last token if the window contains the whole answer, else the position of [CLS].
 """
 
 import copy
@@ -40,17 +40,17 @@ __all__ = ["HUB", "QuestionAnsweringArguments", "QuestionAnsweringData", "encode
 logger = logging.get_logger(__name__)
 
 HUB = {"squad": HubData("rajpurkar/squad"), "squad_v2": HubData("rajpurkar/squad_v2")}
-# Tokens of a window.
+# Default length of a window in tokens.
 LENGTH = 384
 
 
 class Question(NamedTuple):
-    """A question about a text.
+    """Question about a text.
 
     Args:
-        texts: all reference answers, none where it has no answer.
-        span: where an answer stands in the context, [from, to) in characters without white space around it; (-1, -1) where
-            there is none.
+        texts: all reference answers; empty if the question has no answer.
+        span: start and end of an answer in the context, in characters, without white space around it; (-1, -1) if the
+            question has no answer.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Question(NamedTuple):
 
 
 def nested_rows(articles: Sequence[dict]) -> Dataset:
-    """Return the rows of the nested JSON of SQuAD's authors: articles of paragraphs, each a context with its questions."""
+    """Convert the nested JSON of SQuAD's authors (articles, paragraphs, questions) to rows."""
     rows = []
     for article in articles:
         for paragraph in article["paragraphs"]:
@@ -72,13 +72,14 @@ def nested_rows(articles: Sequence[dict]) -> Dataset:
 
 
 def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optional: bool) -> list[Question]:
-    """Return the questions of rows; with `optional` there may be no answers.
+    """Return the questions of rows.
 
     Args:
-        columns: names of question, context and answers.
-        source (`str`): where the rows are from, for messages.
+        columns: names of the columns of questions, contexts and answers.
+        source (`str`): origin of the rows, for messages.
+        optional (`bool`): whether the answers can be missing.
     Raises:
-        ValueError: a missing column, a cell that is None or of another type, an answer that its context does not have.
+        ValueError: if a column is missing, a cell is None or of another type, or a context does not contain the answer.
     """
     question_column, context_column, answer_column = columns
     needed, answers = ["id", question_column, context_column], [[]] * len(rows)
@@ -100,27 +101,30 @@ def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optiona
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"row {number} of {source} (id {name!r}) has {str(cell)[:100]!r} in the column {answer_column!r}, expected "
-                f'{{"text": [...], "answer_start": [...]}}, texts of the context and where they begin: {error}'
+                f'{{"text": [...], "answer_start": [...]}}, texts of the context and their start in characters: {error}'
             ) from error
     return questions
 
 
 def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
-    """Return the texts of {"text": [...], "answer_start": [...]}, or of a list of such pairs (also as JSON), and the
-    characters of the first one that stands at its start, without white space around it; (-1, -1) of none."""
+    """Return the texts of answers, and the span of the first answer that is at its start in the context.
+
+    The cell is {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}, or JSON of either. The span is
+    in characters, without white space around the text; (-1, -1) without answers.
+    """
     if isinstance(cell, str):
         cell = parse_json(cell, "the cell")
     if isinstance(cell, list):
         cell = {name: [answer[name] for answer in cell] for name in ("text", "answer_start")}
     texts, starts = list(cell["text"]), list(cell["answer_start"])
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("an answer is no text")
+        raise TypeError("an answer is not text")
     for text, start in zip(texts, starts, strict=True):
         if text.strip() and start >= 0 and context.startswith(text, start):
             begin = start + len(text) - len(text.lstrip())
             return texts, (begin, begin + len(text.strip()))
     if texts:
-        raise ValueError(f"the context does not have the answer {texts[0]!r} at character {starts[0]}")
+        raise ValueError(f"the answer {texts[0]!r} is not at character {starts[0]} of the context")
     return [], (-1, -1)
 
 
@@ -128,14 +132,16 @@ def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
 class QuestionAnsweringArguments(DataArguments):
     """Flags of question answering, named as in transformers' run_qa."""
 
-    max_seq_length: int | None = option(None, f"tokens of a window, with question and special tokens; default: {LENGTH}")
-    doc_stride: int = option(128, "tokens that neighbouring windows of a context share")
-    version_2_with_negative: bool = option(False, "some questions have no answer; set by itself for squad_v2")
-    null_score_diff_threshold: float = option(0.0, 'the answer is "" where its score is better by more than this')
-    n_best_size: int = option(20, "starts and ends that are tried in each window, and answers that are written")
-    max_answer_length: int = option(30, "of an answer, in tokens")
+    max_seq_length: int | None = option(None, f"tokens of a window, including question and special ones; default: {LENGTH}")
+    doc_stride: int = option(128, "overlap of neighbouring windows of a context in tokens")
+    version_2_with_negative: bool = option(False, "some questions have no answer; always set for squad_v2")
+    null_score_diff_threshold: float = option(
+        0.0, 'predict "" if the score of "no answer" exceeds the score of the best span by more than this'
+    )
+    n_best_size: int = option(20, "number of starts and ends tried in each window, and of answers saved for each question")
+    max_answer_length: int = option(30, "maximum length of an answer in tokens")
     question_column: str = option("question", "column of the question")
-    context_column: str = option("context", "column of the text that holds the answer")
+    context_column: str = option("context", "column of the text that contains the answer")
     answer_column: str = option("answers", 'column of the answers: {"text": [...], "answer_start": [...]}')
 
     def __post_init__(self):
@@ -144,21 +150,21 @@ class QuestionAnsweringArguments(DataArguments):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
         if self.null_score_diff_threshold != self.null_score_diff_threshold:
-            raise ValueError("--null_score_diff_threshold is NaN, expected a number")
+            raise ValueError("--null_score_diff_threshold must be a number, got NaN")
 
 
 class QuestionAnsweringData(TaskData):
-    """Questions to train on, to evaluate and to answer; see `TaskData`.
+    """Questions about texts, for training, evaluation and prediction; see `TaskData`.
 
-    Read from the Hub (`--dataset_name` or `--task_name` squad, squad_v2 or any other id) or from files: rows with the
-    columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
+    Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with these names or any id) or files:
+    rows with the columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
 
     Args:
-        data_args (`QuestionAnsweringArguments`): the flags.
-        hub (`HubArguments`, *optional*): those of downloads.
+        data_args (`QuestionAnsweringArguments`): flags.
+        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
-        ValueError: nothing to read, a missing column, a cell that is None or of another type, an id that stands twice, an
-            answer that its context does not have, a question without an answer where all must have one.
+        ValueError: if there is no data; a column is missing; a cell is None or of another type; an id occurs twice; a
+            context does not contain its answer; or a required answer is missing.
     """
 
     pipeline = "question-answering"
@@ -188,7 +194,7 @@ class QuestionAnsweringData(TaskData):
             try:
                 rows = nested_rows(articles)
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-                raise ValueError(f"{source} is not as SQuAD's authors write theirs: {error!r}") from error
+                raise ValueError(f"{source} is not in the format of SQuAD's authors: {error!r}") from error
             return from_rows(rows, source, split, ("question", "context", "answers"))
 
         files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
@@ -199,10 +205,10 @@ class QuestionAnsweringData(TaskData):
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
     def check_questions(self, split: str):
-        """Check that each id is for one question, and that all have an answer where they must."""
+        """Check that ids are unique, and that no required answer is missing."""
         [(name, times)] = Counter(question.id for question in self.sets[split]).most_common(1)
         if times > 1:
-            raise ValueError(f"the {split} set has the id {name!r} more than once: an id is for one question")
+            raise ValueError(f"ids of the {split} set must be unique, got {name!r} {times} times")
         unanswered = [question.id for question in self.sets[split] if not question.texts]
         if unanswered and not self.with_null and self.has_answers(split):
             raise ValueError(
@@ -210,12 +216,12 @@ class QuestionAnsweringData(TaskData):
             )
 
     def has_answers(self, split: str) -> bool:
-        """Tell if a set has answers, which a test set may lack."""
+        """Return True if a set has answers; only a test set can have none."""
         return split != "test" or any(question.texts for question in self.sets[split])
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Return the number of training questions with an answer and without; empty where all have one."""
+        """Return the number of training questions with and without an answer; empty if all questions must have one."""
         if not self.with_null or "train" not in self.sets:
             return {}
         answered = [bool(question.texts) for question in self.sets["train"]]
@@ -223,7 +229,7 @@ class QuestionAnsweringData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of no answer to any question; nothing where all questions have an answer."""
+        """Return the metrics of always predicting "no answer"; empty if all questions must have an answer."""
         if not self.label_counts or "validation" not in self.sets:
             return {}
         references = {question.id: question.texts for question in self.sets["validation"]}
@@ -231,19 +237,22 @@ class QuestionAnsweringData(TaskData):
         return {"no answer": {name: value for name, value in scores.items() if not name.endswith("total")}}
 
     def config_fields(self) -> dict[str, Any]:
-        # The head has a logit for the start and one for the end, whatever the labels of a checkpoint are.
+        # The head has one logit for the start and one for the end, regardless of the checkpoint's labels.
         return two_outputs()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets.
 
-        A question that leaves no room for windows is left out of the training and answered with "" in the other sets, with a
-        warning. The tokenizer must be a fast one, and --doc_stride leave room in --max_seq_length.
+        A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
+        warning counts such questions.
+
+        Raises:
+            ValueError: if the tokenizer is not a fast one, or --max_seq_length is too short for --doc_stride.
         """
         if not tokenizer.is_fast:
             raise ValueError(
-                f"{type(tokenizer).__name__} does not tell which characters its tokens come from: give a fast tokenizer, "
-                "one that is saved with a tokenizer.json"
+                f"question answering needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, which "
+                "has no character offsets: give --tokenizer_name"
             )
         arguments = self.data_args
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
@@ -254,14 +263,14 @@ class QuestionAnsweringData(TaskData):
             sets[split], windows = encode_windows(questions, arguments, **options, **more)
             if split != "train":
                 sets[split] = self.evaluation_set(split, sets[split], windows)
-        # On the right, so that places of tokens, which labels and windows are, stay what they are.
+        # Padding on the right does not move the positions of tokens in labels and windows.
         padding = copy.copy(tokenizer)
         padding.padding_side = "right"
         collator = DataCollatorWithPadding(padding, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, "f1")
 
     def evaluation_set(self, split: str, rows: Dataset, windows: Windows) -> EvaluationSet:
-        """Return a set, with `windows` whose features are `rows`."""
+        """Return an evaluation set; `rows` are the features of its `windows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
@@ -282,8 +291,7 @@ class QuestionAnsweringData(TaskData):
             best = answers(predictions)
             if not self.with_null:
                 return squad_v1(best.predictions, references)
-            # The best thresholds are those of all spans: a sweep over answers that a threshold has already made "" would
-            # find none above it.
+            # The search for the best threshold needs the best spans: `predictions` already depend on `threshold`.
             return squad_v2(best.best, references, best.null_odds, threshold)
 
         def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
@@ -328,13 +336,13 @@ def encode_windows(
     positions: bool = True,
     source: str = "the set",
 ) -> tuple[Dataset, Windows | None]:
-    """Return the windows of questions, in order: what a model takes, and with `offsets` what is needed to read its answers.
+    """Encode questions as windows, in order; return the features and, with `offsets`, the `Windows` to read answers from.
 
-    With `positions` there are the columns start_positions and end_positions: tokens of the first answer in the windows that
-    hold all of it, the place of [CLS] in the others.
+    With `positions`, the features have start_positions and end_positions: the tokens of the first answer in windows that
+    contain all of it, the position of [CLS] in other windows.
 
     Raises:
-        ValueError: no question leaves more than --doc_stride tokens of a window for its context.
+        ValueError: if no question leaves more than --doc_stride tokens of a window for its context.
     """
 
     texts = [question.question.strip() for question in questions]
@@ -351,15 +359,15 @@ def encode_windows(
             too_long.append(number)
     if len(too_long) == len(texts):
         raise ValueError(
-            f"--max_seq_length {max_length} leaves no more than --doc_stride {doc_stride} tokens beside any question of "
-            f"{source} (the shortest has {min(map(len, tokens))}), which neighbouring windows share: give a smaller "
-            "--doc_stride"
+            f"--max_seq_length {max_length} must leave more than --doc_stride {doc_stride} tokens for the context, but the "
+            f"shortest question of {source} has {min(map(len, tokens))} tokens: give a smaller --doc_stride or a larger "
+            "--max_seq_length"
         )
     if too_long:
         logger.warning(
-            f"{source}: {len(too_long)} questions are too long to leave more than --doc_stride {doc_stride} of "
-            f"--max_seq_length {max_length} tokens for their context, and get no windows (the first is "
-            f"{questions[too_long[0]].id!r}, {len(tokens[too_long[0]])} tokens)"
+            f"{source}: ignoring {len(too_long)} questions that leave no more than --doc_stride {doc_stride} of "
+            f"--max_seq_length {max_length} tokens for their context (the first is {questions[too_long[0]].id!r}, "
+            f"{len(tokens[too_long[0]])} tokens)"
         )
     options = dict(max_length=max_length, doc_stride=doc_stride, offsets=offsets, positions=positions)
     encoded = arguments.tokenise(Dataset.from_dict(columns), encode_batch, source, tokenizer=tokenizer, **options)
@@ -370,7 +378,7 @@ def encode_windows(
         cut = [number for number in columns["example"] if questions[number].texts and number not in held]
         if cut:
             logger.warning(
-                f"{source}: the answers of {len(cut)} questions are whole in no window, which all say that there is none "
+                f"{source}: no window contains the whole answer of {len(cut)} questions, which are labelled as having none "
                 f"(the first is {questions[cut[0]].id!r}); a larger --doc_stride may help"
             )
     if not offsets:
@@ -383,7 +391,7 @@ def encode_windows(
 def encode_batch(
     batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, offsets: bool, positions: bool
 ) -> dict[str, list]:
-    """Return the windows of some questions. On the left is what is read first where padding is on the right."""
+    """Return the windows of questions; the question comes first if the tokenizer pads on the right, else the context."""
     question_first = tokenizer.padding_side == "right"
     pair, truncation = (batch["context"], batch["question"]), "only_first"
     if question_first:
@@ -396,14 +404,14 @@ def encode_batch(
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
-    # Several questions are about one context.
+    # Computed once for each context, because several questions share one.
     edges = {context: word_edges(context) for context in {*batch["context"]}}
     windows = []
     for row, window in zip(encoding["overflow_to_sample_mapping"], encoding.encodings, strict=True):
         is_context = np.array(window.sequence_ids, dtype=object) == int(question_first)
         ahead, back = edges[batch["context"][row]]
         characters = np.where(is_context[:, None], np.array(window.offsets), 0)
-        # White space that belongs to a token, as in SentencePiece vocabularies, is no part of an answer.
+        # White space in a token, as in SentencePiece vocabularies, does not belong to an answer.
         first, last = np.where(is_context, ahead[characters[:, 0]], 0), np.where(is_context, back[characters[:, 1]], 0)
         null = cls_position(window, tokenizer.cls_token_id)
         features = {"example": batch["example"][row], "null": null}
@@ -418,7 +426,7 @@ def encode_batch(
 
 
 def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each place of a text the next character that is no white space, and the end of the last before it."""
+    """Return, for each position of a text, the start of the next and the end of the previous non-space character."""
     is_space = np.array([character.isspace() for character in text], dtype=bool)
     places = np.arange(len(text))
     ahead = np.minimum.accumulate(np.append(np.where(is_space, len(text), places), len(text))[::-1])[::-1]
@@ -427,7 +435,7 @@ def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cls_position(window: Any, cls_token_id: int | None) -> int:
-    """Return the place of [CLS], wherever the tokenizer puts it; the first token that is not padding where there is none."""
+    """Return the position of [CLS] (anywhere in the window), or of the first non-padding token if there is no [CLS]."""
     real = np.array(window.attention_mask) == 1
     is_cls = real & (np.array(window.ids) == cls_token_id) & np.array([part is None for part in window.sequence_ids])
     if not is_cls.any():
@@ -436,7 +444,7 @@ def cls_position(window: Any, cls_token_id: int | None) -> int:
 
 
 def answer_tokens(first: np.ndarray, last: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """Return the tokens of the characters [begin, end), all of which must be in the window; None where they are not."""
+    """Return the first and last token of the characters [begin, end); None if the window does not contain all of them."""
     tokens = np.flatnonzero(first < last)
     if begin < 0 or not len(tokens) or first[tokens[0]] > begin or last[tokens[-1]] < end:
         return None

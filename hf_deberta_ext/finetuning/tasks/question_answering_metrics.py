@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact match and F1 of answers in words, as SQuAD 1.1, SQuAD 2.0 and ReCoRD define them; English text."""
+"""Exact match and word-level F1 of answers in English, as defined by SQuAD 1.1, SQuAD 2.0 and ReCoRD."""
 
 import math
 import re
@@ -17,20 +17,21 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalise_answer(text: str) -> str:
-    """Return a text in lower case, without ASCII punctuation, then without a, an and the, with single spaces."""
+    """Lower a text, remove ASCII punctuation, then the articles a, an and the, and reduce white space to single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1.0 if the two are equal after `normalise_answer`, else 0.0."""
+    """Return 1.0 if both texts are equal after `normalise_answer`, else 0.0."""
     return float(normalise_answer(prediction) == normalise_answer(reference))
 
 
 def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) -> float:
-    """Return F1 over the words of the two after `normalise_answer`, as multisets: "to to" hits "to be or not to be" twice.
+    """Compute F1 over the words of both texts after `normalise_answer`, as multisets: "to to" has 2 hits in "to be to".
 
     Args:
-        both_empty (`float`): what two answers without a word get: 1.0 in SQuAD 2.0, 0.0 in 1.1. One alone gets 0.0.
+        both_empty (`float`, defaults to 1.0): score of two texts without words: 1.0 in SQuAD 2.0, 0.0 in 1.1. If only one
+            text has no words, the score is 0.0.
     """
     predicted, true = normalise_answer(prediction).split(), normalise_answer(reference).split()
     if not predicted and not true:
@@ -44,12 +45,12 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 
 
 def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """Compute SQuAD 1.1: "exact_match" and "f1" in percent (0 to 100), for each question the best over its references."""
+    """Compute SQuAD 1.1's "exact_match" and "f1" in percent (0 to 100), with the best reference for each question."""
     return {name: 100 * score for name, score in record(predictions, references).items()}
 
 
 def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """Compute ReCoRD of entities by query: as SQuAD 1.1, but fractions (0 to 1), as all of SuperGLUE."""
+    """Compute ReCoRD's metrics of entities by query: as in SQuAD 1.1, but as fractions (0 to 1), as in all of SuperGLUE."""
     scores = {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}
     return {
         name: math.fsum(_best(score, predictions[key], texts) for key, texts in references.items()) / len(references)
@@ -67,26 +68,26 @@ def squad_v2(
     no_answer_probabilities: Mapping[Hashable, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Compute SQuAD 2.0: as 1.1, and questions may have no answer, for which "" is right.
+    """Compute SQuAD 2.0's metrics: as SQuAD 1.1, with questions that have no answer, for which "" is correct.
 
-    References that normalise to nothing are dropped; where none is left the reference is "". With probabilities, what is
-    above the threshold is taken for "no answer", whatever the prediction says.
+    References that are empty after `normalise_answer` are dropped; if none is left, the reference is "". If a probability of
+    "no answer" is above the threshold, the prediction counts as "".
 
     Args:
-        predictions (`dict[str, str]`): text by id, of every question, "" for no answer.
-        references (`dict[str, list[str]]`): texts by id; an empty list: no answer.
-        no_answer_probabilities (`dict[str, float]`): by id, or any finite number that is higher where no answer is more
-            likely, such as a difference of scores.
-        threshold (`float`): an answer is kept where its probability is at most this.
+        predictions (`dict[str, str]`): predicted text of each question by id; "" for no answer.
+        references (`dict[str, list[str]]`): reference answers by id; an empty list for no answer.
+        no_answer_probabilities (`dict[str, float]`, *optional*): probability of "no answer" by id, or any finite score that
+            increases with it, such as a difference of logits.
+        threshold (`float`, defaults to 1.0): predictions with a probability of at most this value are kept.
     Returns:
         "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer ("HasAns_exact",
-        ..., "NoAns_total"), as far as there are any; and with probabilities "best_exact", "best_f1", the highest that any
-        threshold reaches, and "best_exact_thresh", "best_f1_thresh", the lowest threshold that does. Equal probabilities
-        move together; the published script can report a score that no threshold has.
+        ..., "NoAns_total"), if there are such questions. With probabilities, also "best_exact" and "best_f1", the highest
+        scores of any threshold, and "best_exact_thresh" and "best_f1_thresh", the lowest thresholds with these scores. Only
+        thresholds between different probabilities count; the published script can report a score that no threshold has.
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
-    # What a question scores if its prediction is kept, and what it scores as "no answer". The latter asks whether there are
-    # references at all, as the published script does, where references without a word could be met by "".
+    # Scores if the prediction is kept, and if it counts as "no answer". As in the published script, "no answer" is correct
+    # if there are no references at all, not if references have no words.
     kept_scores = {"exact": np.zeros(len(references)), "f1": np.zeros(len(references))}
     dropped = (~has_answer).astype(float)
     for number, (key, all_texts) in enumerate(references.items()):
@@ -112,20 +113,19 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """Return the highest score of any threshold, in percent, and the lowest threshold that gives it; O(n log n)."""
+    """Return the highest score of any threshold, in percent, and the lowest threshold with this score, in O(n log n)."""
     order = np.argsort(probabilities, kind="stable")
     steps = probabilities[order]
-    # totals[i]: the i questions of lowest probability are kept. Only where the next probability differs is there a
-    # threshold between them.
+    # totals[i]: the i questions with the lowest probabilities are kept; not reachable if the next probability is equal.
     totals = dropped.sum() + np.concatenate([[0.0], np.cumsum((kept_scores - dropped)[order])])
     reachable = np.concatenate([[True], steps[1:] != steps[:-1], [True]])
     totals = np.where(reachable, totals, -np.inf)
-    # Sums in another order differ in the last bits: the first that is as good, not the one that rounds up.
+    # Equal sums can differ by rounding: take the first one within the tolerance.
     best = int(np.argmax(totals >= totals.max() - 1e-9))
     if best:
         threshold = float(steps[best - 1])
     else:
-        # Nothing is kept: 0, as published, where that is below all of them.
+        # No prediction is kept: 0, as in the published script, if it is below all probabilities.
         threshold = 0.0 if steps[0] > 0 else math.nextafter(float(steps[0]), -math.inf)
     chosen = np.concatenate([kept_scores[order][:best], dropped[order][best:]])
     return _percent(chosen, len(kept_scores)), threshold

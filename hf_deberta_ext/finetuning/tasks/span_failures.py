@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model fails on entities and on answers: by kind and error of the span, by question word and answer length."""
+"""Error analysis of entities (by type and kind of error) and of answers (by question word and answer length)."""
 
 import math
 import re
@@ -13,21 +13,21 @@ from .question_answering_metrics import f1_of_tokens
 
 __all__ = ["answer_failures", "entity_failures", "span_errors"]
 
-# Of a true entity, the mildest first; "extra" is of a predicted one.
+# Errors of true entities, the mildest first, and "extra" of predicted entities.
 SPAN_ERRORS = ("wrong kind", "boundary", "boundary and kind", "missed", "extra")
 QUESTION_WORD = re.compile(r"\b(how many|how much|what|who|whom|whose|which|when|where|why|how)\b", re.IGNORECASE)
-# Groups of answers, and the largest number of words in each.
+# Groups of answers, and the maximum number of words in each group.
 ANSWER_LENGTHS = {"no answer": 0, "1 word": 1, "2 words": 2, "3 to 5 words": 5, "more than 5 words": math.inf}
 
 Entity = tuple[str, int, int]
 
 
 def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tuple[str, Entity | None, Entity | None]]:
-    """Return the errors in the entities (kind, first word, last word) of a sentence, as (error, true one, predicted one).
+    """Return the errors of a sentence as (error, true entity, predicted entity); entities are (kind, first word, last word).
 
-    A true entity that is not predicted has the mildest of these errors: "wrong kind" (an entity of the same words is
-    predicted), "boundary" (one of the same kind with a word in common), "boundary and kind" (one with a word in common),
-    "missed". A predicted entity without a word in common with a true one is "extra".
+    The error of a true entity that is not predicted is the first that applies: "wrong kind" (the same words are predicted
+    with another kind), "boundary" (a predicted entity of the same kind overlaps), "boundary and kind" (a predicted entity
+    overlaps), or "missed". A predicted entity that overlaps with no true entity is "extra".
     """
 
     def overlap(a: Entity, b: Entity) -> bool:
@@ -49,11 +49,11 @@ def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tup
 def entity_failures(
     true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], words: Sequence[Sequence[str]]
 ) -> Failures:
-    """Return precision, recall, F1 and errors of spans by kind of entity, and the most frequent errors in text.
+    """Compute precision, recall, F1 and number of errors by kind of entity, and list the most frequent errors.
 
     Args:
-        true, predicted (`list[list[str]]`): tags of each word of each sentence.
-        words (`list[list[str]]`): the words of each sentence.
+        true, predicted (`list[list[str]]`): tag of each word of each sentence.
+        words (`list[list[str]]`): words of each sentence.
     """
     counts, examples = Counter(), Counter()
     for tags, guesses, sentence in zip(true, predicted, words, strict=True):
@@ -80,12 +80,14 @@ def answer_failures(
     probabilities: Mapping[str, float],
     score: Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Mapping[str, float]],
 ) -> Failures:
-    """Return F1 in percent by question word (of English) and by length of the answer, and the surest wrong answers.
+    """Compute F1 in percent by (English) question word and by answer length, and list the most confident wrong answers.
 
     Args:
-        questions, references, predictions, probabilities (`dict`): of each question by its id: the text, the right answers
-            (none where there is no answer), the answer ("" is none) and its probability.
-        score (`Callable`): (predictions, references) -> "f1" in percent, as `squad_v1` and `squad_v2`.
+        questions (`dict[str, str]`): text of each question by id.
+        references (`dict[str, list[str]]`): reference answers by id; an empty list for no answer.
+        predictions (`dict[str, str]`): predicted answers by id; "" for no answer.
+        probabilities (`dict[str, float]`): probabilities of the predicted answers by id.
+        score (`Callable`): (predictions, references) -> metrics with "f1" in percent, such as `squad_v1` or `squad_v2`.
     """
 
     def table(title: str, groups: Mapping[str, str]) -> list[dict[str, Any]]:

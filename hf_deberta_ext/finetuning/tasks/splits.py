@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training, validation and test set of a task, read from the files that its flags name or from a data set of the Hub."""
+"""Read the training, validation and test set of a task from files or from a data set on the Hub."""
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ __all__ = ["SPLITS", "HubData", "hold_out", "hub_source", "read_splits"]
 
 T = TypeVar("T")
 
-# The Hub's names of the splits, of which the first is used that a data set has.
+# Names of the splits on the Hub; the first name that a data set has is used.
 SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
 
 
 class HubData(NamedTuple):
-    """A data set of the Hub, and its configuration and revision, where it needs one."""
+    """Data set on the Hub, with its configuration and revision if needed."""
 
     name: str
     config: str | None = None
@@ -31,23 +31,23 @@ class HubData(NamedTuple):
 
 
 def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
-    """Return the data set of the Hub that is to be read, None where the flags name files.
+    """Return the id of the data set to read from the Hub, or None if the flags name files.
 
     Args:
-        arguments (`DataArguments`): the flags.
-        dataset (`str`, *optional*): that of the --task_name.
-        tasks: their names, for the message.
+        arguments (`DataArguments`): flags.
+        dataset (`str`, *optional*): data set of --task_name.
+        tasks: names of the known tasks, for the message.
     Raises:
-        ValueError: there are no data, or files and --dataset_name.
+        ValueError: if the flags name no data, or both files and --dataset_name.
     """
     name = arguments.dataset_name or dataset
     if arguments.train_file or arguments.validation_file or arguments.test_file:
         if arguments.dataset_name:
-            raise ValueError(f"give --dataset_name {name} or files, not both")
+            raise ValueError(f"--dataset_name {name} and files are mutually exclusive: remove one")
         return None
     if name is None:
         raise ValueError(
-            f"there is no data: give --task_name ({', '.join(tasks)}), --dataset_name, or {', '.join(FLAGS.values())}"
+            f"no data given: pass --task_name ({', '.join(tasks)}), --dataset_name, or {', '.join(FLAGS.values())}"
         )
     return name
 
@@ -59,19 +59,20 @@ def read_splits(
     read_file: Callable[[Path, str], T],
     read_rows: Callable[[Dataset, str, str], T],
 ) -> tuple[dict[str, list[T]], str]:
-    """Read the sets that the flags name, and the name of their source for a model card: a Hub id, or names of files.
+    """Read the sets named by the flags.
 
     Args:
-        tasks (`dict[str, HubData]`): the data of each --task_name; a short name may stand in --dataset_name, too.
-        read_file (`Callable`): (file, split) -> what the file holds.
-        read_rows (`Callable`): (rows of the Hub, their place for messages, split) -> what the rows hold.
+        tasks (`dict[str, HubData]`): data set of each --task_name; these names can also be given as --dataset_name.
+        read_file (`Callable`): (file, split) -> examples of a file.
+        read_rows (`Callable`): (rows of the Hub, their origin for messages, split) -> examples of the rows.
     Returns:
-        What was read by "train", "validation" and "test", in a list: one entry for each file.
+        The results of the readers by "train", "validation" and "test", as a list with one entry for each file; and the
+        source of the data for the model card: a Hub id, or names of files.
     Raises:
-        ValueError: --task_name is unknown; there are no data, or files and --dataset_name; as the two readers.
+        ValueError: if --task_name is unknown; the flags name no data, or both files and --dataset_name; or a reader fails.
     """
     if arguments.task_name not in (None, *tasks):
-        raise ValueError(f"--task_name {arguments.task_name} is not known; there are {', '.join(tasks)}")
+        raise ValueError(f"--task_name must be one of {', '.join(tasks)}, got {arguments.task_name}")
     name = hub_source(arguments, arguments.task_name, tasks)
     if name is None:
         files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
@@ -93,21 +94,23 @@ def read_splits(
 def hold_out(
     texts: Sequence[Hashable], labels: Sequence[Sequence[Hashable]], share: float, seed: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of the rows to train on, and of a share to evaluate on, in ascending order.
+    """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
-    The share is stratified by label, or combination of labels, to within a text. Rows of equal text stay together, and those
-    to train on have every label: a label of one row is only trained on.
+    The split is stratified by label or combination of labels, with an error of at most one text. Rows with equal texts stay
+    together. The training rows have every label, so that a label with only one row is not held out.
 
     Args:
-        texts, labels: of each row, the text or texts and the labels that it has.
-        share, seed: share of the rows that are held out, in (0, 1), and seed of which.
+        texts (`list`): text or texts of each row.
+        labels (`list`): labels of each row.
+        share (`float`): share of the rows to hold out, in (0, 1).
+        seed (`int`, defaults to 0): seed of the split.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):
         groups.setdefault(text, []).append(row)
     shuffled = [*groups.values()]
     random.Random(seed).shuffle(shuffled)
-    # Rows of one label after one another; sorting keeps the order of draws.
+    # Groups with the same labels become adjacent; the stable sort keeps their random order.
     shuffled.sort(key=lambda group: str([*labels[group[0]]]))
     seen, to_train, held_out, held_texts = set(), [], [], 0
     for number, group in enumerate(shuffled, start=1):

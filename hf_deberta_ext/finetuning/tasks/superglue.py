@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuperGLUE: BoolQ, CB, COPA, MultiRC, ReCoRD, RTE, WiC and WSC as classes of texts (COPA: as a multiple choice).
+"""SuperGLUE: BoolQ, CB, MultiRC, ReCoRD, RTE, WiC and WSC as text classification, COPA as multiple choice.
 
-How a task becomes texts:
+Inputs of the tasks:
 
-- MultiRC: paragraph | question answer, for each answer: is it right?
-- ReCoRD: passage | query with an entity in its blank, for each entity: is it right? The best one answers the query.
+- MultiRC: paragraph | question and answer; each answer is classified as correct or not.
+- ReCoRD: passage | query with an entity in its blank; each entity is classified, and the best one answers the query.
 - WiC: "word: first sentence" | second sentence. The positions of the word are not used.
 - WSC: the text with the noun between # and the pronoun between *.
 """
@@ -37,7 +37,7 @@ BLANK = "@placeholder"
 
 
 _task = partial(glue_task, dataset="aps/super_glue", texts=True)
-# To be predicted by a model of RTE.
+# Predicted with a model that was fine-tuned on RTE.
 _diagnostic = partial(_task, labels=ENTAILMENT, diagnostic=True, max_seq_length=256)
 
 SUPERGLUE: Mapping[str, KnownTask] = {
@@ -54,38 +54,38 @@ SUPERGLUE: Mapping[str, KnownTask] = {
     "axb": _diagnostic("axb", ("sentence1", "sentence2"), file="AX-b.jsonl", metric="matthews_correlation"),
     "axg": _diagnostic("axg", ("premise", "hypothesis"), file="AX-g.jsonl"),
 }
-"""The tasks that are classes of texts, by the names of their configurations on the Hub."""
+"""Text classification tasks of SuperGLUE, by name of their configuration on the Hub."""
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE, without those of data of your own and of XNLI."""
+    """Flags of SuperGLUE: as for text classification, without the flags of own data and XNLI (`refused`)."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
-    """Read the data of a task of SuperGLUE, from the Hub or from files with the rows of the Hub.
+    """Read the data of a SuperGLUE task from the Hub, or from files with the same columns.
 
     Raises:
-        ValueError: a flag is refused; what `SuperGlueData` and `MultipleChoiceData` find wrong.
+        ValueError: if a flag cannot be used with the task, or `SuperGlueData` or `MultipleChoiceData` find invalid data.
     """
     name = data_args.task_name
     if name not in (*SUPERGLUE, "copa"):
         raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
-        raise ValueError(f"{name} has its own texts, labels and language: leave {' and '.join(flags)} out")
+        raise ValueError(f"{name} has fixed texts, labels and language: remove {' and '.join(flags)}")
     if name == "copa":
         if data_args.class_weights or data_args.balanced_sampling:
-            raise ValueError("--class_weights and --balanced_sampling are of classes: copa has choices, leave them out")
+            raise ValueError("--class_weights and --balanced_sampling need classes, but copa has choices: remove them")
         return CopaData(data_args, hub)
     return SuperGlueData(data_args, hub)
 
 
 class SuperGlueData(TextClassificationData):
-    """A task of SuperGLUE whose examples are classes of texts; see `TextClassificationData`.
+    """Data of a SuperGLUE text classification task; see `TextClassificationData`.
 
     Raises:
-        ValueError: a file, column, cell or label is wrong.
+        ValueError: if a file, column, cell or label is invalid.
     """
 
     def known_task(self) -> KnownTask:
@@ -115,7 +115,7 @@ class SuperGlueData(TextClassificationData):
         return compute(TASK_METRICS[self.name], self.labels.predicted(logits), part.labels, groups)
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write {stem}_predictions.jsonl, and of test sets the file for SuperGLUE's server, in the form that it wants."""
+        """Write {stem}_predictions.jsonl, or for test sets the file for SuperGLUE's server, in the server's format."""
         rows, predicted = part.rows, self.labels.predicted(logits)
         if self.name == "record":
             lines = [dict(idx=query, label=entity) for query, entity in self._best_entities(part, logits).items()]
@@ -123,7 +123,7 @@ class SuperGlueData(TextClassificationData):
             lines = nested_answers(rows, predicted)
         else:
             shown = self.labels.shown(predicted)
-            # The server's own spelling.
+            # The server expects lower case.
             if self.name in ("boolq", "wic"):
                 shown = [*map(str.lower, shown)]
             lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
@@ -133,7 +133,7 @@ class SuperGlueData(TextClassificationData):
         return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
-        """Return by query the entity whose logit of "True" stands out most from that of "False"."""
+        """Return the entity with the largest difference of logits "True" - "False", by query."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
@@ -145,7 +145,7 @@ class SuperGlueData(TextClassificationData):
 
 
 class CopaData(MultipleChoiceData):
-    """COPA as a multiple choice, with the file for SuperGLUE's server."""
+    """COPA as multiple choice; writes the file for SuperGLUE's server."""
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
         if not stem.startswith("predict"):
@@ -155,7 +155,7 @@ class CopaData(MultipleChoiceData):
 
 
 def _with_texts(rows: Dataset, **columns: list) -> Dataset:
-    """Return the columns of `rows`, and others, which replace them."""
+    """Add columns to rows, or replace columns with the same name."""
     return Dataset.from_dict(rows.to_dict() | columns)
 
 
@@ -167,9 +167,9 @@ def _multirc(rows: Dataset, source: str) -> Dataset:
         numbers = [[idx.get(name) for name in ("paragraph", "question", "answer")] for idx in cells(rows, "idx")]
         for number, three in enumerate(numbers, start=1):
             if None in three:
-                raise ValueError(f"row {number} of {source}: idx must have the numbers of paragraph, question and answer")
+                raise ValueError(f"row {number} of {source}: idx must have paragraph, question and answer, got {three}")
     else:
-        # Answers of one question have the same texts before them.
+        # Rows with the same paragraph and question are answers to one question.
         known: dict[Any, int] = {}
         for answer, texts in enumerate(zip(paragraphs, questions, strict=True)):
             numbers.append([known.setdefault(text, len(known)) for text in (texts[0], texts)] + [answer])
@@ -188,10 +188,10 @@ def _record(rows: Dataset, source: str) -> Dataset:
     columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
     for number, (row, answers) in enumerate(zip(rows, all_answers, strict=True)):
         if BLANK not in row["query"] or not row["entities"]:
-            raise ValueError(f"row {number + 1} of {source} must have {BLANK} in its query, and entities to choose from")
+            raise ValueError(f"row {number + 1} of {source} must have {BLANK} in its query, and at least one entity")
         if not answers and any(all_answers):
-            raise ValueError(f"row {number + 1} of {source} has no answers; queries without any are for --test_file")
-        # Sentences added to the passage, as bullet points.
+            raise ValueError(f"row {number + 1} of {source} has no answers: give queries without answers as --test_file")
+        # "@highlight" separates the bullet points at the end of a passage.
         passage = re.sub(r"\s*@highlight\s*", " ", row["passage"]).strip()
         query = number
         if isinstance(row.get("idx"), Mapping):
@@ -221,7 +221,7 @@ def _wsc(rows: Dataset, source: str) -> Dataset:
     return _with_texts(rows, marked_text=marked)
 
 
-# Tasks whose texts are made of others: the columns of these, and by which function.
+# Tasks with text columns computed from other columns: the source columns, and the function (rows, source) -> rows.
 MADE = {
     "multirc": (("paragraph", "question", "answer"), _multirc),
     "record": (("passage", "query"), _record),
@@ -231,13 +231,13 @@ MADE = {
 
 
 def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str = "the text") -> str:
-    """Return a text with marks around some of its words: "Mary saw # Ann # ; * she * waved".
+    """Put marks around words of a text: "Mary saw # Ann # ; * she * waved".
 
     Args:
-        spans: (number of the first word, from 0; the words; the mark) of each. Words are separated by spaces. Where others
-            stand at that number, the nearest place with these words is taken: some published numbers are off.
+        spans: (index of the first word, from 0; the words; the mark) of each span. Words are separated by spaces. If the
+            words are not at the index, their nearest occurrence is marked, because some published indices are wrong.
     Raises:
-        ValueError: the words do not occur.
+        ValueError: if the words of a span do not occur in the text.
     """
     words = text.split()
     before, after = ([[] for _ in words] for _ in range(2))
@@ -246,7 +246,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
         target = [plain_word(word) for word in span.split()]
         places = [n for n in range(len(words) - len(target) + 1) if plain[n : n + len(target)] == target]
         if not places or not target:
-            raise ValueError(f"{place} does not have the words {span!r}: {text!r}")
+            raise ValueError(f"{place} must contain the words {span!r}, got {text!r}")
         start = min(places, key=lambda number: abs(number - index))
         before[start].append(mark)
         after[start + len(target) - 1].insert(0, mark)
@@ -254,19 +254,19 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """Return a word for comparison: spans lack the punctuation and the 's of the text, and have another case."""
+    """Lower a word and remove its punctuation and 's; published spans and texts differ in these."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
 def _numbers(rows: Dataset, column: str) -> list[int]:
-    """Return a column of numbers (texts of them in .csv), or where it is not there 0, 1, ..."""
+    """Return a column of numbers (.csv: texts of numbers), or 0, 1, ... if there is no such column."""
     if column not in rows.column_names:
         return [*range(len(rows))]
     return cells(as_numbers(rows, column), column)
 
 
 def nested_answers(rows: Dataset, predicted: np.ndarray) -> list[dict[str, Any]]:
-    """Return answers of MultiRC: paragraphs of questions of answers."""
+    """Convert the predictions of MultiRC to the server's format: answers by question by paragraph."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     for (paragraph, question, answer), label in zip(cells(rows, "numbers"), predicted.tolist(), strict=True):
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes and scores of texts and pairs of texts: GLUE, XNLI, and a user's own data."""
+"""Classification and regression of texts and pairs of texts: GLUE, XNLI and own data."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,35 +56,35 @@ class TextClassificationArguments(DataArguments):
 
     validation_file: list[str] = option(
         list,
-        "files to evaluate on; several are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a set of its own, "
-        "with metrics of its own (eval_mm_accuracy)",
+        "evaluation files; they are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a separate set with "
+        "separate metrics (eval_mm_accuracy)",
     )
-    test_file: list[str] = option(list, "files to predict on, named likewise; labels are not needed")
+    test_file: list[str] = option(list, "files to predict, FILE or NAME=FILE as in --validation_file; labels are optional")
     validation_share: float | None = option(
-        None, "without --validation_file: share of the training rows that are held out to evaluate on, such as 0.2"
+        None, "without --validation_file: share of the training rows to hold out for evaluation, such as 0.2"
     )
-    split_seed: int = option(0, "which rows --validation_share holds out, the same share of each class")
-    on_empty: str = option("refuse", "your own rows without text or label, unless to predict on", choices=["refuse", "drop"])
+    split_seed: int = option(0, "seed of the rows that --validation_share holds out (stratified by class)")
+    on_empty: str = option("refuse", "own rows (except --test_file) without text or label", choices=["refuse", "drop"])
     on_duplicates: str = option(
         "keep",
-        "your own training rows that occur before or have a text of the evaluation",
+        "training rows of own data that equal an earlier row or have an evaluation text",
         choices=["keep", "drop", "refuse"],
     )
     class_weights: str | None = option(None, HELP)
-    balanced_sampling: bool = option(False, "draw training rows with replacement, each class equally often")
+    balanced_sampling: bool = option(False, "draw training rows with replacement, all classes equally often")
     text_columns: list[str] = option(
         list,
-        "the column of the text, or two of a pair; default: those of the task, or of GLUE",
+        "column of the text, or two columns of a pair; default: the columns of the task, or names that GLUE uses",
         aliases=["--text_column_names"],
     )
-    label_column: str = option("label", "the column of the labels", aliases=["--label_column_name"])
-    label_names: list[str] = option(list, "names of the labels 0, 1, ... of your own data: negative positive")
+    label_column: str = option("label", "column of the labels", aliases=["--label_column_name"])
+    label_names: list[str] = option(list, "names of the labels 0, 1, ... of own data: negative positive")
     problem_type: str | None = option(
-        None, "of your own data; default: lists are multi-label, fractions regression", choices=[*PROBLEM_TYPES]
+        None, "problem type of own data; default: multi-label for lists, regression for fractions", choices=[*PROBLEM_TYPES]
     )
-    language: str | None = option(None, "of XNLI, to evaluate on, and to train on")
-    train_language: str | None = option(None, "of XNLI, to train on; default: --language")
-    eval_languages: list[str] = option(list, "several languages of XNLI to evaluate on (eval_de_accuracy)")
+    language: str | None = option(None, "language of XNLI for evaluation and training")
+    train_language: str | None = option(None, "language of XNLI for training; default: --language")
+    eval_languages: list[str] = option(list, "languages of XNLI for evaluation, each a separate set (eval_de_accuracy)")
 
     needs: ClassVar = {
         "split_seed": ("without --validation_share", lambda args: args.validation_share is not None),
@@ -101,26 +101,26 @@ class TextClassificationArguments(DataArguments):
         if self.validation_share is not None and not 0 < self.validation_share < 1:
             raise ValueError(f"--validation_share must be between 0 and 1, got {self.validation_share}")
         if len(self.text_columns) > 2:
-            raise ValueError(f"--text_columns takes one column, or two of a pair, got {', '.join(self.text_columns)}")
+            raise ValueError(f"--text_columns must be one column, or two of a pair, got {', '.join(self.text_columns)}")
         if self.label_column in self.text_columns:
-            raise ValueError(f"the label {self.label_column!r} is one of --text_columns: a model could read it off")
+            raise ValueError(f"--text_columns must not contain the label column, got {self.label_column!r}")
         if len({name.lower() for name in self.label_names}) < len(self.label_names) or len(self.label_names) == 1:
-            raise ValueError(f"--label_names takes two or more names, each once, got {', '.join(self.label_names)}")
+            raise ValueError(f"--label_names must be two or more different names, got {', '.join(self.label_names)}")
         if self.label_names and self.problem_type == REGRESSION:
-            raise ValueError("--label_names are of classes: leave them out with --problem_type regression")
+            raise ValueError("--label_names needs classes: remove it, or --problem_type regression")
 
 
 @dataclass
 class Part:
-    """A training, evaluation or test set.
+    """Training, evaluation or test set.
 
     Args:
-        rows (`Dataset`): the text columns among others.
-        source (`str`): where it is from, for messages.
-        test (`bool`): labels are not needed.
-        labels (`list`, *optional*): in the order of the data, as `Labels.encode` gives them; None without any.
-        numbers (*optional*): of the rows in the data, from 1; default: 1, 2, ...
-        left_out (`int`): empty rows and duplicates that were left out.
+        rows (`Dataset`): rows with the text columns and any other columns.
+        source (`str`): origin of the rows, for messages.
+        test (`bool`): whether labels are optional.
+        labels (`list`, *optional*): result of `Labels.encode`; None without labels.
+        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1; default: 1, 2, ...
+        left_out (`int`, defaults to 0): number of dropped empty rows and duplicates.
     """
 
     rows: Dataset
@@ -139,17 +139,17 @@ class Part:
 
 
 class TextClassificationData(TaskData):
-    """Texts or pairs of texts with their labels or scores; see `TaskData`.
+    """Texts or pairs of texts with labels or scores; see `TaskData`.
 
-    Known tasks (`--task_name`: those of GLUE, xnli) have their columns, labels and metrics, from the Hub or from files. In a
-    user's own data the labels are found in the training set (see `find_labels`), and their names go into the model's
-    configuration, in sorted order. A checkpoint that knows the same names keeps its order.
+    Known tasks (`--task_name`: GLUE's tasks and xnli) have fixed columns, labels and metrics, and are read from the Hub or
+    from files. The labels of own data are read from the training set (see `find_labels`); their names are saved in the
+    model's configuration in sorted order, or in the order of a checkpoint with the same names.
 
     Args:
-        data_args (`TextClassificationArguments`): the flags.
-        hub (`HubArguments`, *optional*): those of downloads.
+        data_args (`TextClassificationArguments`): flags.
+        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
-        ValueError: there is nothing to read; a file, column, text or label is wrong; says where, and what to do.
+        ValueError: if there is no data, or a file, column, text or label is invalid; the message says where, and the fix.
     """
 
     pipeline = "text-classification"
@@ -159,7 +159,7 @@ class TextClassificationData(TaskData):
         self.data_args, self.hub = data_args, hub or HubArguments()
         self.task = self.known_task()
         self.name = data_args.task_name or self.pipeline
-        # By kind ("train", "validation", "test") and name of the set.
+        # Sets by kind ("train", "validation", "test") and name
         self.parts: dict[str, dict[str, Part]] = {kind: {} for kind in SPLITS}
         self.dataset = self.read_parts()
         self.text_columns = self.text_columns_of(next(self.all_parts()))
@@ -188,7 +188,7 @@ class TextClassificationData(TaskData):
         return chain.from_iterable(parts.values() for parts in self.parts.values())
 
     def encode_labels(self):
-        """Set the labels of all sets, as far as it is known which labels there are."""
+        """Encode the labels of all sets, if `self.labels` is known."""
         column = self.data_args.label_column
         for part in self.all_parts():
             if self.labels is not None and not (part.test and column not in part.rows.column_names):
@@ -196,7 +196,7 @@ class TextClassificationData(TaskData):
                 part.labels = self.labels.encode(values, source=part.source, test=part.test)
 
     def treat_empty_rows(self, part: Part):
-        """Refuse or leave out rows without text or label, as --on_empty says; columns without any are other errors."""
+        """Refuse or drop rows without text or label (--on_empty), unless a column is empty in all rows (checked later)."""
         is_empty = np.zeros(len(part.rows), dtype=bool)
         for flag, names in {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}.items():
             check_columns(part.rows, names, source=part.source, flag=flag)
@@ -208,14 +208,14 @@ class TextClassificationData(TaskData):
         if part.left_out and self.data_args.on_empty == "refuse":
             raise ValueError(
                 f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
-                f"{is_empty.argmax() + 1}: fill them, or leave them out with --on_empty drop"
+                f"{is_empty.argmax() + 1}: fill them, or drop them with --on_empty drop"
             )
         if part.left_out:
             part.select(np.flatnonzero(~is_empty))
             part.source += " without its empty rows"
 
     def treat_duplicates(self, train: Part):
-        """Refuse or leave out rows that equal an earlier one or have a text of the evaluation, as --on_duplicates says."""
+        """Refuse or drop training rows that equal an earlier row or have an evaluation text (--on_duplicates)."""
         held_out, kept = {*self.checked("validation").texts}, {}
         for number, row in enumerate(zip(*self.checked("train")[:2], strict=True)):
             if row[0] not in held_out:
@@ -226,8 +226,8 @@ class TextClassificationData(TaskData):
         if self.data_args.on_duplicates == "refuse" or not kept:
             row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
             raise ValueError(
-                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have a text of the "
-                f"evaluation, the first is row {row}: remove them, or give --on_duplicates drop or keep"
+                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have an evaluation "
+                f"text, the first is row {row}: remove them, or give --on_duplicates drop or keep"
             )
         train.left_out += len(duplicates)
         train.select([*kept.values()])
@@ -241,57 +241,57 @@ class TextClassificationData(TaskData):
         return CheckedSet(texts, labels, self.counts_of(kind), sum(part.left_out for part in parts))
 
     def check_training(self):
-        """Check that there is something to learn."""
+        """Check that the training set has texts and more than one label."""
         train = self.parts["train"].get("")
         if train is None:
             return
         if not any(map(str.strip, chain.from_iterable(self.texts(train.rows)))):
             raise ValueError(
-                f"{' '.join((train.source, *self.data_args.train_file))} has only blank texts in "
-                f"{', '.join(map(repr, self.text_columns))}: name the columns of the texts with --text_columns"
+                f"{' '.join((train.source, *self.data_args.train_file))} only has blank texts in "
+                f"{', '.join(map(repr, self.text_columns))}: give the text columns with --text_columns"
             )
         if self.labels.problem_type != MULTI and len({*train.labels}) < 2:
             label = train.rows[0][self.data_args.label_column]
-            raise ValueError(f"{train.source} has the one label {label!r}: there is nothing to learn")
+            raise ValueError(f"{train.source} must have two or more labels, got {label!r} in all rows")
 
     def texts(self, rows: Dataset) -> list[list[str]]:
-        """Return the columns of texts."""
+        """Return the text columns."""
         return [cells(rows, column) for column in self.text_columns]
 
     def known_task(self) -> KnownTask | None:
-        """Return the task that --task_name names, or None for a user's own data."""
+        """Return the task of --task_name, or None for own data."""
         data_args, name = self.data_args, self.data_args.task_name
         languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
         if name != "xnli":
             if languages:
-                raise ValueError("--language, --train_language and --eval_languages are those of --task_name xnli")
+                raise ValueError("--language, --train_language and --eval_languages need --task_name xnli")
             if name not in (None, *GLUE):
                 raise ValueError(
-                    f"there is no task {name!r} here, but {', '.join(GLUE)} and xnli; leave it out for your own data"
+                    f"--task_name must be one of {', '.join(GLUE)} and xnli, got {name!r}; remove it for your own data"
                 )
             return GLUE.get(name)
         has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
         if languages and has_own_data:
-            raise ValueError("the languages of files are named by NAME=FILE; leave --language and its like out")
+            raise ValueError("--language, --train_language, --eval_languages need XNLI of the Hub: give files as NAME=FILE")
         if not languages and not has_own_data:
-            raise ValueError("which language of XNLI? Give --language, or --train_language en --eval_languages de fr ...")
+            raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
         train = data_args.train_language or data_args.language or "en"
         evaluated = data_args.eval_languages or [data_args.language or train]
         return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
     def hold_validation_out(self, share: float):
-        """Make a share of the training rows the validation set."""
+        """Move a share of the training rows to the validation set."""
         train = self.parts["train"].get("")
         if self.task is not None or train is None or self.parts["validation"]:
             raise ValueError(
-                f"--validation_share {share:g} splits training data of your own that has no validation set: leave it out"
+                f"--validation_share {share:g} needs your own training data without a validation set: remove it"
             )
-        # Errors name the rows of the whole file.
+        # Encoded before the split, so that errors have the row numbers of the file.
         self.examples(train.rows, train.source)
         self.encode_labels()
         # Before the split, so that the evaluation counts no row twice.
         self.treat_duplicates(train)
-        # The labels of each row that the training rows must have, too; a score is none.
+        # Labels of each row that must also be in the training rows; scores are not.
         labels = [()] * len(train.rows)
         if self.labels.problem_type == MULTI:
             labels = [*map(np.flatnonzero, train.labels)]
@@ -301,30 +301,30 @@ class TextClassificationData(TaskData):
         to_train, held_out = hold_out(texts, labels, share, self.data_args.split_seed)
         if not held_out:
             raise ValueError(
-                f"--validation_share {share:g} of the {len(train.rows)} rows of {train.source} is none: give more rows"
+                f"--validation_share {share:g} holds out none of the {len(train.rows)} rows of {train.source}: give more rows"
             )
         validation = self.parts["validation"][""] = replace(train, source=f"{train.source}, held out", left_out=0)
         validation.select(held_out)
         train.select(to_train)
 
     def examples(self, rows: Dataset, source: str) -> Dataset:
-        """Return the rows with the text columns; those of a known task may have to be made of others."""
+        """Check and return the rows; subclasses add text columns that are computed from other columns."""
         check_columns(rows, self.text_columns, source=source, flag="--text_columns")
         for column in self.text_columns:
             check_cells(rows, column, str, source=source)
         return rows
 
     def count(self, rows: Dataset) -> int:
-        """Return the number of examples in the result of `examples`."""
+        """Return the number of examples in the rows returned by `examples`."""
         return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
-        """Return the metrics of a set."""
+        """Compute the metrics of a set."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
     def failures(self, part: Part, logits: np.ndarray) -> Failures:
-        """Return where a model fails on a set."""
+        """Analyse the model's errors on a set."""
         texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
         kind, labels, logits = self.labels.problem_type, np.asarray(part.labels), np.asarray(logits, dtype=np.float64)
         if kind != REGRESSION:
@@ -342,11 +342,11 @@ class TextClassificationData(TaskData):
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """Return the number of training rows of each label; empty without training data or classes."""
+        """Return the number of training rows of each label; empty without training data or for regression."""
         return self.counts_of("train")
 
     def counts_of(self, kind: str) -> dict[str, int]:
-        """Return the number of rows of each label in the training or evaluation sets; empty without any or classes."""
+        """Return the number of rows of each label in the sets of a kind; empty without rows or for regression."""
         labels = [*chain.from_iterable(part.labels for part in self.parts[kind].values())]
         if not labels or self.labels.problem_type == REGRESSION:
             return {}
@@ -358,7 +358,7 @@ class TextClassificationData(TaskData):
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of classifiers without pre-training: {"majority class": {"accuracy": ...}, ...}."""
+        """Return the metrics of the baselines without pre-training: {"majority class": {"accuracy": ...}, ...}."""
         train = self.parts["train"].get("")
         evaluated = self.parts["validation"]
         if train is None or not evaluated:
@@ -380,14 +380,14 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write predictions for GLUE's server where it has a file for them."""
+        """Write the file of a test set for GLUE's server, if the server has one for it."""
         if not part.test or self.task is None or set_name not in self.task.files:
             return []
         values = glue_values(self.task, self.labels.predicted(logits))
         return [write_index_tsv(folder / self.task.files[set_name], values)]
 
     def table(self, part: Part, logits: np.ndarray) -> pa.Table:
-        """Return the `prediction_table` of a set, with the probability of each label where it is no regression."""
+        """Return the `prediction_table` of a set, with the probability of each label (except for regression)."""
         labels, gold, scores = self.labels, None, {}
         predicted = labels.shown(labels.decided(logits))
         if labels.problem_type == REGRESSION:
@@ -402,7 +402,7 @@ class TextClassificationData(TaskData):
         return prediction_table(part.rows, part.numbers, predicted=predicted, gold=gold, **scores)
 
     def read_parts(self) -> str:
-        """Read all sets into `parts`; return the name of the data."""
+        """Read all sets into `parts`; return the source of the data, for the model card."""
         data_args, task = self.data_args, self.task
         hub = hub_source(data_args, task and task.dataset, [*GLUE, "xnli"])
         if hub is None:
@@ -411,7 +411,7 @@ class TextClassificationData(TaskData):
                     source = f"{flag} {name}".strip()
                     self.parts[kind][name] = Part(data_args.read(paths, source), source, kind == "test")
             return shown_files([*data_args.train_file, *data_args.validation_file, *data_args.test_file])
-        # (kind, set) -> configuration and names of the split on the Hub.
+        # (kind, set) -> configuration and possible names of the split on the Hub
         splits = {(kind, ""): (None, names) for kind, names in SPLITS.items()}
         if task is not None:
             splits = {}
@@ -428,12 +428,12 @@ class TextClassificationData(TaskData):
         return hub
 
     def labels_of(self) -> Labels | None:
-        """Return the labels of a known task, or those of the data; None, without training data, for the checkpoint's."""
+        """Return the labels of a known task or of the data; None if the labels of the checkpoint are to be used."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
             if flags:
-                raise ValueError(f"the labels of {data_args.task_name} are known: leave {' and '.join(flags)} out")
+                raise ValueError(f"{data_args.task_name} has fixed labels: remove {' and '.join(flags)}")
             kind = SINGLE if self.task.labels else REGRESSION
             return Labels(kind, self.task.labels, source=data_args.task_name)
         names, labelled = data_args.label_names, [part for part in self.all_parts() if not part.test]
@@ -446,7 +446,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, part: Part) -> tuple[str, ...]:
-        """Return the columns that flags or the task name, the first of `TEXT_COLUMNS`, or the only one but the label."""
+        """Return the text columns: set by flags or task, else the only other column than the label, else `TEXT_COLUMNS`."""
         rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
@@ -459,12 +459,12 @@ class TextClassificationData(TaskData):
         if not part.test:
             check_columns(rows, [self.data_args.label_column], source=source, flag="--label_column")
         raise ValueError(
-            f"which columns of {source} are texts? Give one, or two of a pair, with --text_columns; it has "
-            f"{', '.join(map(repr, rows.column_names))}"
+            f"cannot infer the text columns of {source} from {', '.join(map(repr, rows.column_names))}: give one column, or "
+            "two of a pair, with --text_columns"
         )
 
     def use_config(self, config: PretrainedConfig):
-        """Take over the order of a checkpoint that knows the same labels; without data to train on its labels."""
+        """Use the label order of a checkpoint with the same labels; without labels of the data, use the checkpoint's."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
             self.encode_labels()
@@ -475,8 +475,8 @@ class TextClassificationData(TaskData):
         return self.labels.config_fields()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets. Pairs are cut at the end of the longer text; a warning counts such rows."""
-        # The first set says which checkpoint is best: "", or the language of the training.
+        """Return the features of all sets; pairs are truncated at the end of the longer text, with a warning."""
+        # The first set selects the best checkpoint: "", or the training language.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:
             metric, default = self.task.metric, self.task.max_seq_length
@@ -492,11 +492,11 @@ class TextClassificationData(TaskData):
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric, **options)
 
     def weighted_loss(self) -> WeightedLoss | None:
-        """Return the loss with --class_weights; None for the model's own."""
+        """Return the loss with --class_weights; None for the model's loss."""
         flag, kind = self.data_args.class_weights, self.labels.problem_type
         if (flag and kind == REGRESSION) or (self.data_args.balanced_sampling and kind != SINGLE):
             raise ValueError(
-                f"--class_weights needs classes and --balanced_sampling one class a text: leave them out for this {kind}"
+                f"--class_weights needs classes, --balanced_sampling one class per text: remove them for {kind}"
             )
         if flag is None or not self.label_counts:
             return None
@@ -505,20 +505,18 @@ class TextClassificationData(TaskData):
         return WeightedLoss(weights, multi_label=kind == MULTI)
 
     def encoded_rows(self, part: Part, *, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        """Return the features of a set, with a warning of rows that are longer than `length`."""
+        """Return the features of a set; rows longer than `length` are truncated with a warning."""
         texts, options = part.rows.select_columns([*self.text_columns]), dict(columns=self.text_columns, length=length)
         rows = self.data_args.tokenise(texts, tokenise_texts, part.source, tokenizer=tokenizer, **options)
         if cut := sum(cells(rows, "cut")):
-            logger.warning(
-                f"{part.source}: {cut} of {len(rows)} rows are longer than {length} tokens and are cut (--max_seq_length)"
-            )
+            logger.warning(f"{part.source}: truncated {cut} of {len(rows)} rows to {length} tokens (--max_seq_length)")
         rows = rows.remove_columns("cut")
         if part.labels is None:
             return rows
         return rows.add_column("labels", self.labels.for_model(part.labels))
 
     def evaluation_set(self, part: Part, name: str, rows: Dataset) -> EvaluationSet:
-        """Return the set `part`, which is called `name` and whose features are `rows`."""
+        """Return the evaluation set of `part`; `name` is its name, `rows` are its features."""
 
         def metrics(logits: Any, labels: Any) -> dict[str, float]:
             return self.scores(part, np.asarray(logits))
@@ -533,9 +531,9 @@ class TextClassificationData(TaskData):
 def tokenise_texts(
     batch: Mapping[str, list[str]], *, tokenizer: PreTrainedTokenizerBase, columns: Sequence[str], length: int
 ) -> dict[str, list]:
-    """Return the features of texts or pairs; "cut" is True for those that are longer than `length`.
+    """Return the features of texts or pairs; "cut" is True for rows that were truncated to `length` tokens.
 
-    A pair loses the end of its longer text; the official code drops random ends of it, and may swap the texts.
+    Pairs are truncated at the end of the longer text; the official code truncates it at a random end and may swap the texts.
     """
     encoded = tokenizer(*(batch[column] for column in columns), truncation=True, max_length=length)
     cut = [False] * len(batch[columns[0]])

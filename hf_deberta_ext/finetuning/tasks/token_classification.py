@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A label for each word: named entities, parts of speech and the like, for any token classification model.
+"""Token classification with one label per word (named entities, parts of speech, ...), for any token classification model.
 
-The first token of a word carries its label and gives its prediction. A sentence that is too long for the model is read in
-windows that overlap; each of its words belongs to the window in which it has most context. A word without a token, because
-the tokenizer drops its characters, is predicted as "O" and counted: every metric is over all words of all sentences.
+The label and the prediction of a word belong to its first token. Long sentences are split into overlapping windows; each
+word is labelled in the window in which it has most context. If the tokenizer drops all characters of a word, it is predicted
+as "O"; such words count in metrics, which are computed over all words of all sentences.
 """
 
 import copy
@@ -49,7 +49,7 @@ __all__ = ["TokenClassificationArguments", "TokenClassificationCollator", "Token
 
 logger = logging.get_logger(__name__)
 
-# The first branch of each holds a script, which datasets no longer runs.
+# The main branch of conll2003 has a loading script, which datasets does not support any more.
 HUB = {
     "conll2003": HubData("eriktks/conll2003", revision="refs/convert/parquet"),
     "wnut17": HubData("leondz/wnut_17", revision="refs/convert/parquet"),
@@ -63,21 +63,21 @@ ENTITY_TAG = re.compile("([BIES])-(.+)")
 
 
 class Sentence(NamedTuple):
-    """Words, and a label for each; None for a sentence without labels."""
+    """Words and their labels; `tags` is None for a sentence without labels."""
 
     words: list[str]
     tags: list[str] | None
 
 
 def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Sentence]:
-    """Read a CoNLL text file: a word a line, its tag in the last column, a blank line between sentences; also .gz.
+    """Read a CoNLL text file (also .gz): one word per line, its tag in the last column, a blank line between sentences.
 
-    Columns are parted by tabs where a line has any, or else by spaces. Lines of -DOCSTART- are left out, and so are
-    comments of CoNLL-U, "# name = value". Lines of one column alone are words without tags.
+    Columns are separated by tabs if a line has any, else by spaces. Lines with -DOCSTART- and comments of CoNLL-U
+    ("# name = value") are skipped. Lines with only one column are words without tags.
 
     Raises:
-        ValueError: it is in another encoding, without a word, or some lines have a tag and others none; its first column
-            numbers the words, as in CoNLL-U.
+        ValueError: if the file has another encoding or no words, only some lines have a tag, or the first column has word
+            numbers, as in CoNLL-U.
     """
     sentences: list[list[list[str]]] = [[]]
     without = with_tags = None
@@ -95,12 +95,12 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
                     without = columns
     longest = [columns[0] for columns in max(sentences, key=len)]
     if not longest:
-        raise ValueError(f"{source}: {file} has no words")
+        raise ValueError(f"{source}: {file} must have at least one word, got none")
     if without and with_tags:
-        raise ValueError(f"{source}: {file} has the line {without[0]!r} without a tag: all lines must have one, or none")
+        raise ValueError(f"{source}: all lines of {file} or none must have a tag, got {without[0]!r} without a tag")
     if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
         raise ValueError(
-            f"{source}: {file} numbers its words, as CoNLL-U does, but the first column must be the word, the last its tag"
+            f"{source}: the first column of {file} must be words and the last one tags, got word numbers as in CoNLL-U"
         )
     read = []
     for sentence in filter(None, sentences):
@@ -115,20 +115,22 @@ def word_rows(
     """Return the sentences of rows.
 
     Args:
-        text_column, label_column (`str`): lists of words, and of their labels.
-        source (`str`): where the rows are from, for messages.
-        names: of labels that are numbers, where the data set has no names for them.
-        labelled (`bool`): labels must be there.
+        text_column, label_column (`str`): names of the columns with lists of words and of their labels.
+        source (`str`): origin of the rows, for messages.
+        names (`list[str]`): names of numbered labels, if the data set has no names for them.
+        labelled (`bool`, defaults to `True`): whether labels are required.
     Raises:
-        ValueError: a column is missing; a cell is no list, or there are more or fewer labels than words; a word is no text;
-            a label is None, or a number without a name.
+        ValueError: if a column is missing; a cell is not a list; the numbers of labels and words differ; a word is not text;
+            or a label is None or a number without a name.
     """
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
     all_words = cells(rows, text_column)
     for number, words in enumerate(all_words, start=1):
         if not words or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"row {number} of {source} has {words!r} in the column {text_column!r}, expected words")
+            raise ValueError(
+                f"row {number} of {source} has {words!r} in the column {text_column!r}, expected a list of words"
+            )
     if not labelled and (label_column not in rows.column_names or not any(cells(rows, label_column))):
         return [Sentence(words, None) for words in all_words]
     columns, class_names = label_cells(rows, label_column, source=source, flag="--label_column_name")
@@ -142,7 +144,7 @@ def word_rows(
         tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
         if not all(tags):
             raise ValueError(
-                f"{place} the labels {labels}, expected texts, or numbers whose names, in their order, are given by "
+                f"{place} the labels {labels}, expected texts, or numbers with names in this order: "
                 "--label_names O B-PER I-PER ..."
             )
         sentences.append(Sentence(words, tags))
@@ -150,7 +152,7 @@ def word_rows(
 
 
 def sorted_labels(labels: Iterable[str]) -> list[str]:
-    """Return each label once: "O" first, then by type, and of a type B- before I-, E-, S-."""
+    """Return the different labels: "O" first, then sorted by type, and within a type in the order B-, I-, E-, S-."""
 
     def key(label: str) -> tuple[bool, str, int]:
         tag = ENTITY_TAG.fullmatch(label)
@@ -162,17 +164,17 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
 
 
 def are_entities(labels: Sequence[str]) -> bool:
-    """Tell if all labels but "O" are tags of entities, and there is one.
+    """Return True if there are labels other than "O" and all of them are entity tags.
 
     Raises:
-        ValueError: some are, and others are not.
+        ValueError: if only some of them are entity tags.
     """
     others = {label for label in labels if label != OUTSIDE}
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:
         raise ValueError(
-            f"the label {min(others - entities)!r} is no tag of an entity as others are: expected O, B-, I-, E- or S- and a "
-            "type"
+            f"all labels or none must be entity tags (O, or B-, I-, E- or S- and a type), got {min(others - entities)!r} "
+            f"and {min(entities)!r}"
         )
     return bool(entities)
 
@@ -181,13 +183,13 @@ def are_entities(labels: Sequence[str]) -> bool:
 class TokenClassificationArguments(DataArguments):
     """Flags of token classification, named as in transformers' run_ner."""
 
-    text_column_name: str = option("tokens", "column of the words: a list for each sentence")
-    label_column_name: str = option("ner_tags", "column of their labels")
-    label_names: list[str] = option(list, "names of labels that are numbers, from 0: O B-PER I-PER ...")
-    label_all_tokens: bool = option(False, "train on all tokens of a word (I- behind the B- of the first), not on its first")
-    return_entity_level_metrics: bool = option(False, "precision, recall and F1 of each type of entity, too")
+    text_column_name: str = option("tokens", "column of the words: one list per sentence")
+    label_column_name: str = option("ner_tags", "column of the labels: one list per sentence")
+    label_names: list[str] = option(list, "names of numbered labels, from 0: O B-PER I-PER ...")
+    label_all_tokens: bool = option(False, "train on all tokens of a word (I- after B-), not only on its first token")
+    return_entity_level_metrics: bool = option(False, "also return precision, recall and F1 of each entity type")
     long_sentences: str = option(
-        "window", "of more than --max_seq_length tokens; windows overlap by a quarter", choices=["window", "refuse"]
+        "window", "sentences beyond --max_seq_length; windows overlap by a quarter", choices=["window", "refuse"]
     )
     class_weights: str | None = option(None, HELP)
 
@@ -195,10 +197,9 @@ class TokenClassificationArguments(DataArguments):
 
 
 def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
-    """Let a byte-level BPE (DeBERTa v1, RoBERTa) read every word as if a space stood before it, as within a text.
+    """Make a byte-level BPE tokenizer (DeBERTa v1, RoBERTa) encode words with a space before them, as within a text.
 
-    Other tokenizers stay as they are. The setting is saved with the tokenizer, so that the model reads texts as it was
-    trained.
+    Other tokenizers are not changed. The setting is saved with the tokenizer, so that inference uses the same encoding.
     """
     outer = tokenizer.backend_tokenizer.pre_tokenizer
     inners = [outer]
@@ -207,7 +208,7 @@ def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
     for inner in inners:
         if type(inner).__name__ == "ByteLevel" and not inner.add_prefix_space:
             inner.add_prefix_space = True
-            # Classes that rebuild themselves when they are loaded save it from here.
+            # Tokenizer classes that rebuild their backend when loaded save this attribute.
             if hasattr(tokenizer, "add_prefix_space"):
                 tokenizer.add_prefix_space = True
 
@@ -215,11 +216,14 @@ def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
 def encode_words(
     batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, inside: Sequence[int] | None
 ) -> dict[str, list]:
-    """Return the features of windows, one for each sentence of up to `max_length` tokens.
+    """Return the features of windows; a sentence of up to `max_length` tokens is one window.
 
-    "sentence" is the number of a window's sentence; "word_tokens" has for each word of it the position of its first token,
-    -1 for a word without any or of another window. Words only have labels in their own window. `inside` has for each label
-    of a word's first token the label of its other ones; None = -100.
+    "sentence" is the index of a window's sentence. "word_tokens" has the position of the first token of each word in the
+    sentence, or -1 for words without a token and words that belong to another window, where they have no label.
+
+    Args:
+        max_length (`int`): maximum length of a window in tokens.
+        inside (`list[int]`, *optional*): label of a word's other tokens by label of its first token; default: -100.
     """
     options = dict(truncation=True, max_length=max_length, return_overflowing_tokens=True, stride=max_length // 4)
     encoding = tokenizer(batch["words"], is_split_into_words=True, **options)
@@ -243,10 +247,13 @@ def encode_words(
 
 
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
-    """Return for each window the positions of the first tokens of the words that belong to it, -1 for other words.
+    """Return the positions of the first tokens of each window's words; -1 for words that belong to another window.
 
-    A word belongs to the window in which it has most tokens on its shorter side (of equals the first). `windows` are the
-    sentence and the words of the tokens (None: special) of each, `lengths` the number of words of each sentence.
+    A word belongs to the window in which it has most tokens on its shorter side; if equal, to the first such window.
+
+    Args:
+        windows: index of the sentence, and word of each token (None: special token), of each window.
+        lengths: number of words of each sentence.
     """
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
     for window, (number, word_ids) in enumerate(windows):
@@ -263,8 +270,10 @@ def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths:
 
 @dataclass
 class TokenClassificationCollator(DataCollatorForTokenClassification):
-    """Rows -> batch of [B, N] inputs and labels, padded on the right, whatever the side of the tokenizer: predictions are
-    found by their positions. Arguments as in transformers."""
+    """Collate rows to inputs and labels [B, N]; takes the arguments of `DataCollatorForTokenClassification`.
+
+    Always pads on the right, because predictions are looked up by position.
+    """
 
     def __post_init__(self):
         self.tokenizer = copy.copy(self.tokenizer)
@@ -276,18 +285,18 @@ class TokenClassificationCollator(DataCollatorForTokenClassification):
 
 
 class TokenClassificationData(TaskData):
-    """Sentences to train on, to evaluate and to label; see `TaskData`.
+    """Sentences with a label for each word, for training, evaluation and prediction; see `TaskData`.
 
-    Read from the Hub (--task_name conll2003 or wnut17, or --dataset_name) or from files: rows with a list of words and a
-    list of labels, or CoNLL text files. Metrics are precision, recall and F1 of entities, and accuracy over words; accuracy
-    alone where the labels are not those of entities (O, B-PER, I-PER, ...).
+    Reads data sets on the Hub (--task_name conll2003 or wnut17, or --dataset_name) or files: rows with a list of words and a
+    list of labels, or CoNLL text files. Metrics are precision, recall and F1 of entities and accuracy over words; only
+    accuracy if the labels are not entity tags (O, B-PER, I-PER, ...).
 
     Args:
-        data_args (`TokenClassificationArguments`): the flags.
-        hub (`HubArguments`, *optional*): those of downloads.
+        data_args (`TokenClassificationArguments`): flags.
+        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
-        ValueError: nothing to read, a missing column, a cell that is None or of another type, more or fewer labels than
-            words, a number without a name, a label that the data to train on does not have.
+        ValueError: if there is no data; a column is missing; a cell is None or of another type; the numbers of labels and
+            words differ; a label is a number without a name; or a label does not occur in the training data.
     """
 
     pipeline = "token-classification"
@@ -312,7 +321,7 @@ class TokenClassificationData(TaskData):
                 return from_rows(data_args.read(file, flag), f"{flag} {file.name}", split)
             sentences = read_conll(file, source=flag, encoding=data_args.encoding)
             if split != "test" and sentences[0].tags is None:
-                raise ValueError(f"{flag}: {file} has words without tags; such files are for --test_file")
+                raise ValueError(f"{flag}: {file} must have tags, got only words: give such a file as --test_file")
             self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
             return sentences
 
@@ -320,9 +329,9 @@ class TokenClassificationData(TaskData):
         sets = {split: [*chain.from_iterable(sentences)] for split, sentences in files.items()}
         for split, sentences in sets.items():
             if len({sentence.tags is None for sentence in sentences}) > 1:
-                raise ValueError(f"{FLAGS[split]}: some files have labels and others none")
+                raise ValueError(f"{FLAGS[split]}: all files or none must have labels, got both")
         if "train" in sets and not names:
-            # Before the first --max_train_samples are taken: what a rare label is called does not hang on their number.
+            # From all training data, so that the labels do not depend on --max_train_samples.
             names = chain.from_iterable(sentence.tags for sentence in sets["train"])
         self.sets = sets
         self.set_labels(sorted_labels(names or ()))
@@ -333,29 +342,29 @@ class TokenClassificationData(TaskData):
             logger.warning(table)
 
     def checked(self, split: str) -> CheckedSet:
-        """Return words and tags of the sentences of a set."""
+        """Return the words and tags of a set."""
         sentences = self.sets.get(split, ())
         words, tags = [tuple(sentence.words) for sentence in sentences], [tuple(sentence.tags) for sentence in sentences]
         return CheckedSet(words, tags, self.counts_of(split))
 
     def set_labels(self, labels: list[str]):
-        """Set the labels in the order of their numbers, which the data may have; none of them: they are not known yet."""
+        """Set the labels, in the order of their numbers, and check the data's labels; empty if they are not known yet."""
         self.labels = labels
         self.entities = are_entities(labels)
         if not labels:
             return
         if self.data_args.return_entity_level_metrics and not self.entities:
-            raise ValueError(f"--return_entity_level_metrics: there are no entities, the labels are {', '.join(labels)}")
+            raise ValueError(f"--return_entity_level_metrics needs labels of entities, got {', '.join(labels)}: remove it")
         for split, sentences in self.sets.items():
             for number, sentence in enumerate(sentences, start=1):
                 if unseen := sorted({*(sentence.tags or ())} - {*labels}):
                     raise ValueError(
-                        f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, which is none of those to "
-                        f"train on, or of the model: {', '.join(labels)}"
+                        f"row {number} of the data of {FLAGS[split]} has the label {unseen[0]!r}, expected a label of the "
+                        f"training data or of the model: {', '.join(labels)}"
                     )
 
     def use_config(self, config: PretrainedConfig):
-        """Take the order of a checkpoint that knows the same labels; without data to train on its labels."""
+        """Use the label order of a checkpoint with the same labels; without training data, use the checkpoint's labels."""
         if not self.num_train or {*config.label2id} == {*self.labels}:
             self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
@@ -363,11 +372,11 @@ class TokenClassificationData(TaskData):
         return label_fields(self.labels)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; byte-level tokenizers are set as `take_prefix_space` says."""
+        """Return the features of all sets; changes byte-level tokenizers with `take_prefix_space`."""
         if not tokenizer.is_fast:
             raise ValueError(
-                f"{type(tokenizer).__name__} does not tell which token is of which word: token classification needs a fast "
-                "tokenizer (tokenizer.json); give one with --tokenizer_name"
+                f"token classification needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, "
+                "which does not map tokens to words: give --tokenizer_name"
             )
         take_prefix_space(tokenizer)
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
@@ -378,7 +387,7 @@ class TokenClassificationData(TaskData):
                 inputs = concatenate_datasets(self.inputs[split])
                 sets[split] = self.evaluation_set(sets[split], sentences, first(inputs, len(sentences)))
         if "train" in sets:
-            # A batch of nothing to learn has no mean loss.
+            # The mean loss of a batch without labels would be NaN.
             sets["train"] = sets["train"].filter(lambda row: {*row["labels"]} != {ABSENT})
         collator = TokenClassificationCollator(tokenizer, **self.data_args.padding(max_length))
         loss = None
@@ -387,7 +396,7 @@ class TokenClassificationData(TaskData):
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy", loss)
 
     def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return the features of a set, with warnings of long sentences and of words without a token."""
+        """Return the features of a set; warns of long sentences and of words without a token."""
         sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
         columns: dict[str, list] = {"words": [sentence.words for sentence in sentences]}
         columns["sentence"] = [*range(len(sentences))]
@@ -405,15 +414,15 @@ class TokenClassificationData(TaskData):
             message += f"(--max_seq_length), such as sentence {long[0] + 1:,} of {len(sentences[long[0]].words):,} words"
             if self.data_args.long_sentences == "refuse":
                 raise ValueError(f"{message}: raise --max_seq_length, split them, or give --long_sentences window")
-            logger.warning(f"{message}: they are read in windows that overlap (--long_sentences)")
+            logger.warning(f"{message}: they are split into overlapping windows (--long_sentences)")
         lost = sum(len(sentence.words) for sentence in sentences)
         lost -= sum(len(positions) - positions.count(-1) for positions in rows["word_tokens"][:])
         if lost:
-            logger.warning(f"{lost:,} words {data} have no token, since the tokenizer drops them: all count as {OUTSIDE!r}")
+            logger.warning(f"{lost:,} words {data} are dropped by the tokenizer and predicted as {OUTSIDE!r}")
         return rows
 
     def scores(self, predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Return the metrics of predicted tags, a list for each sentence."""
+        """Compute the metrics of predicted tags; `predicted` and `tags` have a list for each sentence."""
         if not self.entities:
             return {"accuracy": accuracy([*chain.from_iterable(predicted)], [*chain.from_iterable(tags)])}
         scores = {}
@@ -430,13 +439,13 @@ class TokenClassificationData(TaskData):
         return self.counts_of("train")
 
     def counts_of(self, split: str) -> dict[str, int]:
-        """Return the number of words of each label that a set has."""
+        """Return the number of words of each label in a set; labels without words are left out."""
         counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets.get(split, ())))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of the commonest label for every word: for entities "O", with an F1 of 0."""
+        """Return the metrics of always predicting the most common label (for entities, "O" with an F1 of 0)."""
         counts, evaluated = self.label_counts, self.sets.get("validation")
         if not counts or evaluated is None:
             return {}
@@ -445,11 +454,17 @@ class TokenClassificationData(TaskData):
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
     def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
-        """Return the set of `sentences`, whose features are `rows`, and which were read from `inputs`."""
+        """Return an evaluation set.
+
+        Args:
+            rows (`Dataset`): features of the windows.
+            sentences (`list[Sentence]`): sentences of the set.
+            inputs (`Dataset`): rows of the data that the sentences were read from.
+        """
         numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
 
         def tags_of(logits: Any) -> list[list[str]]:
-            """Return a tag for each word of each sentence, from logits [n, N, C] of n windows."""
+            """Convert the logits [n, N, C] of n windows to a tag for each word of each sentence."""
             tags = [[OUTSIDE] * len(sentence.words) for sentence in sentences]
             for row, number, tokens in zip(check_logits(logits).argmax(-1), numbers, positions, strict=True):
                 for word, position in enumerate(tokens):
@@ -464,7 +479,7 @@ class TokenClassificationData(TaskData):
             file = Path(folder, f"{stem}_predictions.txt")
             with file.open("w", encoding="utf-8") as lines:
                 for (words, _), tags in zip(sentences, tags_of(predictions), strict=True):
-                    # White space in a word would be read as the end of it.
+                    # White space would end the word when the file is read.
                     for word, tag in zip(words, tags, strict=True):
                         lines.write(f"{'_'.join(word.split()) or '_'} {tag}\n")
                     lines.write("\n")
@@ -474,7 +489,7 @@ class TokenClassificationData(TaskData):
             tags, predicted = [sentence.tags for sentence in sentences], tags_of(predictions)
             if self.entities:
                 return entity_failures(tags, predicted, [sentence.words for sentence in sentences])
-            # Words without a token are "O", which may be none of the labels.
+            # Words without a token are predicted as "O", which may not be one of the labels.
             names = [*dict.fromkeys([*self.labels, *chain.from_iterable(predicted)])]
             classes = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
             return tag_failures(*classes, names)
