@@ -301,7 +301,7 @@ class TextClassificationData(TaskData):
         to_train, held_out = hold_out(texts, labels, share, self.data_args.split_seed)
         if not held_out:
             raise ValueError(
-                f"--validation_share {share:g} holds out none of the {len(train.rows)} rows of {train.source}: give more rows"
+                f"--validation_share {share:g} holds out none of the {len(train.rows)} rows of {train.source}: add rows"
             )
         validation = self.parts["validation"][""] = replace(train, source=f"{train.source}, held out", left_out=0)
         validation.select(held_out)
