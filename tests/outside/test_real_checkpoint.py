@@ -157,7 +157,7 @@ def saved(ours, checkpoint, tmp_path_factory):
 
 def test_saved_models_load_with_and_without_the_package(saved, few, few_logits, tmp_path):
     again = DebertaExtForSequenceClassification.from_pretrained(saved, dtype="float32")
-    assert (logits(again, few) - few_logits).abs().max() < 1e-5
+    assert torch.allclose(logits(again, few), few_logits, rtol=1e-5, atol=1e-5)
     jobs = []
     for number, batch in enumerate(few):
         inputs = {name: tensor.tolist() for name, tensor in batch.items()}
@@ -168,20 +168,20 @@ def test_saved_models_load_with_and_without_the_package(saved, few, few_logits, 
     results = run_without_package(jobs, tmp_path / "without")
     assert not [result["error"] for result in results.values() if "error" in result]
     found = torch.cat([results[str(number)]["answers"]["logits"] for number in range(len(few))])
-    assert (found - few_logits).abs().max() < 1e-5
+    assert torch.allclose(found, few_logits, rtol=1e-5, atol=1e-5)
 
 
 def test_it_goes_back_to_transformers_class(ours, few, few_logits, tmp_path):
     save_as_deberta_v2(ours, tmp_path)
     back = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype="float32")
     assert type(back) is transformers.DebertaV2ForSequenceClassification
-    assert (logits(back, few) - few_logits).abs().max() < 1e-5
+    assert torch.allclose(logits(back, few), few_logits, rtol=1e-5, atol=1e-5)
 
 
 def test_replaced_attention_gives_the_same_logits(checkpoint, few, few_logits):
     model = transformers.DebertaV2ForSequenceClassification.from_pretrained(checkpoint, dtype="float32")
     replace_attention(model)
-    assert (logits(model, few) - few_logits).abs().max() < 1e-5
+    assert torch.allclose(logits(model, few), few_logits, rtol=1e-5, atol=1e-5)
 
 
 def test_exports_and_half_precision_keep_decisions(ours, checkpoint, few, few_logits, tmp_path):
