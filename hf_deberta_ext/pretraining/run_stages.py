@@ -24,7 +24,7 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import readable_weights, replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
-from ..training.distributed import leave_together
+from ..training.distributed import release_folder
 from ..training.flags import parse_flags
 from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
@@ -32,8 +32,8 @@ from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import (
     TOKENIZER_FOLDER,
     accepted_changes,
-    contents_line,
     find_checkpoint,
+    folder_summary,
     repeated_arguments,
 )
 from ..training.trainer import RunTrainer
@@ -181,7 +181,7 @@ class PretrainingRun:
         if args.push_to_hub:
             trainer.push_to_hub()
         trainer.print_divergence()
-        leave_together()
+        release_folder()
         return metrics
 
     def given_tokenizer(self) -> Any:
@@ -261,11 +261,11 @@ class PretrainingRun:
             tokenizer=self.tokenizer_facts,
             packing={name: vars(packed) for name, packed in self.reports.items()},
             versions=facts.hardware["versions"],
-            resumed_anyway=facts.training.get("resumed with other"),
+            changed_args=facts.training.get("resumed with other"),
         )
         replace_text(Path(folder, REPORT_FILE), json.dumps(report, indent=2) + "\n")
         write_run_card(folder, facts)
-        print(f"\n{table}\n\n{contents_line(folder)}")
+        print(f"\n{table}\n\n{folder_summary(folder)}")
 
     def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
         """Return the facts of the run for its model cards; arguments as of `write_report`."""

@@ -54,13 +54,13 @@ def test_parts_by_hand(by_hand):
 
 def test_profile_by_hand(by_hand):
     # Two of three tokens are (1, -1), so their mean is (1/3, -1/3).
-    profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), reach=2)
+    profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), max_distance=2)
     assert profile.distances.tolist() == [-2, -1, 0, 1, 2] and profile.p2p is None
     expected = torch.tensor([[-2.0, -1, 0, 1, 2]]) / 3 * 6**-0.5
     for values, factor in ((profile.c2p, 1), (profile.p2c, 1), (profile.total, 2)):
         torch.testing.assert_close(values, factor * expected)
     # It extends beyond the text and is constant beyond the table; by default it ends where the table ends.
-    values = position_profile(by_hand, torch.tensor([[1]]), reach=6).c2p[0] * 6**0.5
+    values = position_profile(by_hand, torch.tensor([[1]]), max_distance=6).c2p[0] * 6**0.5
     torch.testing.assert_close(values, torch.tensor([-4.0, -4, -4, -3, -2, -1, 0, 1, 2, 3, 3, 3, 3]))
     assert position_profile(by_hand, torch.tensor([[1]])).distances.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
@@ -100,7 +100,7 @@ def test_the_profile_is_the_mean_over_the_tokens(kind, terms, tiny_config, shake
     """Mean of c2p over the queries and of p2c over the keys, each at the distance r from its own position."""
     model = shake(DebertaExtModel(tiny_config(kind, pos_att_type=terms)))
     N, reach = IDS.shape[1], 5
-    profile = position_profile(model, IDS, layer=0, reach=reach)
+    profile = position_profile(model, IDS, layer=0, max_distance=reach)
     # In the middle of three copies, every token has a neighbour at each distance.
     parts = attention_parts(model, torch.cat([IDS, IDS, IDS], dim=1), layer=0)
     middle = torch.arange(N, 2 * N)

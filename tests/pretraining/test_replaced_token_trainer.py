@@ -331,7 +331,7 @@ NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="th
         ("gdes", "decoupled", "is_fsdp_enabled", "decoupled steps cannot run under FSDP 1.*set fsdp_version 2"),
         ("gdes", "decoupled", "is_deepspeed_enabled", "decoupled steps cannot run under DeepSpeed"),
         # accelerate would silently train unsharded.
-        pytest.param("gdes", "joint", None, "fsdp = .* has no effect here: accelerate shards on accelerators alone",
+        pytest.param("gdes", "joint", None, "fsdp = .* has no effect here: accelerate only shards on accelerators",
                      marks=NO_ACCELERATOR),
     ],
 )  # fmt: skip
