@@ -149,7 +149,7 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
     heads = list(range(len(profile.total)))
     if arguments.head is not None:
         if arguments.head not in heads:
-            raise ValueError(f"there is no head {arguments.head}: the model has heads 0 to {heads[-1]}")
+            raise ValueError(f"--head must be in 0 to {heads[-1]}, got {arguments.head}")
         heads = [arguments.head]
     numbers = {"layer": profile.layer, "heads": heads, "distances": profile.distances.tolist()}
     for name in ("c2p", "p2c", "p2p", "total"):
@@ -242,7 +242,7 @@ def _history(folder: Path) -> list[dict]:
         history = read_json(place / "trainer_state.json").get("log_history")
         if history is not None:
             return history
-    raise FileNotFoundError(f"{folder} has no run: there is no trainer_state.json in it or in a checkpoint-*")
+    raise FileNotFoundError(f"no trainer_state.json in {folder} or its checkpoint-* folders; pass the folder of a run")
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:

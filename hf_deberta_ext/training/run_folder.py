@@ -34,11 +34,11 @@ FREE_PREFIXES = tuple(
     "ddp_ dataloader_mult dataloader_num dataloader_p eval_ hub_ include_ log_ logging_ resume_ save_ trackio_".split()
 )
 FREE = set(
-    """allow_changed_args attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug disable_tqdm do_eval do_predict
-    do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank max_file_bytes max_predict_samples
-    metric_for_best_model num_proc output_dir overwrite_output_dir per_device_eval_batch_size prediction_loss_only
-    predictions_format preprocessing_num_workers project push_to_hub report_to run_name seeds skip_memory_metrics test_file
-    token torch_empty_cache_steps train_longer use_cpu""".split()
+    """allow_changed_args attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug
+    disable_tqdm do_eval do_predict do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank
+    max_file_bytes max_predict_samples metric_for_best_model num_proc output_dir overwrite_output_dir
+    per_device_eval_batch_size prediction_loss_only predictions_format preprocessing_num_workers project push_to_hub
+    report_to run_name seeds skip_memory_metrics test_file token torch_empty_cache_steps train_longer use_cpu""".split()
 )
 # Arguments that change the weights if evaluations select the model or set the learning rate.
 EVALUATION = set(

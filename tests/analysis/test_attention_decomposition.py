@@ -120,7 +120,7 @@ def test_of_head_gives_one_head_or_the_mean(tiny_config, shake):
     half = attention_parts(DebertaExtModel(tiny_config("v3")).bfloat16(), IDS)
     assert {values.dtype for values in half.of_head().values()} == {torch.float32}
     for head in (4, -1):
-        with pytest.raises(ValueError, match=f"there is no head {head}: layer 2 has heads 0 to 3"):
+        with pytest.raises(ValueError, match=f"head must be in 0 to 3 in layer 2, or None for the mean, got {head}"):
             parts.of_head(head)
 
 
@@ -213,10 +213,10 @@ GAP = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1
         (attention_parts, {}, IDS.repeat(2, 1), {}, r"must have shape \[1, N\], the tokens of one text, got \[2, 8\]"),
         (attention_parts, {}, GAP, {}, "padding only at the ends"),
         (attention_parts, {}, GAP | {"attention_mask": torch.ones(1, 7)}, {}, r"attention_mask must be \[1, 8\]"),
-        (attention_parts, {}, IDS, dict(layer=3), "there is no layer 3: the model has layers 0 to 2"),
-        (position_profile, {}, IDS, dict(layer=-4), "there is no layer -4"),
+        (attention_parts, {}, IDS, dict(layer=3), "layer must be in 0 to 2, .*, got 3"),
+        (position_profile, {}, IDS, dict(layer=-4), "layer must be in 0 to 2, .*, got -4"),
         (attention_parts, SHORT, IDS, {}, "the input must have at most max_position_embeddings"),
-        (position_profile, ABSOLUTE, IDS, {}, "the model has no relative positions"),
+        (position_profile, ABSOLUTE, IDS, {}, "the model must have relative positions"),
     ],
 )
 def test_inputs_and_layers_that_do_not_fit_are_refused(function, fields, inputs, options, message, tiny_config):

@@ -182,7 +182,7 @@ def test_a_prediction_is_printed_written_and_drawn(folders, tmp_path, capsys):
         (["--file", "rows.csv", "--row", 0], "--row must be the number of a row in rows.csv, counted from 1, got 0"),
         (["--file", "rows.csv", "--row", 3], "--row must be the number of a row in rows.csv, counted from 1, got 3"),
         (["--file", "rows.csv", "--row", 1], "--text_columns must be one or two columns of rows.csv, which has ['a', 'b']"),
-        (["--file", "rows.csv", "--row", 1, "--text_columns", "c"], "--text_columns must be one or two columns of rows.csv, which has ['a', 'b']"),
+        (["--file", "rows.csv", "--row", 1, "--text_columns", "c"], "columns of rows.csv, which has ['a', 'b']"),
         (["--file", "missing.csv", "--row", 1], "missing.csv"),
     ],
 )
@@ -226,7 +226,7 @@ def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path
     assert expected == {Path(line).name for line in printed.out.splitlines() if line.startswith(str(tmp_path))}
     assert ("skipping influence: the model has no text classifier" in printed.err) == (kind != "classifier")
     assert ("skipping replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
-    assert "skipping embedding_similarity: it needs a generator and a discriminator" in printed.err
+    assert "skipping embedding_similarity: the model does not have both a generator and a discriminator" in printed.err
     assert "skipping curves: " in printed.err and "no trainer_state.json" in printed.err
     assert "Warning" not in printed.err and "LOAD REPORT" not in printed.err
 
@@ -293,7 +293,7 @@ def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folder
 @pytest.mark.parametrize(
     "state, message",
     [
-        (None, "run has no run: there is no trainer_state.json in it or in a checkpoint-*"),
+        (None, "run or its checkpoint-* folders; pass the folder of a run"),
         ('{"log_hist', "trainer_state.json is not JSON"),
         ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "none of 'run' logged any of loss"),
     ],
@@ -335,12 +335,12 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
         ("mlm", ["--replacement_probabilities"], "the model has no head for replaced token detection"),
         ("base", ["--influence"], "the model has no text classifier (pooler and classifier)"),
         ("joint", ["--influence"], "the model has no text classifier (pooler and classifier)"),
-        ("rtd", ["--attention", "--embedding_similarity"], "it needs a generator and a discriminator"),
+        ("rtd", ["--attention", "--embedding_similarity"], "the model does not have both a generator and a discriminator"),
         ("no_positions", ["--position_profile"], "the model has no relative positions"),
-        ("base", ["--curves"], "base has no run"),
-        ("base", ["--layer", "3"], r"there is no layer 3: the model has layers 0 to 2"),
-        ("base", ["--head", "4"], "there is no head 4: layer 2 has heads 0 to 3"),
-        ("base", ["--position_profile", "--head", "4"], "there is no head 4: the model has heads 0 to 3"),
+        ("base", ["--curves"], "base or its checkpoint-* folders"),
+        ("base", ["--layer", "3"], "layer must be in 0 to 2, or negative to count from the end, got 3"),
+        ("base", ["--head", "4"], "head must be in 0 to 3 in layer 2, or None for the mean, got 4"),
+        ("base", ["--position_profile", "--head", "4"], "--head must be in 0 to 3, got 4"),
         ("base", ["--text", " "], "--text is empty"),
         ("absolute", ["--text", "w7 " * 7], "the input must have at most max_position_embeddings"),
     ],

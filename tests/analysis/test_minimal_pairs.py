@@ -134,7 +134,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
         ({"--scoring": "rtd"}, "has no head for replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),
         ({"--pairs": "text.txt"}, "text.txt"),
-        ({"--pairs": "wrong.jsonl"}, "wrong.jsonl needs a sentence in the column sentence_bad, got None"),
+        ({"--pairs": "wrong.jsonl"}, "wrong.jsonl must have a sentence in the column sentence_bad, got None"),
         ({"--pairs": "nothing.jsonl"}, "nothing.jsonl"),
         ({"--max_pairs_per_phenomenon": "0"}, "--max_pairs_per_phenomenon must be at least 1, got 0"),
         ({"--card": None}, "--card needs a README.md"),

@@ -362,7 +362,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
     [
         (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y or files, not both"),
         (dict(train=[{"a": "x", "b": "y", "label": 0}]), "which columns of --train_file are texts.* 'a', 'b', 'label'"),
-        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
+        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file must have the columns 'label'"),
         (dict(train=GOOD[::2]), "--train_file has the one label 'pos': there is nothing to learn"),
         # They were told by scikit-learn: "empty vocabulary".
         (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl has only blank texts in 'text': name"),

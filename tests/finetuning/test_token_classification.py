@@ -382,7 +382,7 @@ NUMBERED = "numbers its words, as CoNLL-U does"
         # The numbers were read as the words.
         ("rows.conll", CONLL_U.encode(), NUMBERED),
         ("rows.conll", GERMEVAL.encode(), NUMBERED),
-        ("plain.txt.gz", b"a O", "is damaged or is not gzip"),
+        ("plain.txt.gz", b"a O", "is damaged, or not a gzip file"),
     ],
 )
 def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):

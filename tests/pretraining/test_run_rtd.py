@@ -174,17 +174,17 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which nothing reads here"),
+        (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which this model does not use"),
         (dict(generator_model="somewhere"), "--generator_model needs --model"),
-        (dict(generator_overrides="depth=3"), "--generator_overrides: there is no field 'depth'"),
+        (dict(generator_overrides="depth=3"), "--generator_overrides got an unknown field 'depth'"),
         (dict(generator_overrides="hidden_size"), "--generator_overrides expects name=value"),
         (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
         (dict(rtd_lambda="0"), "rtd_lambda must be greater than 0, got 0"),
         (dict(recipe="official-base", per_device_train_batch_size=48), "batch of 256 must be divisible by"),
-        (dict(recipe="official-xsmall-continue", preset=None), "knows only the ids of its own tokenizer"),
-        (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing are settled"),
+        (dict(recipe="official-xsmall-continue", preset=None), "needs its own tokenizer; remove --train_tokenizer"),
+        (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing cannot be changed"),
         (dict(model="{}/discriminator", generator_model="{}/generator", generator_layers=1),
-         "generator says what the generator is: leave --generator_layers"),
+         "generator defines the layers; remove --generator_layers"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_anything_is_trained(flags, message, finished, run_rtd, text, tmp_path, monkeypatch):

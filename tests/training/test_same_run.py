@@ -373,5 +373,5 @@ def test_a_masking_rate_that_falls_over_all_steps_cannot_stay_the_same(tmp_path)
     mlm_script.write_text(tmp_path / "text.txt")
     given = dict(final_masking_rate=0.1, lr_scheduler_type="constant", warmup_steps=0, train_longer="same_schedule")
     flags = mlm_script.arguments(tmp_path / "text.txt", tmp_path / "run", **given, resume_from_checkpoint="auto")
-    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps: give --train_longer new_"):
+    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps; use --train_longer new_"):
         module_of("run_mlm").main(flags)
