@@ -210,7 +210,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     changes = fields | config_overrides(model_args.config_overrides)
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
-            raise ValueError("a new model needs a tokenizer; pass --tokenizer, or --train_tokenizer (unigram, byte-level-bpe)")
+            raise ValueError("a new model needs a tokenizer; pass --tokenizer, or --train_tokenizer unigram")
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
         raise ValueError(f"{model_args.model} needs its own tokenizer; remove --train_tokenizer")

@@ -138,8 +138,8 @@ class ReplacedTokenRun(PretrainingRun):
             recall = metrics["eval_discriminator_recall"]
             print(
                 f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess ({guess:.4f}), and its "
-                f"recall of replaced tokens is {recall:.1%}: it has learned nothing that helps fine-tuning. Train longer, or lower "
-                "--discriminator_learning_rate: if it is too high, all hidden states become equal."
+                f"recall of replaced tokens is {recall:.1%}: it has learned nothing that helps fine-tuning. "
+                "Train longer, or lower --discriminator_learning_rate: if it is too high, all hidden states become equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:

@@ -316,7 +316,7 @@ def test_models_and_optimizers_that_do_not_fit_are_refused(joint, tmp_path):
     with pytest.raises(ValueError, match="discriminator_learning_rate cannot be combined with `optimizers`"):
         ReplacedTokenTrainer(model, args, optimizers=(adam(model.parameters(), 1e-3), None))
     trainer = build(joint(), tmp_path, rows(), max_steps=2, discriminator_lr_scheduler_type="reduce_lr_on_plateau")
-    with pytest.raises(ValueError, match="must be functions of the step, .* got constant and reduce_lr_on_plateau"):
+    with pytest.raises(ValueError, match=r"must be functions of the step, .* got constant and reduce_lr_on_plateau"):
         trainer.create_optimizer_and_scheduler(2)
 
 
