@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parser.parse_args(argv)
         if getattr(arguments, "flags", None) == []:
-            commands.choices[arguments.command].error("expected flags, got none; --help lists them")
+            commands.choices[arguments.command].error("flags are required; --help lists them")
         return _run(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)

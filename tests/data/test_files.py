@@ -144,7 +144,7 @@ def test_files_are_joined_in_order_whatever_their_kind_and_not_those_of_other_co
     two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
     assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
     assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
-    with pytest.raises(ValueError, match="not the same columns: label in one of them only"):
+    with pytest.raises(ValueError, match="must have the same columns, but only one has label"):
         rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
 
 

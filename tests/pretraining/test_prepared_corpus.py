@@ -281,11 +281,11 @@ def test_a_training_reads_a_remote_folder_as_a_local_one(url, prepared, run_mlm,
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(packing="best_fit"), "not with {'packing': 'best_fit', 'max_length': 32}"),
-        (dict(max_length=64), "'max_length': 64}: give those"),
-        (dict(streaming="true"), "--streaming is for text"),
-        (dict(train_tokenizer="unigram"), "--train_tokenizer is for text"),
-        (dict(language="de"), "--language is for text"),
+        (dict(packing="best_fit"), "got {'packing': 'best_fit', 'max_length': 32}"),
+        (dict(max_length=64), "'max_length': 64}; use the same values"),
+        (dict(streaming="true"), "--streaming only works for text"),
+        (dict(train_tokenizer="unigram"), "--train_tokenizer only works for text"),
+        (dict(language="de"), "--language only works for text"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message, prepared, run_mlm, tmp_path):
