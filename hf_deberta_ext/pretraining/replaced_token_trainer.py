@@ -103,7 +103,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         sharing = self.model.config.embedding_sharing
         if self.is_fsdp_enabled and sharing in ("es", "all"):
             raise ValueError(
-                f"embedding_sharing = {sharing!r} cannot run under FSDP, which cannot shard a parameter of two modules; "
+                f"embedding_sharing = {sharing!r} cannot run under FSDP, which cannot shard shared parameters; "
                 "use 'gdes' or 'nes', or train without fsdp"
             )
         if self.args.stepping == "joint":

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.
-        description (`str`): description for `--help`, of which the first paragraph is shown.
+        description (`str`): description; `--help` shows its first paragraph.
         program (`str`): program name in `--help`.
     """
     return parse_and_run(MaskedLMRun, GROUPS, argv, description, program)

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.
-        description (`str`): description for `--help`, of which the first paragraph is shown.
+        description (`str`): description; `--help` shows its first paragraph.
         program (`str`): program name in `--help`.
     """
     usage = f"{program} --train_data FILES --train_tokenizer unigram --max_length 512 --output_dir FOLDER ..."

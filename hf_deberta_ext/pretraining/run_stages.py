@@ -78,7 +78,7 @@ def parse_and_run(
         run: class of the pre-training run.
         groups: dataclasses of the model, data, masking and training flags, in this order.
         argv (`list[str]`, *optional*): flags; default: the flags of the process.
-        description (`str`): description for `--help`, of which the first paragraph is shown.
+        description (`str`): description; `--help` shows its first paragraph.
         program (`str`): program name in `--help`.
     """
     with ExitOnUserError() as errors:

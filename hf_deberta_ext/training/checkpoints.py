@@ -52,7 +52,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced_model(folder: Path) -> Iterator[Path]:
-    """Yield a new folder to write a model to; its files are moved to `folder` at the end, where other files stay.
+    """Yield a new folder to write a model to, and move its files to `folder` at the end; other files are kept.
 
     Old weights are removed first and new weights are moved last, so that old weights are never loaded with new settings.
     """

@@ -68,7 +68,7 @@ def parse_flags(
     Args:
         groups: dataclasses of flags. --help omits the flags in the class attribute `refused`.
         argv (`list[str]`, *optional*): command line; default: the arguments of the process.
-        description (`str`): description for `--help`, of which the first paragraph is shown.
+        description (`str`): description; `--help` shows its first paragraph.
         usage (`str`, *optional*): usage line for `--help`.
         defaults (`dict`, *optional*): defaults of this script, by name.
         elsewhere (`dict[str, str]`, *optional*): flag of another script -> hint what to use instead.

@@ -157,7 +157,7 @@ def folder_summary(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """Return `resume_checkpoint` for a script's arguments; resolves "auto" in them, and calls `sync_ranks`."""
+    """Return the checkpoint to resume from; also resolve "auto" in the arguments, and call `sync_ranks`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint

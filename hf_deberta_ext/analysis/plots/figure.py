@@ -31,7 +31,7 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: FigurePath) -> Path | list[Path]:
-    """Write the figure, in fonts that have all its letters, to one or several paths; missing folders are created."""
+    """Save a figure to one or several paths, in fonts that have all its letters; missing folders are created."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
