@@ -189,7 +189,7 @@ def two_sets(tmp_path, labels="bbbbbgg", texts=("awful", "great")):
 
 @pytest.mark.parametrize("argv", [(), ("--seeds", "1", "2")], ids=["one run", "two seeds"])
 def test_a_run_says_where_it_fails_and_that_a_baseline_is_better(argv, folder_of, tmp_path, capsys):
-    """A run at 0.339 against TF-IDF's 0.769 ended with "holds the model"."""
+    """A run at 0.339 against TF-IDF's 0.769 ended with "contains the model"."""
     folder = tmp_path / "run"
     run_as_told(
         folder_of("bert"),
