@@ -166,7 +166,7 @@ def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folde
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()
         (tmp_path / other / other).write_text("x", encoding="utf-8")
-        with pytest.raises(ValueError, match=r"is not empty; .*choose another --output_dir"):
+        with pytest.raises(ValueError, match=r"is not empty[:;] .*choose another --output_dir"):
             run(folder_of("ours"), tmp_path / other, "--do_eval")
     with pytest.raises(ValueError) as refused:
         run(folder, folder, "--do_predict")
