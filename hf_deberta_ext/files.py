@@ -13,7 +13,7 @@ __all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "
 
 
 def replace_text(file: Path, text: str) -> Path:
-    """Write a text file atomically: readers see the old content or the new, never a part. Line ends are kept."""
+    """Write a text file atomically: readers see either the old or the new content. Line ends are kept."""
     part = file.with_name(f".{file.name}.part")
     with open(part, "w", encoding="utf-8", newline="") as stream:
         stream.write(text)
@@ -22,7 +22,7 @@ def replace_text(file: Path, text: str) -> Path:
 
 
 def free_name(place: Path) -> Path:
-    """Return NAME.old-1 beside a file or folder NAME, or the next number that is free."""
+    """Return the path NAME.old-1 for a file or folder NAME, or the next number that does not exist yet."""
     names = (place.with_name(f"{place.name}.old-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
@@ -39,8 +39,10 @@ def format_size(size: int) -> str:
 
 
 def shown_source(source: str | os.PathLike) -> str:
-    """Return a Hub id as it is, and a file or folder without its place on the machine: its name only, of a half of a joint
-    model with the joint model's. "NAME=FILE" is shown as the file."""
+    """Return a Hub id unchanged, and only the name of a local file or folder, without its path.
+
+    For the generator or discriminator folder of a joint model, the name of the joint model is included. For "NAME=FILE", the
+    name of the file is returned."""
     text = str(source)
     if Path(text).exists():
         names = [*Path(text).resolve().parts]
@@ -54,12 +56,12 @@ def shown_source(source: str | os.PathLike) -> str:
 
 
 def is_hub_id(name: str | None) -> bool:
-    """True for the form of the id of a repository, "name" or "owner/name"."""
+    """Return True if a name has the form of a repository id, "name" or "owner/name"."""
     return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return None, one value or several as a list."""
+    """Return a value as a list: None is empty, a list or tuple is copied, any other value is a single entry."""
     if value is None:
         return []
     return [*value] if isinstance(value, (list, tuple)) else [value]

@@ -149,7 +149,7 @@ def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch
 
 
 def _find_saturation(buckets: int, max_distance: int) -> tuple[bool, int | None]:
-    """Return if delta(i, j) never decreases as i - j rises, and the distance from which it is constant (None: above 4M)."""
+    """Return whether delta(i, j) never decreases with i - j, and the distance from which on it is constant (None: > 4M)."""
     if buckets == 1:
         return False, None
     far = 4 * max_distance
@@ -310,7 +310,7 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return key, query
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Return Q_c, K_c and V_c, [B, H, N, d] each; the fused weight has the three of a head side by side."""
+        """Return Q_c, K_c and V_c, [B, H, N, d] each, from the fused weight, in which they are adjacent for each head."""
         Q_c, K_c, V_c = self.split_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
         q_bias = self.split_heads(self.q_bias[None])  # [H, 1, d]
         v_bias = self.split_heads(self.v_bias[None])

@@ -14,12 +14,12 @@
     python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # of compare_checkpoints.py, in the card
 
 From step 3,357 on its rows have 256 tokens: the same command again with `--max_length 256 --per_device_train_batch_size 32
---resume_from_checkpoint last --resume_anyway batch_size data_collator.options data_digest max_length
+--resume_from_checkpoint last --allow_changed_args batch_size data_collator.options data_digest max_length
 per_device_train_batch_size`. With longer rows it learned to look words up: of masked words whose sentence stands before as a
 copy it found 32 % at step 3,250, 45 % at 4,000, 60 % at 4,750 (28 % behind another sentence).
 
 The rate stays until the last steps, so that a milestone is a copy of the run after any checkpoint, here 5,083 steps, whose
-rate falls at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}' --resume_anyway ... max_steps
+rate falls at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}' --allow_changed_args ... max_steps
 lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD EPYC), about 5 without. At 400 steps
 the rate 2e-3 was ahead of 1e-3 (training loss 5.25 and 5.29, one seed).
 

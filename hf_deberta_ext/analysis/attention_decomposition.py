@@ -16,16 +16,16 @@ __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_pro
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionParts:
-    """The summands of a layer's attention logits, [H, N, N] each (queries are rows), on the CPU.
+    """Terms of the attention logits of a layer, [H, N, N] each (queries are rows), on the CPU.
 
     Attributes:
-        layer (`int`): counted from 0.
-        terms (`tuple[str, ...]`): the position terms that the model has, of c2p, p2c, p2p.
+        layer (`int`): number of the layer, counted from 0.
+        terms (`tuple[str, ...]`): position terms of the model, among c2p, p2c, p2p.
         c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), s = 1 + number of position terms.
         c2p (`torch.Tensor`, *optional*): Q_c[i]·K_r[delta(i, j)] / sqrt(s·d); None if the model lacks the term.
         p2c (`torch.Tensor`, *optional*): K_c[j]·Q_r[delta(i, j)] / sqrt(s·d).
-        p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d), in no released model.
-        probabilities (`torch.Tensor`): softmax of the sum, as `output_attentions` returns it.
+        p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d); no released model uses it.
+        probabilities (`torch.Tensor`): softmax of the sum, equal to the result of `output_attentions`.
     """
 
     layer: int
@@ -38,20 +38,20 @@ class AttentionParts:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Sum of the parts, [H, N, N]."""
+        """Sum of the terms, [H, N, N]."""
         return sum((getattr(self, name) for name in self.terms), start=self.c2c)
 
     def of_head(self, head: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the probabilities and the parts that exist, by name, [N, N] each: of one head, or (None) the mean of all.
+        """Return probabilities and terms of one head by name, [N, N] each; None: the mean over all heads.
 
         The mean of the probabilities is not the softmax of the mean logits.
 
         Raises:
-            ValueError: there is no such head.
+            ValueError: the head does not exist.
         """
         H = len(self.c2c)
         if head is not None and not 0 <= head < H:
-            raise ValueError(f"there is no head {head}: layer {self.layer} has heads 0 to {H - 1}; None is their mean")
+            raise ValueError(f"head must be in 0 to {H - 1} in layer {self.layer}, or None for the mean, got {head}")
         heads = slice(None)
         if head is not None:
             heads = slice(head, head + 1)
@@ -60,17 +60,18 @@ class AttentionParts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PositionProfile:
-    """Position terms of the logits of each head, averaged over tokens, by the relative distance r = i - j, on the CPU.
+    """Position terms of the logits by relative distance r = i - j, averaged over tokens, for each head, on the CPU.
 
-    The softmax depends only on differences along r, not on a constant added to all of them.
+    The softmax only depends on differences along r, not on a constant added to all values.
 
     Attributes:
-        layer (`int`): counted from 0.
-        distances (`torch.Tensor`): r = -reach ... reach, [2·reach + 1]; positive if the key precedes the query.
-        c2p, p2c, p2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), over j of
-            K_c[j]·Q_r[delta(r)] / sqrt(s·d), and Q_r[delta(r)]·K_r[delta(-r)] / sqrt(s·d), [H, 2·reach + 1]; None if the
-            model lacks the term.
-        total (`torch.Tensor`): their sum.
+        layer (`int`): number of the layer, counted from 0.
+        distances (`torch.Tensor`): r = -D ... D for D = max_distance, [2·D + 1]; positive if the key precedes the query.
+        c2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), [H, 2·D + 1]; None if the model
+            lacks the term.
+        p2c (`torch.Tensor`, *optional*): mean over j of K_c[j]·Q_r[delta(r)] / sqrt(s·d), [H, 2·D + 1].
+        p2p (`torch.Tensor`, *optional*): Q_r[delta(r)]·K_r[delta(-r)] / sqrt(s·d), [H, 2·D + 1].
+        total (`torch.Tensor`): sum of the terms, [H, 2·D + 1].
     """
 
     layer: int
@@ -87,20 +88,20 @@ def attention_parts(
 ) -> AttentionParts:
     """Decompose the attention of one layer into its terms (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
 
-    The model's own projections are used, adapters included. Of a masked language model, the encoder's pass through the
-    layer is decomposed; the passes of the Enhanced Mask Decoder, whose queries know absolute positions, are not.
+    The model's own projections are used, including adapters. For a masked language model, only the encoder's pass through
+    the layer is decomposed, not the passes of the Enhanced Mask Decoder, in which queries depend on absolute positions.
 
     Args:
-        model: one of this package, with any head, also inside a wrapper such as peft's. Of a joint model, the discriminator
-            is used; pass `model.generator` for the generator. It runs in eval mode and is left as it was.
+        model: model of this package with any head, also inside a wrapper such as peft's. For a joint model, the
+            discriminator is used; pass `model.generator` for the generator. Runs in eval mode; the mode is restored.
         inputs (`torch.LongTensor` or `dict`): input_ids [1, N], or the output of a tokenizer for one text: input_ids,
             attention_mask [1, N] and token_type_ids. Padding at either end is removed.
-        layer (`int`): as an index of a list; -1 is the last.
+        layer (`int`, defaults to -1): number of the layer; negative numbers count from the end.
     Returns:
         `AttentionParts`, in float32 (in float64 for a float64 model).
     Raises:
-        TypeError: the model is not one of this package, or contains several encoders.
-        ValueError: no such layer, inputs of more or less than one text, or more tokens than absolute positions.
+        TypeError: the model does not belong to this package, or contains several encoders.
+        ValueError: the layer does not exist, the inputs are not exactly one text, or exceed the absolute positions.
     """
     layer, x = _project(_encoder_of(model), inputs, layer)
     q, k = x.Q_c * x.scale, x.K_c
@@ -116,27 +117,27 @@ def position_profile(
     inputs: torch.Tensor | Mapping[str, torch.Tensor],
     *,
     layer: int = -1,
-    reach: int | None = None,
+    max_distance: int | None = None,
 ) -> PositionProfile:
-    """Average the position terms of the logits over a text's tokens, [CLS] and [SEP] included, for each head.
+    """Average the position terms of the logits over the tokens of a text, including [CLS] and [SEP], for each head.
 
-    Every token is a query, and a key, at every distance, so that distances beyond the text exist as well: the profile
-    depends on the text's content, but not on its length.
+    Every token is used as a query and as a key at every distance, also at distances longer than the text. The profile
+    therefore depends on the content of the text, but not on its length.
 
     Args:
         model, inputs, layer: as in `attention_parts`.
-        reach (`int`, *optional*): the largest distance; None is the largest one with its own embedding.
+        max_distance (`int`, *optional*): largest distance; default: the largest distance with its own embedding.
     Raises:
-        TypeError, ValueError: as `attention_parts`; a model without relative positions.
+        TypeError, ValueError: as in `attention_parts`; also if the model has no relative positions.
     """
     encoder = _encoder_of(model)
     if not encoder.config.relative_table_size or not encoder.config.pos_att_type:
-        raise ValueError("the model has no relative positions (relative_attention, pos_att_type), so it has no profile")
-    if reach is None:
-        reach = encoder.config.relative_distance - 1
+        raise ValueError("the model must have relative positions (relative_attention, pos_att_type), got a model without")
+    if max_distance is None:
+        max_distance = encoder.config.relative_distance - 1
     layer, x = _project(encoder, inputs, layer)
-    # delta(r) for r = -reach ... reach.
-    rows = encoder.encoder.relative_position(reach + 1).cpu()
+    # delta(r) for r = -max_distance ... max_distance.
+    rows = encoder.encoder.relative_position(max_distance + 1).cpu()
     means = {}
     if "c2p" in x.terms:
         means["c2p"] = (x.K_r @ x.Q_c[0].mean(1)[:, :, None]).squeeze(-1)[:, rows] * x.scale
@@ -144,7 +145,7 @@ def position_profile(
         means["p2c"] = (x.Q_r @ x.K_c[0].mean(1)[:, :, None]).squeeze(-1)[:, rows] * x.scale
     if "p2p" in x.terms:
         means["p2p"] = (x.Q_r[:, rows] * x.K_r[:, rows.flip(0)]).sum(-1) * x.scale
-    distances = torch.arange(-reach, reach + 1)
+    distances = torch.arange(-max_distance, max_distance + 1)
     return PositionProfile(layer=layer, distances=distances, total=sum(means.values()), **means)
 
 
@@ -162,7 +163,7 @@ def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
 
 
 def _instances(module: torch.nn.Module, kind: type) -> list:
-    """Compare names of classes, because remote code brings a second copy of the class."""
+    """Return the modules of a class, by its name, because remote code has its own copy of the class."""
     return [child for child in module.modules() if kind.__name__ in [base.__name__ for base in type(child).__mro__]]
 
 
@@ -184,11 +185,11 @@ def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.d
 
 
 def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, AttentionInputs]:
-    """Run the encoder, and project the input of the attention of one layer; return its number and the projections on the
-    CPU, in float32 or wider."""
+    """Run the encoder, and project the attention input of one layer; return its number and the projections on the CPU, in
+    at least float32."""
     L = encoder.config.num_hidden_layers
     if not -L <= layer < L:
-        raise ValueError(f"there is no layer {layer}: the model has layers 0 to {L - 1} (-1 is the last)")
+        raise ValueError(f"layer must be in 0 to {L - 1}, or negative to count from the end, got {layer}")
     layer %= L
     inputs = _one_text(inputs, encoder.device)
     calls: list[tuple] = []
@@ -197,7 +198,7 @@ def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, Attenti
             hook = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
             hooks.callback(hook.remove)
         encoder(**inputs, may_pack=False)
-        # Layers that share their attention are calls of one module.
+        # Layers that share their attention call the same module.
         attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
         Q_c = attention.split_heads(attention.query_proj(hidden_states))
         tensors = [Q_c, *attention.keys_and_values(hidden_states), *attention.project_positions(rel_embeddings)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Average cosine similarity of word embeddings, by which DeBERTaV3 compares ways to share them."""
+"""Average cosine similarity of word embeddings, with which the DeBERTaV3 paper compares methods of sharing embeddings."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from torch import nn
 
 __all__ = ["average_cosine_similarity", "word_tables"]
 
-# Rows normalised at a time: a float64 copy of a whole table would take twice its memory.
+# Number of rows to normalise at a time: a float64 copy of the whole table would take twice its memory.
 CHUNK = 16384
 
 
@@ -17,20 +17,20 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
 
     mean over i != j of cos(e_i, e_j) = (|sum_i u_i|^2 - n) / (n (n - 1)),  u_i = e_i / |e_i|
 
-    The right side takes O(V E) instead of O(V^2 E). It is computed in float64.
+    The right side needs O(V E) operations instead of O(V^2 E). It is computed in float64.
 
     Args:
-        table (`torch.Tensor`): one word embedding per row, [V, E].
-        rows (`torch.Tensor`, *optional*): which rows to compare: indices [n], or bool [V]; None compares all of them. Leave
-            out special tokens and rows that pad the table to a round size.
+        table (`torch.Tensor`): word embeddings, [V, E].
+        rows (`torch.Tensor`, *optional*): rows to compare, as indices [n] or bool [V]; default: all. Exclude special tokens
+            and rows that pad the table to a round size.
     Returns:
-        The similarity, in [-1, 1]. Rows of zeros, such as the embedding of [PAD], have no direction and are left out.
+        The similarity, in [-1, 1]. Zero rows, such as the embedding of [PAD], are excluded.
     Raises:
-        ValueError: the table is not finite, or fewer than two rows are left.
+        ValueError: the table is not finite, or has fewer than two nonzero rows.
     """
     table = table.detach()
     if rows is not None:
-        # Each row once: a repeated one would count as a pair of words whose cosine is 1.
+        # Use each row once: a repeated row would count as a pair of words with a cosine of 1.
         numbers = torch.arange(len(table))[torch.as_tensor(rows).cpu()]
         table = table[numbers.unique().to(table.device)]
     total = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device)
@@ -41,19 +41,19 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
         total += (chunk.double()[nonzero] / norms[nonzero]).sum(dim=0)
         n += int(nonzero.sum())
     if n < 2:
-        raise ValueError(f"at least two rows that are not zero are needed, got {n} in a table {list(table.shape)}")
+        raise ValueError(f"table must have at least two nonzero rows, got {n} in shape {list(table.shape)}")
     similarity = (total.dot(total).item() - n) / (n * (n - 1))
     if similarity != similarity:
-        raise ValueError("the table holds NaN or infinity: did the training diverge?")
+        raise ValueError("table must be finite, got NaN or infinity; did the training diverge?")
     return similarity
 
 
 def word_tables(generator: nn.Module, discriminator: nn.Module, special: Iterable[int]) -> dict[str, torch.Tensor]:
-    """Return the word embeddings [V', E] of a generator and a discriminator, without those of special tokens."""
+    """Return the word embeddings [V', E] of a generator and a discriminator, without special tokens."""
     tables = {}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         embedding = model.get_input_embeddings()
-        # Under GDES, the sum of the generator's table and the discriminator's own.
+        # With GDES, the discriminator's table is the sum of the generator's table and its own difference.
         table = embedding.table() if hasattr(embedding, "table") else embedding.weight.detach()
         is_word = torch.ones(len(table), dtype=torch.bool, device=table.device)
         is_word[list(special)] = False

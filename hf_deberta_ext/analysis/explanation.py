@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that explain a model, and the numbers behind them: `PREPARE` maps the name of a figure to its function."""
+"""Figures that explain a model, and their numbers. `PREPARE` maps the name of a figure to its function."""
 
 import argparse
 import dataclasses
@@ -34,22 +34,22 @@ from .sentence_scoring import TokenScore, token_replacement_probabilities
 __all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_texts"]
 
 FIGURES = {
-    "attention": "the attention map and its parts c2c, c2p, p2c; of a joint model, of the discriminator",
-    "position_profile": "what position adds to the logits of each head, by distance",
-    "replacement_probabilities": "how likely each token was replaced; needs the head of replaced token detection",
-    "embedding_similarity": "how alike the word embeddings are; needs a generator and a discriminator",
-    "curves": "the losses of finished or running runs, read from trainer_state.json; without a folder, those of --model",
-    "influence": "the predicted label and the influence of each token on it; needs a text classifier or a regression",
+    "attention": "attention map and its terms c2c, c2p, p2c (joint models: of the discriminator)",
+    "position_profile": "contribution of position to the logits of each head, by distance",
+    "replacement_probabilities": "probability that each token was replaced; needs a replaced token detection head",
+    "embedding_similarity": "similarity of the word embeddings; needs a generator and a discriminator",
+    "curves": "losses of finished or running runs, from trainer_state.json; default folder: --model",
+    "influence": "predicted label and the influence of each token on it; needs a text classifier or a regression model",
 }
-# The sentence of the paper's figures.
+# Sentence in the figures of the paper.
 EXAMPLE_TEXT = "a new store opened beside the new mall"
-# Most lines of labels and of tokens in the terminal; the files have all.
+# Maximum numbers of labels and tokens that are printed; the files contain all.
 SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 
 @dataclass
 class ExplainedModel:
-    """A loaded model: its encoder, the halves that only some models have, and the source of its tokenizer."""
+    """Loaded model: encoder, optional generator and discriminator, and the source of the tokenizer."""
 
     name: str
     tokenizer: str
@@ -60,14 +60,14 @@ class ExplainedModel:
 
 
 class FigureUnavailableError(ValueError):
-    """A figure that the model cannot provide."""
+    """Error for a figure that the model does not support."""
 
 
 def load_model(source: str, revision: str | None = None) -> ExplainedModel:
-    """Load a single model, a joint one, or a folder with a generator and a discriminator.
+    """Load a single model, a joint model, or a folder with a generator and a discriminator.
 
     Raises:
-        ValueError, OSError: the source cannot be read, or its weights lack some of the encoder's.
+        ValueError, OSError: the source cannot be read, or weights of the encoder are missing.
     """
     folder = Path(source)
     name = folder.resolve().name if folder.is_dir() else source
@@ -90,9 +90,9 @@ def load_model(source: str, revision: str | None = None) -> ExplainedModel:
 
 
 def _load_with_encoder(model_class, source: str, revision: str = "main") -> tuple[Any, list[str]]:
-    """Load a model in float32 with a pretrained encoder, and return it with the names of its missing weights.
+    """Load a model in float32, and return it with the names of its missing weights, which must not be in the encoder.
 
-    An adapter (LoRA) is merged into the encoder of its base model; a head that was saved with it is left out.
+    An adapter (LoRA) is merged into the encoder of its base model; a head saved with the adapter is not loaded.
     """
     if is_adapter_folder(source):
         from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
@@ -110,7 +110,7 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
     of_encoder = [key for key in missing if ".encoder." in key or "word_embeddings" in key]
     if of_encoder:
         raise ValueError(
-            f"the weights in {source} do not fit its config.json: {len(of_encoder)} of the encoder's are missing, such as "
+            f"the weights in {source} do not fit its config.json: {len(of_encoder)} encoder weights are missing, such as "
             f"{of_encoder[0]}"
         )
     return model.eval(), missing
@@ -141,15 +141,15 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
     config = model.encoder.config
     if not config.relative_table_size or not config.pos_att_type:
         raise FigureUnavailableError("the model has no relative positions")
-    reach = arguments.reach
-    if reach is None:
-        # Distances that no text of its training had are noise.
-        reach = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
-    profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, reach=reach)
+    max_distance = arguments.max_distance
+    if max_distance is None:
+        # Longer distances did not occur in training and are noise.
+        max_distance = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
+    profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, max_distance=max_distance)
     heads = list(range(len(profile.total)))
     if arguments.head is not None:
         if arguments.head not in heads:
-            raise ValueError(f"there is no head {arguments.head}: the model has heads 0 to {heads[-1]}")
+            raise ValueError(f"--head must be in 0 to {heads[-1]}, got {arguments.head}")
         heads = [arguments.head]
     numbers = {"layer": profile.layer, "heads": heads, "distances": profile.distances.tolist()}
     for name in ("c2p", "p2c", "p2p", "total"):
@@ -168,7 +168,7 @@ def _replacement_probabilities(model: ExplainedModel, inputs: dict, arguments: a
 
 def _embedding_similarity(model: ExplainedModel, inputs: dict, arguments: argparse.Namespace):
     if model.generator is None:
-        raise FigureUnavailableError("it needs a generator and a discriminator, and the model is one of them or neither")
+        raise FigureUnavailableError("the model does not have both a generator and a discriminator")
     special = {*inputs["tokenizer"].all_special_ids, *(model.encoder.config.special_token_ids or ())}
     similarity = {}
     for part, table in word_tables(model.generator, model.discriminator, special).items():
@@ -217,8 +217,7 @@ def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespac
 
 
 def _prediction_text(prediction: Prediction) -> str:
-    """Write the scores of a prediction, the predicted label first, and a table of the tokens of largest influence in the
-    order of the text."""
+    """Return the scores of a prediction, predicted label first, and a table of the most influential tokens in text order."""
     best = sorted(prediction.scores, key=lambda score: (score[0] != prediction.label, -score[1]))[:SHOWN_LABELS]
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"
@@ -237,17 +236,17 @@ def _prediction_text(prediction: Prediction) -> str:
 
 
 def _history(folder: Path) -> list[dict]:
-    """Read the log of a run: of its end, or of its last checkpoint."""
+    """Read the log of a run from its folder, or from its last checkpoint."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     for place in (folder, *checkpoints):
         history = read_json(place / "trainer_state.json").get("log_history")
         if history is not None:
             return history
-    raise FileNotFoundError(f"{folder} has no run: there is no trainer_state.json in it or in a checkpoint-*")
+    raise FileNotFoundError(f"no trainer_state.json in {folder} or its checkpoint-* folders; pass the folder of a run")
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:
-    """Replaced token detection has two losses, whose weighted sum says little; other runs have one."""
+    """Return (title, runs, metrics) of each panel. Replaced token detection has two panels, for two separate losses."""
     joint_runs, single_runs = [], []
     for name, history in runs.items():
         logged = set().union(*history)
@@ -263,7 +262,7 @@ def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str
     return panels
 
 
-# Figure -> function that returns (its numbers, a function that draws it into paths).
+# Figure -> function that returns (numbers, function that draws the figure to paths).
 PREPARE = {
     "attention": _attention,
     "position_profile": _position_profile,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prediction of a text classifier or regression model, and the influence of each token on it."""
+"""Explain the prediction of a text classifier or regression model by the influence of each token."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,8 +16,12 @@ BATCH = 32
 
 
 class TokenInfluence(NamedTuple):
-    """The influence of a token, `texts[number][start:end]`, on the evidence for the predicted label; `token` is its spelling
-    in the vocabulary, and `gradients` its integrated gradients, None if they were not computed."""
+    """Influence of a token on the evidence for the predicted label.
+
+    Attributes:
+        token (`str`): token as spelled in the vocabulary; in the text it is `texts[number][start:end]`.
+        occlusion (`float`): influence by occlusion.
+        gradients (`float`, *optional*): influence by integrated gradients; None if not computed."""
 
     token: str
     number: int
@@ -29,14 +33,18 @@ class TokenInfluence(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a classifier for a text or the two of a pair.
+    """Prediction of a classifier for a text or a pair of texts.
 
-    The evidence for a label is its log-odds, log(p / (1 - p)); for a regression, the score.
+    The evidence for a label is its log-odds, log(p / (1 - p)); for a regression, it is the score.
 
     Args:
+        texts (`list[str]`): the text, or the two texts of a pair.
         scores (`list[tuple[str, float]]`): each label with its probability, or with the score of a regression.
-        evidence, masked_evidence (`float`): for the predicted label; and if all but special tokens are [MASK].
-        tokens (`list[TokenInfluence]`): each token but the special ones.
+        label (`str`): the predicted label: the label with the largest score, or as the model's thresholds decide.
+        is_regression (`bool`): True for a regression model.
+        evidence (`float`): evidence for the label.
+        masked_evidence (`float`): evidence for the label if all tokens except special tokens are [MASK].
+        tokens (`list[TokenInfluence]`): influence of each token, without special tokens.
     """
 
     texts: list[str]
@@ -53,14 +61,14 @@ def load_classifier(source: str, revision: str | None = None) -> Any | None:
     if is_adapter_folder(source):
         return _with_adapter(source)
     config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
-    # Heads of other tasks have weights of the same names.
+    # Heads of other tasks have weights with the same names.
     if "SequenceClassification" not in " ".join(config.get("architectures") or ["SequenceClassification"]):
         return None
     return load_head(DebertaExtForSequenceClassification, ("pooler.", "classifier."), source, revision)
 
 
 def load_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """Load the model in float32; return None if weights whose names begin with `head` are not in the checkpoint."""
+    """Load a model in float32; return None if a weight is missing whose name starts with a prefix in `head`."""
     options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
     model, info = model_class.from_pretrained(source, **options)
     if any(str(key).startswith(head) for key in info["missing_keys"]):
@@ -82,23 +90,26 @@ def _with_adapter(source: str) -> Any | None:
 
 
 def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
-    """Select what a model reads of one encoded text."""
+    """Return the entries of an encoded text that a model reads."""
     return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
 
 def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool = True, n_steps: int = 50) -> Prediction:
     """Predict the label of a text or a pair, and compute the influence of each token on it in two ways.
 
-    Occlusion replaces one token at a time by [MASK]: of two tokens that say the same, neither may have much influence.
-    Integrated gradients (Sundararajan et al., 2017) go from a baseline, in which every token but the special ones is [MASK],
-    to the text. Only word embeddings are interpolated; positions and token types stay. The influences of all tokens sum to
-    `evidence - masked_evidence`, up to an error that falls with `n_steps`.
+    Occlusion replaces one token at a time by [MASK]. If two tokens are redundant, both may have little influence.
+    Integrated gradients (Sundararajan et al., 2017) start at a baseline in which all tokens except special tokens are
+    [MASK]. Only word embeddings are interpolated; positions and token types stay the same. The influences of all tokens sum
+    to `evidence - masked_evidence`, up to an error that decreases with `n_steps`.
 
     Args:
-        model (`DebertaExtForSequenceClassification`): of classes, of several labels at a time, or of a regression.
-        texts (`str`): a text, or the two of a pair.
-        gradients (`bool`): compute integrated gradients; raises ImportError without captum.
-        n_steps (`int`): number of points on the way from the baseline to the text.
+        model (`DebertaExtForSequenceClassification`): single-label or multi-label classifier, or regression model.
+        tokenizer: fast tokenizer of the model.
+        texts (`str`): one text, or the two texts of a pair.
+        gradients (`bool`, defaults to True): also compute integrated gradients; requires captum.
+        n_steps (`int`, defaults to 50): number of points between the baseline and the text.
+    Raises:
+        ImportError: `gradients` is True and captum is not installed.
     """
     options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_token_type_ids=True)
     encoded = tokenizer(*texts, return_tensors="pt", verbose=False, **options)
@@ -106,7 +117,7 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
     positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
     baseline = ids.clone()
     baseline[0, positions] = tokenizer.mask_token_id
-    # The text, the baseline, and the text without each of its tokens.
+    # The text, the baseline, and the text with each of its tokens masked.
     rows = torch.cat((ids, baseline, ids.repeat(len(positions), 1)))
     rows[torch.arange(2, len(rows)), positions] = tokenizer.mask_token_id
     with torch.no_grad():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs such as BLiMP's (Warstadt et al. 2020): how often the good sentence of a pair has the higher score."""
+"""Accuracy on minimal pairs such as BLiMP (Warstadt et al. 2020): how often the good sentence has the higher score."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ __all__ = ["MinimalPair", "pair_accuracies", "pairs_of_rows", "thin_out", "word_
 
 
 class MinimalPair(NamedTuple):
-    """Two sentences of which the first is acceptable, with their paradigm and the phenomenon that it belongs to."""
+    """An acceptable and an unacceptable sentence, with their paradigm, and the phenomenon of the paradigm."""
 
     good: str
     bad: str
@@ -22,18 +22,21 @@ class MinimalPair(NamedTuple):
 
 
 def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -> list[MinimalPair]:
-    """Read pairs from (place, row), with BLiMP's columns: sentence_good, sentence_bad and, optionally, UID (paradigm) and
-    linguistics_term (phenomenon). If one of the two is missing it is the other, if both are, it is `default`.
+    """Read pairs from rows with BLiMP's columns.
 
+    Args:
+        rows: (place, row) tuples. Required columns are sentence_good and sentence_bad; UID (paradigm) and linguistics_term
+            (phenomenon) are optional, and each defaults to the other.
+        default (`str`): paradigm and phenomenon of rows that have neither.
     Raises:
-        ValueError: a sentence is missing, empty or no text; names the place.
+        ValueError: a sentence is missing, empty or not a text; the message names the place.
     """
     pairs = []
     for place, row in rows:
         for column in ("sentence_good", "sentence_bad"):
             sentence = row.get(column)
             if not isinstance(sentence, str) or not sentence.strip():
-                raise ValueError(f"{place} needs a sentence in the column {column}, got {sentence!r}")
+                raise ValueError(f"{place} must have a sentence in the column {column}, got {sentence!r}")
         phenomenon = row.get("linguistics_term")
         paradigm = str(row.get("UID") or phenomenon or default)
         pairs.append(MinimalPair(row["sentence_good"], row["sentence_bad"], paradigm, str(phenomenon or paradigm)))
@@ -41,7 +44,7 @@ def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -
 
 
 def thin_out(pairs: Sequence[MinimalPair], most: int) -> list[MinimalPair]:
-    """Keep at most `most` pairs of each phenomenon, evenly spread over its pairs."""
+    """Keep at most `most` pairs of each phenomenon, evenly spaced."""
     groups: dict[str, list[MinimalPair]] = {}
     for pair in pairs:
         groups.setdefault(pair.phenomenon, []).append(pair)
@@ -53,8 +56,10 @@ def thin_out(pairs: Sequence[MinimalPair], most: int) -> list[MinimalPair]:
 
 
 def word_frequency_scores(texts: Iterable[str], sentences: Iterable[str]) -> dict[str, float]:
-    """Score each sentence by how often its words, in lower case, are in `texts`: the sum of
-    log((count + 1) / (all words + different words + 1)). The order of the words makes no difference, also in rounding."""
+    """Score each sentence by the frequencies of its lower-case words in `texts`.
+
+    The score is the sum of log((count + 1) / (number of words + number of distinct words + 1)). It does not depend on the
+    order of the words, not even in rounding."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(WORD.findall(text.lower()))
@@ -66,13 +71,13 @@ def word_frequency_scores(texts: Iterable[str], sentences: Iterable[str]) -> dic
 
 
 def pair_accuracies(pairs: Sequence[MinimalPair], scores: Mapping[str, float]) -> dict[str, Any]:
-    """Compute the share of the pairs whose good sentence has the higher score; a tie counts one half.
+    """Compute the share of pairs in which the good sentence has the higher score; a tie counts one half.
 
     Args:
-        scores (`dict[str, float]`): of each sentence.
+        scores (`dict[str, float]`): score of each sentence.
     Returns:
-        "accuracy", the mean over paradigms; "phenomena" and "paradigms", the accuracy of each, of a phenomenon the mean over
-        its paradigms; "ties", the number of pairs with equal scores.
+        A dict with "accuracy" (mean over paradigms), "paradigms" (accuracy of each), "phenomena" (mean over the paradigms
+        of each) and "ties" (number of pairs with equal scores).
     """
     points: dict[str, list[float]] = {}
     phenomena: dict[str, set[str]] = {}

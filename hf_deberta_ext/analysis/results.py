@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a run: the metrics that compare models, and their tables in Markdown."""
+"""Results of a run: metrics that compare models, and Markdown tables of them."""
 
 import re
 import statistics
@@ -20,16 +20,16 @@ __all__ = [
     "summary_table",
 ]
 
-# Measurements of Trainer beside the metrics of a task, and numbers of examples and words.
+# Trainer's measurements, and numbers of examples and words, which are not metrics of a task.
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
-# A score at the threshold that is best on the very data, and that threshold.
+# Scores at the threshold that is best on the evaluated data itself, and this threshold.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Return the number of examples of each evaluation set by its name, "" for the main one."""
+    """Return the number of examples of each evaluation set, by name; the name of the main set is ""."""
     counts = {}
     for name, value in metrics.items():
         if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):
@@ -38,8 +38,9 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Return the metrics without speeds and counts, named without `stem`: those of a kind or a further set, such as PER_f1,
-    after the one of all, f1, and losses last."""
+    """Return the metrics without speeds and counts, and without the prefix `stem`.
+
+    Overall metrics such as f1 come first, then metrics of one class or another set such as PER_f1, and losses last."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
     measured = {}
     for full_name, value in metrics.items():
@@ -52,15 +53,15 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """True for a metric by which models can be compared: no loss, no threshold and no score at the best threshold."""
+    """Return True for a metric that compares models: not a loss, a threshold, or a score at the best threshold."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return mean, standard deviation (None for one seed) and values of each metric that all runs have.
+    """Return the mean, standard deviation (None for one seed) and values of each metric that all runs have.
 
     Args:
-        results (`dict[int, dict]`): all_results.json by seed.
+        results (`dict[int, dict]`): contents of all_results.json, by seed.
     """
     summary: dict[str, Any] = {"seeds": [*results]}
     for stem in ("eval", "predict"):
@@ -77,7 +78,7 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def shown_metric(name: str, value: float | None, digits: int = 4) -> str:
-    """Format a metric with `digits` decimals; "" for None, "> 1e6" for perplexities that mean nothing."""
+    """Format a metric with `digits` decimals; "" for None, "> 1e6" for larger perplexities."""
     if value is None:
         return ""
     if name.endswith("perplexity") and value >= 1e6:
@@ -86,13 +87,13 @@ def shown_metric(name: str, value: float | None, digits: int = 4) -> str:
 
 
 def markdown_table(*rows: Sequence[str]) -> str:
-    """Return a table of rows of cells, the first of which is its head."""
+    """Return a Markdown table; the first row is the header."""
     head, *others = rows
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
 
 def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """Return a row for each metric, with a column for each baseline {"majority class": {"accuracy": ...}}."""
+    """Return a table with a row per metric and a column per baseline, such as {"majority class": {"accuracy": ...}}."""
     baselines = baselines or {}
     rows = [("metric", "value", *baselines)]
     for name, value in measured.items():
@@ -104,7 +105,7 @@ def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """Return the result of `summarise_seeds`, a row for each metric, with a column for each baseline under "baselines"."""
+    """Return a table of a `summarise_seeds` result, with a row per metric and a column per entry of "baselines"."""
     baselines = summary.get("baselines", {})
     rows = [("metric", "mean", "standard deviation", *map("seed {}".format, summary["seeds"]), *baselines)]
     for name, metric in summary.items():
@@ -121,8 +122,11 @@ def objectives_table(
     objectives: Mapping[str, str],
     columns: Sequence[str] = ("loss", "perplexity", "accuracy", "targets"),
 ) -> str:
-    """Return the result of a pre-training's `evaluate`, a row for each objective (name in the metrics: title); a metric that
-    is not there is empty."""
+    """Return a table of the evaluation metrics of a pre-training, with a row per objective.
+
+    Args:
+        objectives (`dict[str, str]`): name in the metrics -> title.
+        columns: metrics to show; cells of missing metrics are empty."""
     rows = [("objective", *columns)]
     for prefix, title in objectives.items():
         cells = [title]
@@ -137,13 +141,14 @@ def objectives_table(
 
 
 def replaced_token_table(metrics: Mapping[str, float]) -> str:
-    """Return the result of `ReplacedTokenTrainer.evaluate`, a row for generator and discriminator."""
+    """Return a table of `ReplacedTokenTrainer.evaluate`, with rows for generator and discriminator."""
     parts = {"generator": "generator, masked tokens", "discriminator": "discriminator, all tokens"}
     return objectives_table(metrics, parts, ("loss", "perplexity", "accuracy", "precision", "recall", "targets"))
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than a guess that only knows the share of replaced tokens: its loss
-    is within 1 % of the guess's, or within 5 % while it finds less than 1 % of the replaced tokens."""
+    """Return True if the discriminator is hardly better than a constant guess at the share of replaced tokens.
+
+    That is, its loss is above 99 % of the loss of the guess, or above 95 % with a recall below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

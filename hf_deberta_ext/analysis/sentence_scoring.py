@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of sentences without labels: which tokens look replaced, and which sentence reads better."""
+"""Scores of sentences without labels: replacement probabilities of tokens, and pseudo-log-likelihood of sentences."""
 
 import itertools
 import math
@@ -24,13 +24,13 @@ WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 
 class TokenScore(NamedTuple):
-    """A token with the probability that it is a replacement.
+    """Token with the probability that it was replaced.
 
     Attributes:
-        token (`str`): as the vocabulary spells it.
-        start, end (`int`): `text[start:end]` is what it stands for, without white space around it; None if the tokenizer
-            keeps no offsets (`tokenizer.is_fast` is False).
-        probability (`float`): that the token is not the original one, in [0, 1].
+        token (`str`): token as spelled in the vocabulary.
+        start, end (`int`): `text[start:end]` is the token in the text, without surrounding white space; None if the
+            tokenizer has no offsets (`tokenizer.is_fast` is False).
+        probability (`float`): probability that the token is not the original token, in [0, 1].
     """
 
     token: str
@@ -40,12 +40,12 @@ class TokenScore(NamedTuple):
 
 
 class SentenceScore(NamedTuple):
-    """The pseudo-log-likelihood of a sentence.
+    """Pseudo-log-likelihood of a sentence.
 
     Attributes:
-        total (`float`): the sum over its tokens, at most 0.
-        tokens (`int`): their number, without special tokens.
-        mean (`float`): total / tokens, by which sentences of different length are compared.
+        total (`float`): sum over the tokens, at most 0.
+        tokens (`int`): number of tokens, without special tokens.
+        mean (`float`): total / tokens, to compare sentences of different lengths.
     """
 
     total: float
@@ -54,8 +54,8 @@ class SentenceScore(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """input_ids with special tokens; the positions of the other tokens; the offsets of all, None without; the number of the
-    word that each token belongs to, or of the token itself."""
+    """Encoded sentence: input_ids with special tokens, positions of the other tokens, offsets of all tokens (None without
+    a fast tokenizer), and for each token the number of its word, or its own number."""
 
     input_ids: list[int]
     positions: list[int]
@@ -66,18 +66,18 @@ class _Sentence(NamedTuple):
 def token_replacement_probabilities(
     model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32
 ) -> list[TokenScore] | list[list[TokenScore]]:
-    """Compute the probability of each token of a text to be a replacement, by a discriminator: sigmoid(logit).
+    """Compute the probability that each token of a text was replaced, with a discriminator: sigmoid(logit).
 
     Args:
         model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other model that returns
-            logits [B, N], positive = replaced. It runs in eval mode and is left as it was.
-        tokenizer: the tokenizer of the model.
-        texts (`str` or `list[str]`): what to score.
-        batch_size (`int`): texts that run together; they are of equal length, so that nothing is padded.
+            logits [B, N], positive = replaced. Runs in eval mode; the mode is restored.
+        tokenizer: tokenizer of the model.
+        texts (`str` or `list[str]`): texts to score.
+        batch_size (`int`, defaults to 32): texts per batch, all of the same length, so that nothing is padded.
     Returns:
-        For each text its tokens without [CLS] and [SEP]; a single list if `texts` is one `str`.
+        The tokens of each text without [CLS] and [SEP]; a single list if `texts` is a `str`.
     Raises:
-        ValueError: the model is not a discriminator, the tokenizer does not fit it, or a text is too long.
+        ValueError: the model is not a discriminator, the tokenizer does not fit the model, or a text is too long.
     """
     if isinstance(texts, str):
         return token_replacement_probabilities(model, tokenizer, [texts], batch_size)[0]
@@ -105,38 +105,38 @@ def pseudo_log_likelihood(
     within_word: bool = False,
     show_progress: bool = False,
 ) -> SentenceScore | list[SentenceScore]:
-    """Compute a score to rank sentences by, higher = more natural to the model.
+    """Compute a score to rank sentences; a higher score means that a sentence is more natural to the model.
 
     Masked language models (Salazar et al. 2020, Eq. (1)): sum over t of log P(token t | the others), with token t masked, so
     that a sentence of n tokens takes n rows. Discriminators: sum over t of log P(token t is original) = logsigmoid(-logit),
-    in one row; this is not a likelihood of the sentence, and the two kinds of numbers cannot be compared.
+    in one row. This is not a likelihood of the sentence, and cannot be compared with scores of masked language models.
 
-    Compare sentences of different length by `mean`: each token makes `total` smaller.
+    Compare sentences of different lengths by `mean`, because each token makes `total` smaller.
 
     Args:
-        model: any model for masked language modelling, logits [B, N, V]; or a discriminator.
+        model: masked language model of any package, logits [B, N, V]; or a discriminator.
         tokenizer, texts: as in `token_replacement_probabilities`.
-        batch_size (`int`): rows that run together; they are of equal length, so that nothing is padded. Models of other
-            packages compute the logits of whole rows: lower it for long texts and large vocabularies.
-        within_word (`bool`): with a token, mask also the later tokens of its word (Kauf and Ivanova 2023, PLL-word-l2r), so
-            that the end of a rare word does not reveal its beginning. For masked language models.
-        show_progress (`bool`): show a progress bar on stderr.
+        batch_size (`int`, defaults to 32): rows per batch, all of the same length, so that nothing is padded. Models of
+            other packages compute the logits of whole rows: lower it for long texts and large vocabularies.
+        within_word (`bool`, defaults to False): also mask the later tokens of the same word (Kauf and Ivanova 2023,
+            PLL-word-l2r), so that the end of a rare word does not reveal its beginning. Only for masked language models.
+        show_progress (`bool`, defaults to False): show a progress bar on stderr.
     Returns:
-        A score for each text; a single one if `texts` is one `str`.
+        A score for each text; a single score if `texts` is a `str`.
     Raises:
-        ValueError: the model is of neither kind, the tokenizer does not fit it or, with `within_word`, keeps no offsets, or
-            a text is too long or has no tokens.
+        ValueError: the model is of neither kind, the tokenizer does not fit the model or, with `within_word`, has no
+            offsets, or a text is too long or has no tokens.
     """
     if isinstance(texts, str):
         options = dict(within_word=within_word, show_progress=show_progress)
         return pseudo_log_likelihood(model, tokenizer, [texts], batch_size, **options)[0]
     model = getattr(model, "discriminator", model)
     if within_word and not tokenizer.is_fast:
-        raise ValueError(f"within_word needs a fast tokenizer, which keeps offsets, got {type(tokenizer).__name__}")
+        raise ValueError(f"within_word needs a fast tokenizer, which has offsets, got {type(tokenizer).__name__}")
     sentences = _encode(model, tokenizer, texts, within_word)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
-            raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; leave it out")
+            raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; remove it")
     if not sentences:
         return []
     if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids], dims=(2, 3)).dim() == 3:
@@ -152,7 +152,7 @@ def pseudo_log_likelihood(
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the place of the visible letters; unchanged if there are none."""
+    """Return the span without white space; unchanged if it only contains white space."""
     visible = text[start:end].strip()
     if not visible:
         return start, end
@@ -171,11 +171,11 @@ def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentenc
         encoded = tokenizer(text, **options)
         ids = encoded["input_ids"]
         if len(ids) > limit:
-            raise ValueError(f"text {number} has {len(ids)} tokens, and at most {limit} are read: split or shorten it")
+            raise ValueError(f"text {number} must have at most {limit} tokens, got {len(ids)}; split or shorten it")
         positions = [position for position, special in enumerate(encoded["special_tokens_mask"]) if not special]
         words = list(range(len(ids)))
         if within_word:
-            # The first word that ends after the token's start: a space before a word belongs to the word.
+            # Take the first word that ends after the token's start: the space before a word belongs to the word.
             ends = [match.end() for match in WORD.finditer(text)]
             words = [-1] * len(ids)
             for position in positions:
@@ -185,7 +185,7 @@ def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentenc
 
 
 def _longest(model, tokenizer) -> float:
-    """Return the most tokens that tokenizer and model take; infinity if neither has a limit."""
+    """Return the maximum number of tokens for tokenizer and model; infinity if neither has a limit."""
     limit = math.inf
     # transformers writes 1e30 if no length was set.
     if tokenizer.model_max_length < 1e9:
@@ -199,7 +199,7 @@ def _longest(model, tokenizer) -> float:
 
 
 def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, show_progress: bool) -> Iterator[list]:
-    """Yield batches of cases of the same length, the longest first, so that memory runs out at once or never."""
+    """Yield batches of cases of the same length, the longest first, so that memory errors occur in the first batch."""
     with tqdm(total=len(cases), disable=not show_progress) as bar:
         for _, group in itertools.groupby(sorted(cases, key=length, reverse=True), length):
             while batch := list(itertools.islice(group, batch_size)):
@@ -214,8 +214,8 @@ def _logits(model, rows: list[list[int]] | torch.Tensor, *, dims: tuple[int, ...
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if logits.dim() not in dims or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{type(model).__name__} gives logits {list(logits.shape)} for {list(ids.shape)} tokens, expected [B, N] of a "
-            "discriminator, or of a masked language model, for a likelihood, [B, N, V]"
+            f"{type(model).__name__} returned logits {list(logits.shape)} for {list(ids.shape)} tokens, expected [B, N] "
+            "(discriminator) or, for a likelihood, [B, N, V] (masked language model)"
         )
     return logits.float()
 
@@ -234,7 +234,7 @@ def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, sh
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
     """Compute log P(token | the others, without the later tokens of its word) for the tokens of each sentence."""
     if tokenizer.mask_token_id is None:
-        raise ValueError("the tokenizer has no mask token, which a masked language model needs: set tokenizer.mask_token")
+        raise ValueError("the tokenizer must have a mask token for a masked language model; set tokenizer.mask_token")
     cases = [(number, position) for number, sentence in enumerate(sentences) for position in sentence.positions]
     logs: list[list[float]] = [[] for _ in sentences]
     for batch in _batches(cases, lambda case: len(sentences[case[0]].input_ids), batch_size, show_progress):
@@ -254,7 +254,7 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
 def _logits_at(model, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Compute the logits of one position [B, 1] of each row [B, N], [B, V]."""
     if isinstance(model, DebertaExtForMaskedLM):
-        # Models of this package compute no other positions. Subclasses may need other labels in their own forward.
+        # Models of this package only compute this position. Subclasses may need other labels in their own forward.
         labels = torch.full_like(rows, -100).scatter(1, position, 0).to(model.device)
         with in_eval_mode(model), torch.no_grad():
             logits = DebertaExtForMaskedLM.forward(model, rows.to(model.device), labels=labels, masked_only=True).logits

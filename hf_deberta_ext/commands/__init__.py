@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, `deberta-ext COMMAND ...` or `python -m hf_deberta_ext COMMAND ...`.
 
-A command is a module of this folder with HELP (one line), EXAMPLE (command lines, shown at the end of its --help),
-add_arguments(parser), and run(arguments), which returns the exit status (None is 0) and does the heavy imports. With
-SHOWS_PROGRESS it logs, and shows progress bars, as a script does.
+A command is a module of this folder that defines HELP (one line), EXAMPLE (command lines, shown at the end of --help),
+add_arguments(parser) and run(arguments), which does the heavy imports and returns the exit status (None means 0). If
+SHOWS_PROGRESS is set, logs and progress bars are shown as in the scripts.
 """
 
 import argparse
@@ -25,9 +25,9 @@ __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
 COMMANDS = ("finetune", "predict", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
-# RuntimeError: weights that do not fit, a truncated .bin file, no memory.
+# RuntimeError: weights that do not fit, a truncated .bin file, out of memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
-# The first command of each group -> what one wants to do.
+# First command of each group -> heading of the group.
 GROUPS = {"finetune": "train and predict:", "convert": "checkpoints and the Hub:", "explain": "look inside a model:"}
 LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingface_hub")
 
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv (`Sequence[str]`, *optional*): The arguments without the program's name; default: those of the process.
+        argv (`Sequence[str]`, *optional*): Arguments without the program name; default: the arguments of the process.
 
     Returns:
-        `int`: The exit status: 0, what the command returned, 2 for an error (one line on stderr), 130 after Ctrl-C.
+        `int`: Exit status: the status that the command returned, 2 for an error (one line on stderr), 130 after Ctrl-C.
     """
     overview = ["DeBERTa v1, v2, v3 and mDeBERTa for transformers. COMMAND --help shows arguments and examples."]
     usage = f"{PROGRAM} [-h] [--version] [--debug] COMMAND ..."
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         overview.append(f"  {name:<10}{module.HELP}")
         command = commands.add_parser(name, example=module.EXAMPLE, description=module.HELP)
         module.add_arguments(command)
-        # Without a default, which would undo a --debug before the command.
+        # SUPPRESS, because a default would override a --debug before the command.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show warnings and tracebacks")
     parser.description = "\n".join(overview)
     try:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one command, as in `deberta-ext NAME --help`."""
+    """Return the argument parser of a command."""
     module = importlib.import_module(f".{name}", __name__)
     parser = CommandParser(module.EXAMPLE, prog=f"{PROGRAM} {name}", description=module.HELP)
     module.add_arguments(parser)
@@ -76,12 +76,12 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose help ends with examples, and whose errors end with the first of them.
+    """Parser that shows examples at the end of its help, and the first example after an error.
 
-    With `takes_flags` its words are not read here: they become `flags`, of another parser.
+    If `takes_flags` is set, the arguments are not parsed, but stored as `flags` for another parser.
 
     Args:
-        example (`str`): command lines.
+        example (`str`): command lines, one per line.
     """
 
     takes_flags = False
@@ -89,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, example: str, **options):
         self.example = example.strip().replace("\n", "\n  ")
         options = {"epilog": f"examples:\n  {self.example}"} | options
-        # A shortened option would change its meaning with the next option that begins alike.
+        # A shortened option would become ambiguous with the next new option that starts with it.
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def parse_known_args(self, args=None, namespace=None):
@@ -116,11 +116,11 @@ def _run(arguments: argparse.Namespace) -> int:
                 if getattr(arguments, "model", None) is not None:
                     check_source(arguments.model)
                 status = module.run(arguments)
-            # Here and not at the exit, where nothing could be done about a reader that has gone.
+            # Flush here, because an error for a closed pipe cannot be handled at exit.
             sys.stdout.flush()
             return int(status or 0)
         except BrokenPipeError:
-            # `deberta-ext info x | head -1`: the exit would flush, and complain, once more.
+            # `deberta-ext info x | head -1`: without this, Python would flush again at exit, and print an error.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which only errors are logged, and only downloads to a terminal have progress bars."""
+    """Only log errors, and only show progress bars for downloads in a terminal, within a context."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
@@ -139,7 +139,7 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         for name in LOGGERS:
             getLogger(name).setLevel(ERROR)
-        # transformers switches the bars of huggingface_hub, too.
+        # This also disables the progress bars of huggingface_hub.
         logging.disable_progress_bar()
         if has_download_bars and sys.stderr.isatty():
             enable_progress_bars()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext convert`: official, stock and own checkpoints as folders of this package or of stock deberta-v2, checked."""
+"""`deberta-ext convert`: convert checkpoints between this package's format and transformers' deberta-v2, and verify them."""
 
 import argparse
 
@@ -20,17 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", choices=("deberta-ext", "deberta-v2"), default="deberta-ext", help="the format; default %(default)s"
     )
-    parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="default: what the file holds")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: the dtype of the file")
-    parser.add_argument("--max_shard_size", metavar="SIZE", help='of one weight file, such as "2GB"; only --to deberta-ext')
-    parser.add_argument("--lossy", action="store_true", help="--to deberta-v2 also where its classes compute something else")
-    parser.add_argument("--tokenizer", metavar="SOURCE", help="where the tokenizer comes from, or none; default SOURCE")
+    parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="model head; default: the head in the file")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="dtype of weights; default: as saved")
+    parser.add_argument("--max_shard_size", metavar="SIZE", help='maximum file size, such as "2GB"; only --to deberta-ext')
+    parser.add_argument("--lossy", action="store_true", help="--to deberta-v2 even if the outputs of its classes differ")
+    parser.add_argument("--tokenizer", metavar="SOURCE", help="source of the tokenizer, or none; default SOURCE")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--overwrite", action="store_true", help="rename an OUTPUT that exists to OUTPUT.old-1")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write OUTPUT, which appears once it is complete and checked; nothing is left behind after an error."""
+    """Write OUTPUT atomically after verifying it; an error leaves no files."""
     from ..conversion.convert import convert
 
     options = vars(arguments).copy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext demo`: a page on this machine that shows a model at work."""
+"""`deberta-ext demo`: serve a local page to try a model."""
 
 import argparse
 
@@ -11,9 +11,9 @@ deberta-ext demo runs/sst2 --port 7860"""
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("model", metavar="FOLDER_OR_ID", help="an official checkpoint or one of ours, with any head")
+    parser.add_argument("model", metavar="FOLDER_OR_ID", help="official checkpoint or model of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--port", type=int, help="default: the first that is free from 7860")
+    parser.add_argument("--port", type=int, help="port of the page; default: the first free port from 7860")
 
 
 def run(arguments: argparse.Namespace) -> None:

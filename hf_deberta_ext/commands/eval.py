@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext eval`: accuracy of a model on minimal pairs, beside that of word frequencies."""
+"""`deberta-ext eval`: evaluate a model on minimal pairs, with word frequencies as a baseline."""
 
 import argparse
 import json
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     methods = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
-    frequency_help = "texts whose word frequencies are the baseline, best those of the training"
+    frequency_help = "texts to count word frequencies in for the baseline, preferably the training data"
     parser.add_argument("--frequency_text", nargs="+", default=[], help=frequency_help)
-    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="a quick look: so many, evenly spread; default: all")
-    parser.add_argument("--batch_size", type=int, default=64, help="rows that run together; default: 64")
+    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="for a quick test, evenly spread; default: all")
+    parser.add_argument("--batch_size", type=int, default=64, help="rows per batch; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
     parser.add_argument("--card", action="store_true", help="put table and figure into the README.md of --model, a folder")
 
@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--max_pairs_per_phenomenon must be at least 1, got {most}")
     if arguments.card and not (model_folder / "README.md").is_file():
         raise ValueError(f"--card needs a README.md in {model_folder}: write one with deberta-ext card {model_folder}")
-    # Whatever is wrong with packages, texts, models or the folder shows before the scoring.
+    # Errors in packages, texts, models or the folder are raised before the scoring.
     new_figure(1)
     pairs = read_pairs(arguments.pairs)
     if most is not None:
         pairs = thin_out(pairs, most)
-    # Pairs share sentences.
+    # Score sentences that several pairs share only once.
     sentences = list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))
     baseline = {}
     if arguments.frequency_text:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_pairs(sources: list[str]) -> list[Any]:
-    """Read the pairs of files, and of all files in folders."""
+    """Read the pairs in files, and in all files of folders."""
     from ..analysis.minimal_pairs import pairs_of_rows
     from ..data.files import file_kind, read_rows
 
@@ -116,12 +116,12 @@ def read_pairs(sources: list[str]) -> list[Any]:
     for file in files:
         pairs += pairs_of_rows(read_rows(file), file.name.partition(".")[0])
     if not pairs:
-        raise ValueError(f"--pairs {' '.join(sources)} has no pairs")
+        raise ValueError(f"--pairs must contain minimal pairs, got none in {' '.join(sources)}")
     return pairs
 
 
 def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
-    """Load the model with the head of a way of scoring, and its tokenizer."""
+    """Load the model with the head that a scoring method needs, and its tokenizer."""
     import torch
     from transformers import AutoModelForMaskedLM
 
@@ -132,26 +132,26 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
     source, revision = arguments.model, arguments.revision
     if is_adapter_folder(source):
         base = read_json(Path(source, ADAPTER_CONFIG_FILE)).get("base_model_name_or_path")
-        raise ValueError(f"{source} is an adapter of {base}: give a whole model")
+        raise ValueError(f"--model must be a complete model, got {source}, an adapter of {base}; merge it first")
     if method == "rtd":
         explained = load_model(source, revision)
         if explained.discriminator is None:
             raise ValueError(
-                f"{source} has no head of replaced token detection: give --scoring pll for masked language models"
+                f"{source} has no head for replaced token detection; use --scoring pll for masked language models"
             )
         return explained.discriminator, load_tokenizer(explained.tokenizer, revision=revision)
     options = dict(revision=revision or "main", dtype=torch.float32, output_loading_info=True)
     model, info = AutoModelForMaskedLM.from_pretrained(source, **options)
     if missing := sorted(map(str, info["missing_keys"])):
         raise ValueError(
-            f"{source} has no trained head for masked words ({missing[0]} is not in its weights): give --scoring rtd for a "
+            f"{source} has no trained masked-LM head ({missing[0]} is not in its weights); use --scoring rtd for a "
             "discriminator"
         )
     return model, load_tokenizer(source, revision=revision)
 
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Return heading, table and notes in Markdown."""
+    """Return a Markdown section with heading, table and notes."""
     from ..analysis.results import markdown_table
 
     counts = Counter(pair.phenomenon for pair in pairs)
@@ -160,13 +160,13 @@ def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Names
         rows.append([name, f"{counts[name]:,}", *(f"{100 * x['phenomena'][name]:.1f}" for x in results.values())])
     rows.append(["mean over paradigms", f"{len(pairs):,}", *(f"{100 * x['accuracy']:.1f}" for x in results.values())])
     methods = "; ".join(f"{name}: {METHODS[name]}" for name in results if name in METHODS)
-    notes = f"Percent of the pairs whose good sentence has the higher score; ties count one half. {methods}. "
+    notes = f"Percentage of pairs in which the good sentence has the higher score; ties count one half. {methods}. "
     if arguments.frequency_text:
         names = ", ".join(map(os.path.basename, arguments.frequency_text))
-        notes += f"Word frequency: the sum of log frequencies of the words in {names}, which knows no grammar."
+        notes += f"Word frequency: the sum of log frequencies of the words in {names}, a baseline without grammar."
     else:
-        notes += "Without the baseline of word frequencies, for which --frequency_text was not given."
+        notes += "There is no word frequency baseline, because --frequency_text was not given."
     if arguments.max_pairs_per_phenomenon:
         most = arguments.max_pairs_per_phenomenon
-        notes += f" Of each phenomenon {most} pairs at most: a quick look, not a result to compare."
+        notes += f" Only up to {most} pairs per phenomenon were scored, so do not compare these results with others."
     return f"{TITLE}\n\n{markdown_table(*rows)}\n\n{notes}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext explain`: a prediction and the tokens that it rests on; figures of a model, and the numbers behind them."""
+"""`deberta-ext explain`: explain a prediction by its tokens, and draw figures of a model and save their numbers."""
 
 import argparse
 import itertools
@@ -30,27 +30,27 @@ NUMBERS_FILE = "explain.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
-    parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two of a pair")
-    parser.add_argument("--model", help="folder or repository: official or of this package, with any head")
+    parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two texts of a pair")
+    parser.add_argument("--model", help="folder or repository of an official model or one of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--tokenizer", help="folder or repository of the tokenizer, if it is not in the model's")
+    parser.add_argument("--tokenizer", help="folder or repository of the tokenizer; default: the model's")
     parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")
-    parser.add_argument("--file", help="file that has the text: .csv, .tsv, .json, .jsonl, .parquet")
+    parser.add_argument("--file", help="file with the text: .csv, .tsv, .json, .jsonl, .parquet")
     parser.add_argument("--row", type=int, help="number of the row of --file, counted from 1 without the header")
-    parser.add_argument("--text_columns", nargs="+", help="column of the text in --file, or two of a pair; default: GLUE's")
+    parser.add_argument("--text_columns", nargs="+", help="one or two text columns of --file; default: GLUE's names")
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
-    figures = parser.add_argument_group("figures; with none of these flags, every one that the model can give")
+    figures = parser.add_argument_group("figures; without these flags, all figures that the model supports")
     for name, text in FIGURES.items():
         if name == "curves":
             figures.add_argument("--curves", nargs="*", metavar="RUN_FOLDER", help=text)
         else:
             figures.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--layer", type=int, default=-1, help="counted from 0, or from the end; default: -1, the last")
-    parser.add_argument("--head", type=int, help="counted from 0; default: the mean of all, and the profile of each")
-    parser.add_argument("--reach", type=int, help="largest distance of the profile; default: the tokenizer's longest input")
-    parser.add_argument("--n_steps", type=int, default=50, help="points of the integrated gradients; default: %(default)s")
+    parser.add_argument("--layer", type=int, default=-1, help="layer, counted from 0 or from the end; default: -1, the last")
+    parser.add_argument("--head", type=int, help="head, counted from 0; default: the mean map, and the profile of each head")
+    parser.add_argument("--max_distance", type=int, help="of the profile; default: the tokenizer's longest input")
+    parser.add_argument("--n_steps", type=int, default=50, help="steps of integrated gradients; default: %(default)s")
     formats = ("png", "svg", "pdf")
-    parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="default: png svg")
+    parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="formats; default: png svg")
     parser.add_argument("--overwrite", action="store_true", help="replace existing figures")
 
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     arguments.texts = _texts(arguments)
     if names != ["curves"]:
         subject = {"model": arguments.model} | dict(zip(("text", "text_pair"), arguments.texts, strict=False))
-    # Numbers of other figures of the same model and text are kept.
+    # Keep the numbers of other figures of the same model and text.
     saved = read_json(numbers_file)
     is_same = all(saved.get(name, value) == value for name, value in subject.items())
     if not arguments.overwrite:
@@ -76,13 +76,13 @@ def run(arguments: argparse.Namespace) -> None:
         if not is_same or not saved.keys().isdisjoint(names):
             lost.append(numbers_file)
         if lost:
-            raise ValueError(f"{lost[0]} would be overwritten: give --overwrite, or another --output_dir")
+            raise ValueError(f"{lost[0]} already exists; pass --overwrite, or another --output_dir")
     if arguments.model is None and (subject or not arguments.curves):
-        arguments.usage_error("--model is missing: a folder or repository; only --curves RUN_FOLDER does without")
+        arguments.usage_error("--model is missing; pass a folder or repository (only --curves RUN_FOLDER does not need it)")
     numbers = dict(subject)
     if is_same:
         numbers |= {name: value for name, value in saved.items() if name not in names}
-    # Reports at once that matplotlib is missing, not after the model is loaded.
+    # If matplotlib is missing, raise the error now, not after the model is loaded.
     new_figure(1)
     if "influence" in names:
         with needs_extra("plots"):
@@ -98,12 +98,12 @@ def run(arguments: argparse.Namespace) -> None:
         except FigureUnavailableError as error:
             if requested:
                 raise
-            print(f"no {name}: {error}", file=sys.stderr)
+            print(f"skipping {name}: {error}", file=sys.stderr)
     for name, draw in figures.items():
         draw(paths[name])
         print(*paths[name], sep="\n")
     folder.mkdir(parents=True, exist_ok=True)
-    # A line for each figure, and six digits of each number.
+    # Write one line per figure, and six digits per number.
     text = json.dumps(numbers, ensure_ascii=False)
     rounded = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in rounded.items()]
@@ -112,19 +112,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _texts(arguments: argparse.Namespace) -> list[str]:
-    """Return the text or pair of the command line or of a row of --file, and set the model that the first word names."""
+    """Return the text or pair in the command line or in a row of --file, and set the model from the first word."""
     words, file = [*arguments.words], arguments.file
     if arguments.model is None and words:
         arguments.model = words.pop(0)
         check_source(arguments.model, "model")
     if len(words) > 2 or sum(map(bool, (words, arguments.text, file))) > 1 or (file is None) != (arguments.row is None):
-        arguments.usage_error("expected a text or the two of a pair, or --text TEXT, or --file FILE --row NUMBER")
+        arguments.usage_error("expected one text or two texts, or --text TEXT, or --file FILE --row NUMBER")
     if file is None:
         return words or [EXAMPLE_TEXT if arguments.text is None else arguments.text]
     row = next((row for number, (_, row) in enumerate(read_rows(file), start=1) if number == arguments.row), None)
     if row is None:
-        raise ValueError(f"--row {arguments.row}: {file} has no such row; the first is 1")
+        raise ValueError(f"--row must be the number of a row in {file}, counted from 1, got {arguments.row}")
     columns = arguments.text_columns or next((names for names in TEXT_COLUMNS if {*names} <= row.keys()), ())
     if not 1 <= len(columns) <= 2 or not {*columns} <= row.keys():
-        raise ValueError(f"give the column of the text in {file}, or two of a pair, with --text_columns; it has {[*row]}")
+        raise ValueError(f"--text_columns must be one or two columns of {file}, which has {[*row]}")
     return [str(row[column]) for column in columns]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext finetune`: fine-tune a model on a task, as the scripts run_glue.py, run_ner.py, ... of the examples do."""
+"""`deberta-ext finetune`: fine-tune a model on a task, like run_glue.py, run_ner.py, ... in examples/."""
 
 import argparse
 
@@ -12,18 +12,18 @@ HELP = "fine-tune a model: classification, named entities, questions, multiple c
 EXAMPLE = """deberta-ext finetune classification --model_name_or_path microsoft/deberta-v3-small --train_file train.csv \\
     --validation_file dev.csv --do_train --do_eval --output_dir mine
 deberta-ext finetune glue --help"""
-# Logs and progress bars are shown.
+# Show logs and progress bars.
 SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     names = ", ".join(TASKS)
-    parser.add_argument("task", choices=TASKS, metavar="TASK", help=f"{names}; `finetune TASK --help` has its flags")
+    parser.add_argument("task", choices=TASKS, metavar="TASK", help=f"{names}; `finetune TASK --help` lists its flags")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of the task, or a .json or .yaml file of flags")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, evaluate or predict, as the flags say."""
+    """Train, evaluate or predict, depending on the flags."""
     with needs_extra("train"):
         from ..finetuning.loop import main as fine_tune
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext info`: sizes, heads and tokenizer of a folder or Hub repository; or a prepared corpus."""
+"""`deberta-ext info`: show sizes, heads and tokenizer of a folder or Hub repository, or describe a prepared corpus."""
 
 import argparse
 import json
@@ -17,12 +17,12 @@ deberta-ext info runs/mnli --json"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="FOLDER_OR_ID", help="a folder, or the id of a Hub repository")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--download", action="store_true", help="download .bin weights too; safetensors need it not")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--download", action="store_true", help="also download .bin weights (not needed for safetensors)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts; return 0 if the checkpoint can be loaded, 1 if not."""
+    """Print the description; return 0 if the checkpoint can be loaded, else 1."""
     from ..conversion.checkpoint_contents import describe, description_text
     from ..native import kernel_status
     from ..pretraining.prepared_corpus import is_prepared, manifest_text, read_manifest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext predict`: the predictions of a fine-tuned model for the rows of a file."""
+"""`deberta-ext predict`: predict the rows of a file with a fine-tuned model."""
 
 import argparse
 from pathlib import Path
@@ -18,22 +18,22 @@ SHOWS_PROGRESS = True
 def add_arguments(parser: argparse.ArgumentParser):
     parser.takes_flags = True
     parser.add_argument("model", metavar="MODEL", help="folder or repository of a fine-tuned model")
-    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, of words also CoNLL; each also .gz")
+    parser.add_argument("file", metavar="FILE", help="csv, tsv, json, jsonl, parquet, or CoNLL for words; each also .gz")
     parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="new .csv or .parquet file")
-    parser.add_argument("flags", nargs="*", help="of `finetune TASK` on data and model: --text_columns, --bf16, ...")
+    parser.add_argument("flags", nargs="*", help="data and model flags of `finetune TASK`: --text_columns, --bf16, ...")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the table, and print its rows and the rows a second."""
+    """Write the table, and print the number of rows and the rows per second."""
     from . import command_parser
 
     parser = command_parser("predict")
     parser.takes_flags = False
     own, flags = parser.parse_known_args(arguments.flags)
     if own.output.exists():
-        raise ValueError(f"{own.output} would be overwritten: give another --output")
+        raise ValueError(f"{own.output} already exists; pass another --output")
     with needs_extra("train"):
         from ..finetuning.prediction import predict_file
 
     rows, seconds = predict_file(own.model, own.file, own.output, flags)
-    print(f"{own.output}: {rows:,} rows in {seconds:.1f} s, {rows / seconds:,.1f} rows a second")
+    print(f"{own.output}: {rows:,} rows in {seconds:.1f} s, {rows / seconds:,.1f} rows per second")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext pretrain`: pre-train a model on text, as the scripts run_mlm.py and run_rtd.py of the examples do."""
+"""`deberta-ext pretrain`: pre-train a model on text, like run_mlm.py and run_rtd.py in examples/."""
 
 import argparse
 
@@ -11,17 +11,17 @@ HELP = "pre-train a model on text: masked language model, or generator and discr
 EXAMPLE = """deberta-ext pretrain mlm --recipe small-cpu --train_data corpus/ --train_tokenizer byte-level-bpe \\
     --vocab_size 8000 --output_dir small
 deberta-ext pretrain rtd --help"""
-# Logs and progress bars are shown.
+# Show logs and progress bars.
 SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("objective", choices=["mlm", "rtd"], help="`pretrain mlm --help` has its flags")
+    parser.add_argument("objective", choices=["mlm", "rtd"], help="`pretrain mlm --help` lists its flags")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags, or a .json or .yaml file of flags")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train and evaluate, as the flags say."""
+    """Train and evaluate with these flags."""
     with needs_extra("train"):
         from ..pretraining import run_masked_lm, run_replaced_tokens
 

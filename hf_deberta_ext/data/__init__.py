@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of data files and of data sets of the Hub, and codes of languages."""
+"""Reading of data files and Hub data sets, and language codes."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a data set: checks that name the row at fault before anything is trained, and their cells."""
+"""Checks of the columns of a data set, which name the wrong row before training, and access to cells."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ TYPES = {
     list: "a list",
     dict: "an object",
 }
-# Columns of texts and pairs, tried in this order where neither a task nor a flag names them.
+# Names of text columns, tried in this order if neither a task nor a flag names them.
 TEXT_COLUMNS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -30,23 +30,25 @@ TEXT_COLUMNS = (
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:
-    """Return the cells of a column. A `datasets` column is lazy: iterating over it reads row by row, many times slower."""
+    """Return all cells of a column at once: iterating over a lazy `datasets` column reads row by row and is much slower."""
     return rows.with_format(None)[column][:]
 
 
 def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag: str | None = None):
-    """Check that columns are there.
+    """Check that columns exist.
 
     Args:
-        source (`str`): where the rows are from ("--train_file").
-        flag (`str`, *optional*): the one by which another column can be named ("--label_column").
+        source (`str`): source of the rows for the error message, such as "--train_file".
+        flag (`str`, *optional*): flag to name another column, such as "--label_column".
+    Raises:
+        ValueError: a column is missing.
     """
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         names, present = (", ".join(map(repr, columns)) for columns in (missing, rows.column_names))
-        message = f"{source} has no column {names}; it has {present}"
+        message = f"{source} must have the columns {names}, got {present}"
         if flag:
-            message += f" (name another with {flag})"
+            message += f"; use {flag} to name another column"
         raise ValueError(message)
 
 
@@ -54,8 +56,10 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
     """Check the type of the cells of a column.
 
     Args:
-        kind: what each cell must be: str, int, float, list, ... or several; True is no int, and None nothing.
-        source (`str`): where the rows are from ("--train_file").
+        kind: type or types of the cells: str, int, float, list, ...; True does not count as int, and None has no type.
+        source (`str`): source of the rows for the error message, such as "--train_file".
+    Raises:
+        ValueError: a cell has another type.
     """
     kinds = kind
     if not isinstance(kind, tuple):
@@ -70,14 +74,14 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
 
 
 def first(rows: "Dataset", count: int | None) -> "Dataset":
-    """Return the first `count` rows, or all where there are fewer or `count` is None."""
+    """Return the first `count` rows; all rows if there are fewer, or if `count` is None."""
     if count is None or count >= len(rows):
         return rows
     return rows.select(range(count))
 
 
 def as_numbers(rows: "Dataset", column: str) -> "Dataset":
-    """Return `rows` with the texts of a column as ints, or else floats, if all are such: for labels of .csv and .tsv."""
+    """Convert the texts of a column to ints, or else to floats, if all texts are numbers (labels in .csv and .tsv)."""
     from datasets import Value
 
     texts = cells(rows, column)
@@ -91,12 +95,12 @@ def as_numbers(rows: "Dataset", column: str) -> "Dataset":
 
 
 def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
-    """Return each label once: numbers in their order, texts in alphabetical order, or as numbers where all are such."""
+    """Return the distinct labels in numeric order, or alphabetical order for texts that are not all whole numbers."""
     distinct = {*labels}
     texts = [label for label in distinct if isinstance(label, str)]
     if texts and len(texts) < len(distinct):
         number = min(label for label in distinct if not isinstance(label, str))
-        raise ValueError(f"{source} has labels that are text and labels that are numbers: {min(texts)!r} and {number!r}")
+        raise ValueError(f"the labels of {source} must be all texts or all numbers, got {min(texts)!r} and {number!r}")
     if texts and all(label.removeprefix("-").isdecimal() and len(label) < 20 for label in texts):
         return sorted(texts, key=lambda label: (int(label), label))
     return sorted(distinct)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of data files: .csv, .tsv, .json, .jsonl, .parquet and plain text, each also .gz.
 
-Cells of .csv and .tsv are text, whatever they hold, and values of JSON are what they are. The readers of `datasets` do not
-keep that: pandas shifts or fills rows with too many or too few cells, and pyarrow takes JSON texts such as "2020-01-01" for
-times. So text formats are read row by row here, with Python's `csv` and `json`. What is wrong with a file is a ValueError of
-one line with its name, and the place of the row; it comes while iterating.
+Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` do not guarantee this:
+pandas shifts or fills rows with too many or too few cells, and pyarrow parses JSON texts such as "2020-01-01" as times. Text
+formats are therefore read row by row, with Python's `csv` and `json`. Errors in a file are raised while iterating, as a
+ValueError in one line with the name of the file and the place of the row.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ __all__ = [
 
 FLAGS = {"train": "--train_file", "validation": "--validation_file", "test": "--test_file"}
 KINDS = {".txt": "text"} | {f".{kind}": kind for kind in ("text", "jsonl", "json", "csv", "tsv", "parquet")}
-# In .tsv a quote is a character like others, as in GLUE's files.
+# Quotes have no special meaning in .tsv, as in GLUE's files.
 TABLES: dict[str, dict[str, Any]] = {"csv": {"strict": True}, "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}}
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 UTF_8 = "utf-8-sig"
@@ -48,13 +48,13 @@ logger = logging.get_logger(__name__)
 
 
 def file_kind(path: str | os.PathLike) -> str | None:
-    """Return the value of `KINDS` for the ending of a file, with or without .gz; None for another ending."""
+    """Return the kind of a file by its ending (see `KINDS`), with or without .gz; None for other endings."""
     return KINDS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])
 
 
 @contextlib.contextmanager
 def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO]:
-    """Open a text file for reading, decompressed if its name ends in .gz; line ends stay as they are."""
+    """Open a text file for reading, decompressed if its name ends in .gz; line ends are kept."""
     opened = open
     if os.fspath(path).lower().endswith(".gz"):
         opened = gzip.open
@@ -64,13 +64,13 @@ def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO
     except UnicodeDecodeError as error:
         wrong = f"{encoding.upper().removesuffix('-SIG')} (byte 0x{error.object[error.start]:02x})"
         hint = "convert it (iconv -f WINDOWS-1252 -t UTF-8), or fine-tune with --encoding cp1252"
-        raise ValueError(f"{path} is not {wrong}: {hint}") from error
+        raise ValueError(f"{path} is not {wrong}; {hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or is not gzip although it ends in .gz: {error}") from error
+        raise ValueError(f"{path} is damaged, or not a gzip file although it ends in .gz: {error}") from error
 
 
 def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
-    """Iterate over (number from 1, line with its end) of a text file."""
+    """Iterate over (line number from 1, line with its line end) of a text file."""
     with open_text(path, encoding) as file:
         yield from enumerate(file, start=1)
 
@@ -80,12 +80,13 @@ def read_rows(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over (place, row) of a file; a place is "line 3 of FILE" or "row 3 of FILE".
 
-    .csv has the quotes of RFC 4180. .json and .jsonl hold one object a line or one array of objects, .json also
-    {"data": [object, ...]} or one object.
+    .csv uses the quotes of RFC 4180. .json and .jsonl contain one object per line or an array of objects; .json may also
+    contain {"data": [object, ...]} or a single object.
 
     Args:
-        columns (*optional*): the only ones that are read from .parquet, if it has them all.
-        delimiter, encoding: of tables and of text files; default: a tab in .tsv, in .csv as `detect_delimiter`; UTF-8.
+        columns (*optional*): columns to read from .parquet, if the file has all of them; default: all columns.
+        delimiter (`str`, *optional*): delimiter of tables; default: a tab in .tsv, `detect_delimiter` in .csv.
+        encoding (`str`, defaults to UTF-8): encoding of text files.
     """
     kind = file_kind(path)
     if kind == "parquet":
@@ -96,21 +97,21 @@ def read_rows(
 
 
 def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
-    """Return the delimiter that splits the header of a .csv file into most cells, and log one that is no comma."""
+    """Return the delimiter that splits the header of a .csv file into most cells; log it if it is not a comma."""
     with open_text(path, encoding) as file:
         header = next(filter(str.strip, file), "")
-    # csv.Sniffer takes letters of long texts for delimiters.
+    # csv.Sniffer may take letters of long texts as delimiters.
     cells = {delimiter: len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in DELIMITERS}
     delimiter = max(cells, key=cells.__getitem__)
     if delimiter != ",":
-        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (--delimiter takes another character)")
+        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (use --delimiter to change this)")
     return delimiter
 
 
 def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Iterate over the rows of a .csv or .tsv file, without blank lines; see `read_rows`."""
     kind = file_kind(path)
-    # A document may be longer than the module's 131,072 characters.
+    # A document may be longer than the default limit of 131,072 characters.
     csv.field_size_limit(2**31 - 1)
     options = dict(TABLES[kind])
     if delimiter or kind == "csv":
@@ -120,18 +121,18 @@ def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) ->
         try:
             header = next(filter(None, reader), [])
             if len({*header}) < len(header):
-                raise ValueError(f"the header of {path} has a column twice: {', '.join(header)}")
+                raise ValueError(f"the header of {path} must not repeat a column, got {', '.join(header)}")
             for cells in filter(None, reader):
                 place = f"line {reader.line_num} of {path}"
                 if len(cells) != len(header):
-                    raise ValueError(f"{place} has {len(cells)} cells, its header {len(header)} ({', '.join(header)})")
+                    raise ValueError(f"{place} must have {len(header)} cells ({', '.join(header)}), got {len(cells)}")
                 yield place, dict(zip(header, cells, strict=True))
         except csv.Error as error:
             raise ValueError(f"line {reader.line_num} of {path} is not {kind}: {error}") from error
 
 
 def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a file with one object a line, or of one value, which is held in memory; see `read_rows`."""
+    """Iterate over the rows of a JSON file with one object per line, or with one value, which is read into memory."""
     with open_text(path, encoding) as file:
         head = [*itertools.islice(filter(str.strip, file), 2)]
     if not head:
@@ -154,7 +155,7 @@ def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dic
 
 
 def has_object_lines(head: Sequence[str], kind: str) -> bool:
-    """Tell a file of one object a line by its first two lines that are not blank."""
+    """Return True if a file has one object per line, judging by its first two lines that are not blank."""
     try:
         value = json.loads(head[0])
     except (ValueError, RecursionError):
@@ -163,7 +164,7 @@ def has_object_lines(head: Sequence[str], kind: str) -> bool:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Return the value of a JSON text, which is at a place such as "line 3 of FILE"."""
+    """Parse a JSON text; an error names its place, such as "line 3 of FILE"."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -171,7 +172,7 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def parquet_rows(path: str | os.PathLike, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a .parquet file, a thousand in memory at a time; see `read_rows`."""
+    """Iterate over the rows of a .parquet file, reading a thousand rows at a time; see `read_rows`."""
     numbers = itertools.count(1)
     with open_parquet(path) as table:
         if columns is not None and not {*columns} <= {*table.schema_arrow.names}:
@@ -195,13 +196,15 @@ def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
 
 
 def read_files(files: Any, *, source: str, delimiter: str | None = None, encoding: str = UTF_8) -> "Dataset":
-    """Read the rows of one or several files into memory, joined in the order given.
+    """Read the rows of one or several files into memory, and concatenate them in this order.
 
-    Rows and options as in `read_rows`. A key that a row of JSON lacks is None. Labels of .parquet keep their names.
+    Rows and options are as in `read_rows`. Missing keys in JSON rows become None. Labels in .parquet keep their names.
 
     Args:
-        files (`str`, `os.PathLike` or a list of them): at least one, of any kind but text, with the same columns.
-        source (`str`): the flag that named them, "--train_file", for messages.
+        files (`str`, `os.PathLike` or a list of them): one or more files with the same columns, of any kind except text.
+        source (`str`): flag with the files for error messages, such as "--train_file".
+    Raises:
+        ValueError: a file is missing, empty or invalid, or the columns differ.
     """
     from datasets import concatenate_datasets
 
@@ -213,7 +216,7 @@ def read_files(files: Any, *, source: str, delimiter: str | None = None, encodin
         for path, table in zip(paths, tables, strict=True):
             different = ", ".join(sorted({*table.column_names} ^ {*tables[0].column_names}))
             if different:
-                raise ValueError(f"{paths[0]} and {path} have not the same columns: {different} in one of them only")
+                raise ValueError(f"{paths[0]} and {path} must have the same columns, but only one has {different}")
         return concatenate_datasets(tables)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from error
@@ -225,7 +228,7 @@ def read_table(path: Path, delimiter: str | None, encoding: str) -> "Dataset":
     from datasets import Dataset
 
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"the file {path} does not exist")
     if file_kind(path) in (None, "text"):
         endings = ", ".join(ending for ending, kind in KINDS.items() if kind != "text")
         raise ValueError(f"{path} must end in {endings} (each also with .gz)")
@@ -240,17 +243,19 @@ def read_table(path: Path, delimiter: str | None, encoding: str) -> "Dataset":
         try:
             rows = Dataset(pa.table(columns))
         except (pa.ArrowException, OverflowError, ValueError) as error:
-            raise ValueError(f"{path} cannot be made a table: {error}") from error
+            raise ValueError(f"{path} cannot be converted to a table: {error}") from error
     if not len(rows):
         raise ValueError(f"{path} has no rows")
     return rows
 
 
 def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
-    """Return files by the name of their set: "mm=dev_mm.tsv" is of the set "mm", a plain "dev.tsv" of the main one, "".
+    """Group files by set: "mm=dev_mm.tsv" belongs to the set "mm", and "dev.tsv" without a name to the main set "".
 
-    Several files of a set are joined. An entry that is the path of a file is that file, with "=" or without. `source` is
-    the flag, for messages.
+    A set may have several files. If an entry is the path of an existing file, "=" is part of the path.
+
+    Args:
+        source (`str`): flag with the entries, for error messages.
     """
     sets: dict[str, list[str]] = {}
     for entry in map(os.fspath, entries):
@@ -258,7 +263,7 @@ def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
         if not equals or "/" in name or os.sep in name or os.path.exists(entry):
             name, file = "", entry
         elif not re.fullmatch(r"[A-Za-z0-9][\w-]*", name) or not file:
-            raise ValueError(f"{source} takes FILE or NAME=FILE, got {entry!r}; a name is of letters, digits, - and _")
+            raise ValueError(f"{source} expects FILE or NAME=FILE, got {entry!r}; names consist of letters, digits, - and _")
         sets.setdefault(name, []).append(file)
     return sets
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of languages, as the Hub takes them: ISO 639, or tags of BCP 47 such as pt-BR."""
+"""Language codes that the Hub accepts: ISO 639 codes, or BCP 47 tags such as pt-BR."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ LANGUAGE_TAG = re.compile(
 
 
 def check_languages(names: Iterable[Any], flag: str) -> None:
-    """Raise a ValueError that names the flag for the first name that has not the form of the code of a language."""
+    """Raise a ValueError for the first name that does not have the form of a language code; the message names the flag."""
     for name in names:
         if name not in SPECIAL_LANGUAGES and not LANGUAGE_TAG.fullmatch(str(name)):
-            raise ValueError(f"{flag}: there is no language {name!r}: give an ISO 639 code such as en, de or pt-BR")
+            raise ValueError(f"{flag} expects ISO 639 codes such as en, de or pt-BR, got {name!r}")

@@ -18,10 +18,10 @@ from transformers.utils import logging
 
 from ..analysis.results import summarise_seeds, summary_table
 from ..sift import embedding_norm
-from ..training.distributed import leave_together
+from ..training.distributed import release_folder
 from ..training.flags import command_line, overrides
 from ..training.hub_arguments import HubArguments
-from ..training.run_folder import contents_line, repeated_arguments
+from ..training.run_folder import folder_summary, repeated_arguments
 from ..training.user_errors import ExitOnUserError, resume_advice
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
@@ -254,7 +254,7 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
         if args.push_to_hub:
             trainer.push_to_hub()
         if args.should_save:
-            print(contents_line(args.output_dir), flush=True)
+            print(folder_summary(args.output_dir), flush=True)
     if args.should_save:
         for sentence in better_baselines(prepared, metrics):
             print(sentence, flush=True)
@@ -284,7 +284,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         print_baselines(prepared)
     if not args.seeds:
         metrics = run_seed(prepared)
-        leave_together()
+        release_folder()
         return metrics
     for seed in args.seeds:
         folder = Path(args.output_dir, f"seed-{seed}")
@@ -303,5 +303,5 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
             summary["baselines"] = baselines
         sentences = report_seeds(prepared, summary)
         print(f"\n{summary_table(summary)}\n\n{sentences}", flush=True)
-    leave_together()
+    release_folder()
     return summary

@@ -82,7 +82,7 @@ def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
         return False
     return announce_official(
         source,
-        way_out="; --model_type stock uses transformers' class",
+        hint="; --model_type stock uses transformers' class",
         trust_remote_code=model_args.trust_remote_code,
         **model_args.model_download(),
     )

@@ -12,8 +12,8 @@ from ..training.run_folder import (
     ARGUMENTS_FILE,
     begin_run,
     find_checkpoint,
-    follow_processes,
     resume_checkpoint,
+    sync_ranks,
 )
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
@@ -35,7 +35,7 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
             raise ValueError(f"--resume_from_checkpoint must be 'last' with --seeds, got {resume}")
         if not (folder / ARGUMENTS_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume: remove --resume_from_checkpoint")
-        follow_processes(args, folder)
+        sync_ranks(args, folder)
         return None
     checkpoint = None if resume is None else find_checkpoint(args)
     if checkpoint is not None and Path(checkpoint).resolve().parent == folder.resolve():
@@ -82,7 +82,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
     lock_folder(folder)
     if args.seeds:
         # For a single seed, the trainer writes the record.
-        begin_run(folder, arguments, args.resume_from_checkpoint and folder, args.resume_anyway)
+        begin_run(folder, arguments, args.resume_from_checkpoint and folder, args.allow_changed_args)
 
 
 def begin_seed(args: FineTuningArguments):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train generator and discriminator jointly, or in turn as the official code does (`ReplacedTokenTrainer`)."""
+"""Train generator and discriminator jointly, or in alternating steps like the official code (`ReplacedTokenTrainer`)."""
 
 import contextlib
 import math
@@ -30,25 +30,25 @@ WITHOUT_WARMUP, HAS_WARMUP = RunArguments.needs["warmup_steps"]
 
 
 def warms_up(args: Any) -> bool:
-    """Return whether generator or discriminator has a schedule with a warm-up."""
+    """Return True if the generator or the discriminator has a schedule with a warm-up."""
     own = args.discriminator_lr_scheduler_type
     return HAS_WARMUP(args) or (own is not None and has_warmup(own))
 
 
 @dataclass
 class ReplacedTokenArguments(TargetArguments):
-    """`TrainingArguments` for `ReplacedTokenTrainer`. An argument of the discriminator that is None is the generator's."""
+    """`TrainingArguments` for `ReplacedTokenTrainer`. If a discriminator argument is None, the generator's value is used."""
 
     stepping: str = option(
         "joint",
-        "joint: one step on the sum of both losses; decoupled: the generator's step, then the discriminator's with the "
-        "generator's new embeddings, as the official code",
+        "joint: one step on the sum of both losses; decoupled: a generator step, then a discriminator step with the "
+        "generator's new embeddings, as in the official code",
         choices=[*STEPPING],
     )
-    discriminator_learning_rate: float | None = option(None, "default: --learning_rate")
-    discriminator_warmup_steps: float | None = option(None, "default: --warmup_steps")
-    discriminator_lr_scheduler_type: str | None = option(None, "default: --lr_scheduler_type")
-    discriminator_max_grad_norm: float | None = option(None, "decoupled steps only; default: --max_grad_norm")
+    discriminator_learning_rate: float | None = option(None, "learning rate; default: --learning_rate")
+    discriminator_warmup_steps: float | None = option(None, "warm-up; default: --warmup_steps")
+    discriminator_lr_scheduler_type: str | None = option(None, "schedule; default: --lr_scheduler_type")
+    discriminator_max_grad_norm: float | None = option(None, "only for decoupled steps; default: --max_grad_norm")
 
     needs: ClassVar = dict.fromkeys(("warmup_steps", "discriminator_warmup_steps"), (WITHOUT_WARMUP, warms_up))
 
@@ -60,27 +60,27 @@ class ReplacedTokenArguments(TargetArguments):
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"discriminator_{name} must be 0 or a positive number, got {value}")
         if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
-            raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': a joint step has one gradient norm")
+            raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled'; joint steps have one gradient norm")
         if self.discriminator_lr_scheduler_type is not None:
             check_longer(self.train_longer, self.discriminator_lr_scheduler_type, self.discriminator_warmup_steps or 0)
             if self.published_optimizer:
-                raise ValueError("discriminator_lr_scheduler_type cannot be had with published_optimizer, which has its own")
+                raise ValueError("discriminator_lr_scheduler_type and published_optimizer are mutually exclusive")
         super().__post_init__()
 
 
 class ReplacedTokenTrainer(TargetTrainer):
-    """Train `DebertaExtForPreTraining`.
+    """Trainer for `DebertaExtForPreTraining`.
 
-    Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the generator's
-    gradient over all micro-batches and its step; then the discriminator's gradient and step, on what the generator had made
-    of them before (weighted by rtd_lambda too, as in the official code). Each half has separate moments, clipping, learning
-    rates and schedules; one optimizer object, in one checkpoint, holds them.
+    Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the gradient of
+    the generator over all micro-batches, and its step; then the gradient and step of the discriminator, on the inputs that
+    the generator replaced before its step (also weighted by rtd_lambda, as in the official code). Generator and
+    discriminator have separate moments, clipping, learning rates and schedules, in one optimizer object and one checkpoint.
 
-    Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of
-    "replaced", at a threshold of 1/2), and replaced_share, the replaced among the tokens that count; with decoupled steps
-    also generator_grad_norm, where grad_norm is the discriminator's. An evaluation gives the same, the average cosine
-    similarity of the words' embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
-    replaced_share: a discriminator whose loss stays there has collapsed. Its replacements are the same each time.
+    Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of the
+    class "replaced", at a threshold of 1/2), and replaced_share, the share of replaced tokens among the counted tokens. With
+    decoupled steps, grad_norm is the discriminator's, and generator_grad_norm is logged too. An evaluation also computes the
+    average cosine similarity of the word embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
+    replaced_share: if the discriminator's loss stays there, it has collapsed. Each evaluation draws the same replacements.
     """
 
     args: ReplacedTokenArguments
@@ -91,7 +91,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
         if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
             raise ValueError(
-                f"{', '.join(self._own_settings)} would not reach the optimizer and schedule that you give: set them there"
+                f"{', '.join(self._own_settings)} cannot be combined with `optimizers`; set them in these objects"
             )
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
@@ -103,16 +103,16 @@ class ReplacedTokenTrainer(TargetTrainer):
         sharing = self.model.config.embedding_sharing
         if self.is_fsdp_enabled and sharing in ("es", "all"):
             raise ValueError(
-                f"embedding_sharing = {sharing!r} cannot run under FSDP, which shards no parameter of two modules: use "
-                "'gdes' or 'nes', or train without fsdp"
+                f"embedding_sharing = {sharing!r} cannot run under FSDP, which cannot shard shared parameters; "
+                "use 'gdes' or 'nes', or train without fsdp"
             )
         if self.args.stepping == "joint":
             return
         if self.is_deepspeed_enabled:
-            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself: use stepping = 'joint'")
+            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself; use stepping = 'joint'")
         if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
             raise ValueError(
-                "decoupled steps cannot run under FSDP 1, which clips all parameters at once: set fsdp_version 2 in "
+                "decoupled steps cannot run under FSDP 1, which clips all parameters at once; set fsdp_version 2 in "
                 "fsdp_config, or use stepping = 'joint'"
             )
 
@@ -191,7 +191,7 @@ class ReplacedTokenTrainer(TargetTrainer):
             return self.optimizer
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = self.args.discriminator_learning_rate
-        # A shared table is the generator's.
+        # A shared table belongs to the generator.
         generators = set(map(id, self.model.generator.parameters()))
         groups = []
         for group in optimizer.param_groups:
@@ -225,8 +225,8 @@ class ReplacedTokenTrainer(TargetTrainer):
             discriminators = get_scheduler(kind, optimizer, steps, num_training_steps, scheduler_specific_kwargs=options)
         if not (isinstance(generators, LambdaLR) and isinstance(discriminators, LambdaLR)):
             raise ValueError(
-                f"a schedule of the discriminator's own cannot be combined with {first} and {kind}: choose "
-                "those that are functions of the step, such as linear, cosine, constant_with_warmup"
+                "separate schedules of generator and discriminator must be functions of the step, such as linear, cosine, "
+                f"constant_with_warmup, got {first} and {kind}"
             )
         functions = {"generator": generators.lr_lambdas[0], "discriminator": discriminators.lr_lambdas[0]}
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -236,16 +236,16 @@ class ReplacedTokenTrainer(TargetTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         if self._own_settings:
-            # The rate of this step: what is logged comes after the schedule has gone on.
+            # Store the learning rate of this step, because the schedule steps before the log is written.
             self._rate = next(group["lr"] for group in self.optimizer.param_groups if group["half"] == "discriminator")
         if self.args.stepping == "joint":
             return super().training_step(model, inputs, num_items_in_batch)
         if self.begin_micro_batch() == 0:
-            # An interrupted step may have left some.
+            # An interrupted step may have left batches.
             self._waiting = []
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
-            # Schedule-free optimizers have a mode, too.
+            # Schedule-free optimizers also have a mode.
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         repeated = inputs.pop("repeated", None) is not None
@@ -271,7 +271,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return total
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
-        """Forward and backward of one half; returns its part of the weighted loss, and the outputs."""
+        """Run forward and backward of generator or discriminator; return its part of the weighted loss, and the outputs."""
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
@@ -286,7 +286,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """True if the gradients of the processes are averaged here: DistributedDataParallel waits for all parameters."""
+        """Return True if this class averages gradients over processes: DistributedDataParallel waits for all parameters."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):
@@ -304,14 +304,14 @@ class ReplacedTokenTrainer(TargetTrainer):
         return self._norms["discriminator"]
 
     def _get_grad_norm(self, model, grad_norm=None):
-        # Without clipping, Trainer would ask for the norm again, and gradients of a loss scaler are unscaled once.
+        # Without clipping, Trainer would compute the norm again, but a loss scaler can only unscale gradients once.
         if grad_norm is None:
             grad_norm = self._norms.get("discriminator")
         return super()._get_grad_norm(model, grad_norm)
 
 
 def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager:
-    """Return a context in which parameters are whole; under ZeRO-3 each process holds a part of them."""
+    """Return a context in which parameters are complete; with ZeRO-3, each process only has a part of them."""
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed
@@ -320,24 +320,27 @@ def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContext
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
-    """Check that generator and discriminator can step as asked: not in turn where they share weights that both train."""
+    """Raise a ValueError for decoupled steps if generator and discriminator share weights that both train."""
     if stepping == "decoupled" and embedding_sharing in ("es", "all"):
         raise ValueError(
-            f"embedding_sharing = {embedding_sharing!r} needs joint steps: in turn, the gradient of the discriminator would "
-            "reach weights that the generator's step has left behind (the official code drops it); use stepping = 'joint', "
+            f"embedding_sharing = {embedding_sharing!r} needs joint steps: in decoupled steps, the discriminator's gradient "
+            "would change shared weights after the generator's step (the official code drops it); use stepping = 'joint', "
             "or 'gdes' or 'nes'"
         )
 
 
 def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return [B, N] bool each: replaced, taken for replaced (logit > 0), counted; the first two only where counted."""
+    """Return bool tensors [B, N]: replaced, predicted as replaced (logit > 0), counted; the first two imply counted."""
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
 
 
 def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
-    """Return precision and recall of "replaced" (0 where nothing was flagged or replaced), and the share of replaced tokens,
-    from the numbers of tokens that were rightly taken for replaced, taken for replaced, replaced, and of all."""
+    """Return precision and recall of "replaced" (0 if no token was flagged or replaced), and the share of replaced tokens.
+
+    Args:
+        caught, flagged, replaced, counted (`float`): numbers of tokens that were correctly predicted as replaced, predicted
+            as replaced, replaced, and counted in total."""
     return {
         "discriminator_precision": caught / max(1, flagged),
         "discriminator_recall": caught / max(1, replaced),
@@ -346,5 +349,5 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
 
 
 def guess_loss(share: float) -> float:
-    """Return the loss of a discriminator that knows only the share of replaced tokens."""
+    """Return the loss of a constant guess at the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)

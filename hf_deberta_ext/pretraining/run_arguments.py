@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of all pre-training scripts, and their checks before anything long begins."""
+"""Flags of all pre-training scripts, and checks of them before any long computation."""
 
 import dataclasses
 import os
@@ -36,18 +36,18 @@ __all__ = [
 
 @dataclass
 class ModelArguments(TokenizerArguments, HubArguments):
-    """Model and tokenizer: from scratch, or from a checkpoint."""
+    """Flags for model and tokenizer, from scratch or from a checkpoint."""
 
     model: str | None = option(
         None,
-        "checkpoint to train further (folder or Hub id); without it, --preset from scratch",
+        "checkpoint to continue from (folder or Hub id); default: a new model, see --preset",
         aliases=["--model_name_or_path"],
     )
-    recipe: str | None = option(None, "settings by name; other flags win over them", choices=[*RECIPES])
-    preset: str = option("v3-base", "size of a new model, a name of DebertaExtConfig.from_preset: base, v3-small, ...")
+    recipe: str | None = option(None, "name of predefined settings, which other flags override", choices=[*RECIPES])
+    preset: str = option("v3-base", "preset of a new model (DebertaExtConfig.from_preset): base, v3-small, ...")
     config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
     attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
-    license: str | None = option(None, "of the model, for its card, as the Hub calls it: apache-2.0, mit, ...")
+    license: str | None = option(None, "license of the model for its card, as named on the Hub: apache-2.0, mit, ...")
 
     needs: ClassVar = {
         "tokenizer": ("with --train_tokenizer", lambda args: args.train_tokenizer is None),
@@ -57,22 +57,24 @@ class ModelArguments(TokenizerArguments, HubArguments):
 
 
 def may_train_tokenizer(args: Any) -> bool:
-    """Return whether a tokenizer is trained, or the flag for it is still missing."""
+    """Return True if a tokenizer is trained, or if there is no tokenizer yet."""
     return args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
 
 
 @dataclass
 class DataArguments(CorpusArguments):
-    """Texts, and how they become examples."""
+    """Flags for the text data, and how it is split into examples."""
 
-    validation_data: list[str] = option(list, "the same; default: split off", aliases=["--validation_file"])
-    validation_split: str = option("validation", "of Hub data")
+    validation_data: list[str] = option(
+        list, "held-out data, like --train_data; default: a split of it", aliases=["--validation_file"]
+    )
+    validation_split: str = option("validation", "split of held-out Hub data")
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
-    shuffle_buffer: int = option(10_000, "examples that --streaming, or each stream of prepared data, shuffles together")
-    num_proc: int | None = option(None, "processes that tokenise and pack", aliases=["--preprocessing_num_workers"])
-    max_train_samples: int | None = option(None, "examples to train on, for a trial")
-    max_eval_samples: int | None = option(None, "examples to evaluate on")
-    card_language: str | None = option(None, "ISO code of the text, for the model card")
+    shuffle_buffer: int = option(10_000, "buffer size, in examples, for shuffling with --streaming or prepared data")
+    num_proc: int | None = option(None, "processes to tokenise and pack with", aliases=["--preprocessing_num_workers"])
+    max_train_samples: int | None = option(None, "maximum number of training examples, for tests")
+    max_eval_samples: int | None = option(None, "maximum number of evaluation examples")
+    card_language: str | None = option(None, "ISO language code of the text for the model card")
 
     needs: ClassVar = {
         "shuffle_buffer": (
@@ -84,18 +86,18 @@ class DataArguments(CorpusArguments):
 
 @dataclass
 class MaskingArguments:
-    """Options of masking."""
+    """Flags for masking."""
 
-    masking: str = option("word", "what is masked together", choices=[*UNITS])
-    masking_rate: float = option(0.15, "share of the tokens to mask", aliases=["--mlm_probability"])
-    final_masking_rate: float | None = option(None, "the rate falls to it, a little at each step; evaluations have it")
-    max_ngram: int = option(3, "longest n-gram, in words; P(n) is proportional to 1/n")
-    span_p: float = option(0.2, "of the geometric distribution of span lengths")
-    max_span: int = option(10, "longest span, in words")
-    mask_share: float = option(0.8, "of the masked tokens, how many become [MASK]")
-    random_share: float = option(0.1, "and how many a random token; the rest stays as it is")
-    masking_policy: str = option("uniform", "official: as released, blind at a row's end", choices=[*POLICIES])
-    masking_duplicates: int | None = option(None, "static masking with so many copies (10 in RoBERTa); default: dynamic")
+    masking: str = option("word", "unit that is masked as a whole", choices=[*UNITS])
+    masking_rate: float = option(0.15, "share of tokens to mask", aliases=["--mlm_probability"])
+    final_masking_rate: float | None = option(None, "decrease the masking rate to this value; also used in evaluations")
+    max_ngram: int = option(3, "maximum length of an n-gram, in words; P(n) is proportional to 1/n")
+    span_p: float = option(0.2, "parameter of the geometric distribution of span lengths")
+    max_span: int = option(10, "maximum length of a span, in words")
+    mask_share: float = option(0.8, "share of masked tokens that are replaced by [MASK]")
+    random_share: float = option(0.1, "share of masked tokens that are replaced by random tokens; the rest is unchanged")
+    masking_policy: str = option("uniform", "official: as in the released code, never at a row's end", choices=[*POLICIES])
+    masking_duplicates: int | None = option(None, "static masking with this many copies (RoBERTa: 10); default: dynamic")
 
     needs: ClassVar = {
         "max_ngram": ("without --masking ngram", lambda args: args.masking == "ngram"),
@@ -105,7 +107,7 @@ class MaskingArguments:
 
 
 def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check flags that are wrong by themselves, or together, before anything long begins."""
+    """Raise a ValueError for invalid flags or combinations of flags, before any long computation."""
     check_corpus(data_args)
     check_languages(as_list(data_args.card_language), "--card_language")
     tokenizer_options(model_args)
@@ -113,25 +115,25 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         check_prepared(data_args, model_args, args)
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
-            f"--train_sampling_strategy {args.train_sampling_strategy} is for text that is packed before the training: "
-            "--streaming and prepared data define the order, leave it out"
+            f"--train_sampling_strategy {args.train_sampling_strategy} only works for text that is packed before training: "
+            "--streaming and prepared data define the order; remove it"
         )
     if data_args.streaming:
         if args.max_steps < 1:
             raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
         if data_args.num_proc is not None:
-            raise ValueError("--num_proc is for data that is packed before the training: leave it out with --streaming")
+            raise ValueError("--num_proc only works for data that is packed before training; remove it, or --streaming")
         if args.accelerator_config.split_batches:
-            raise ValueError("--accelerator_config split_batches cannot be had with --streaming: leave it out")
-        # Each process reads the stream and takes its share: rows of unequal length cannot be sent around.
+            raise ValueError("--accelerator_config split_batches and --streaming are mutually exclusive; remove one of them")
+        # Each process reads the stream and selects its share, because rows of unequal length cannot be dispatched.
         args.accelerator_config.dispatch_batches = False
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
-        raise ValueError(f"{nodes} machines would train {nodes} tokenizers: train one on one machine, and give --tokenizer")
+        raise ValueError(f"{nodes} machines would train {nodes} tokenizers; train it on one machine, and pass --tokenizer")
 
 
 def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return --packing and --max_length of prepared --train_data, without those among the flags that were given."""
+    """Return --packing and --max_length of prepared --train_data, except values that the user's flags set."""
     sources = flags.get("train_data", ())
     if len(sources) != 1 or not is_prepared(*sources):
         return {}
@@ -141,11 +143,11 @@ def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check that flags fit a prepared folder, and set its tokenizer for a new model."""
+    """Check the flags against a prepared folder, and set its tokenizer for a new model."""
     folder = data_args.train_data[0]
     if len(data_args.train_data) > 1:
         raise ValueError(
-            f"{' '.join(data_args.train_data)}: a prepared folder is all the data of a run, prepare them together"
+            f"--train_data must be a single prepared folder, got {' '.join(data_args.train_data)}; prepare them together"
         )
     packing = read_manifest(folder)["packing"]
     wanted = dict(packing=data_args.packing, max_length=data_args.max_length)
@@ -155,8 +157,8 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
         raise ValueError(
-            f"{folder} was packed with {prepared}, not with {wanted}: give those, or prepare another folder; --packing and "
-            "--max_length may be left out"
+            f"{folder} was packed with {prepared}, got {wanted}; use the same values, or prepare another folder (default "
+            "for --packing and --max_length: the prepared values)"
         )
     of_text = dict(
         streaming=data_args.streaming,
@@ -168,13 +170,13 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         of_text["language"] = data_args.language not in ("en", packing["language"])
     for name, is_given in of_text.items():
         if is_given:
-            raise ValueError(f"--{name} is for text, and {folder} is prepared: leave it out")
+            raise ValueError(f"--{name} only works for text, but {folder} is prepared; remove it")
     if model_args.model is None and model_args.tokenizer is None:
         model_args.tokenizer = tokenizer_folder(folder)
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
-    """Return the options of masking that the flags set."""
+    """Return the masking options for the flags."""
     return MaskingOptions(
         unit=arguments.masking,
         rate=arguments.masking_rate,
@@ -190,28 +192,28 @@ def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOpti
 
 
 def config_overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """Parse "a=1,b=x" as fields of the configuration, see `overrides`; a checkpoint would ignore unknown ones."""
+    """Parse "a=1,b=x" as fields of the configuration (see `overrides`); raise a ValueError for unknown fields."""
     values = overrides(text, flag)
     fields = {field.name for field in dataclasses.fields(DebertaExtConfig)}
     for name in values:
         if name not in fields:
-            raise ValueError(f"{flag}: there is no field {name!r}, but {', '.join(sorted(fields))}")
+            raise ValueError(f"{flag} got an unknown field {name!r}, expected one of {', '.join(sorted(fields))}")
     return values
 
 
 def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
-    """Return the configuration without regard to the vocabulary of a tokenizer that does not exist yet.
+    """Return the configuration of the model, before the vocabulary of a new tokenizer is known.
 
     Args:
-        fields: of the configuration, set by other flags; `--config_overrides` wins over them.
+        fields: fields that other flags set; `--config_overrides` overrides them.
     """
     changes = fields | config_overrides(model_args.config_overrides)
     if model_args.model is None:
         if model_args.tokenizer is None and model_args.train_tokenizer is None:
-            raise ValueError("a new model needs a tokenizer: --train_tokenizer unigram (or byte-level-bpe), or --tokenizer")
+            raise ValueError("a new model needs a tokenizer; pass --tokenizer, or --train_tokenizer unigram")
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
-        raise ValueError(f"{model_args.model} knows only the ids of its own tokenizer: leave --train_tokenizer out")
+        raise ValueError(f"{model_args.model} needs its own tokenizer; remove --train_tokenizer")
     download = model_args.model_download()
     check_source(model_args.model, "--model: ")
     announce_official(model_args.model, **download)
@@ -219,13 +221,14 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
 
 
 def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArguments):
-    """Check that examples are not longer than the model's absolute position table."""
+    """Raise a ValueError if --max_length exceeds the model's absolute position table."""
     rows = config.max_position_embeddings
     if not config.has_absolute_positions or max_length <= rows:
         return
-    hint = f"load it, call model.extend_position_embeddings({max_length}), save it, and train that"
+    hint = f"call model.extend_position_embeddings({max_length}), save the model, and train the saved model"
     if model_args.model is None:
-        hint = f"give --config_overrides max_position_embeddings={max_length}"
+        hint = f"pass --config_overrides max_position_embeddings={max_length}"
     raise ValueError(
-        f"--max_length {max_length} is longer than the model's absolute position table of {rows} rows: shorten it, or {hint}"
+        f"--max_length must be at most {rows}, the rows of the model's absolute position table, got {max_length}; lower it, "
+        f"or {hint}"
     )

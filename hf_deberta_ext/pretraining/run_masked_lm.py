@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-train a masked language model, from scratch or from a checkpoint, with any sum of the BERT family's objectives."""
+"""Pre-train a masked language model from scratch or from a checkpoint, with a weighted sum of BERT-family objectives."""
 
 from pathlib import Path
 from typing import Any
@@ -20,33 +20,33 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
     """Parse the flags of a command line and run all stages.
 
     Args:
-        argv (`list[str]`, *optional*): flags; None = the flags of the command line.
-        description (`str`): `--help` shows its first paragraph.
-        program (`str`): its name in `--help`.
+        argv (`list[str]`, *optional*): flags; default: the flags of the process.
+        description (`str`): description; `--help` shows its first paragraph.
+        program (`str`): program name in `--help`.
     """
     return parse_and_run(MaskedLMRun, GROUPS, argv, description, program)
 
 
 class MaskedLMRun(PretrainingRun):
-    """A pre-training of `MultiObjectiveMaskedLM`."""
+    """Pre-training run of `MultiObjectiveMaskedLM`."""
 
     trainer_class = PretrainingTrainer
 
     def check(self):
-        """Check that pairs have an objective that reads them, and objectives their pairs."""
+        """Check that --packing makes pairs if and only if an objective needs them."""
         packing, readers = self.data_args.packing, pair_objectives([*self.args.objectives])
         if packing in PAIR_MODES and not readers:
-            raise ValueError(f"--packing {packing} makes pairs: give --nsp_weight or --sop_weight, or choose full_sentences")
+            raise ValueError(f"--packing {packing} makes pairs; pass --nsp_weight or --sop_weight, or use full_sentences")
         if readers and packing not in PAIR_MODES:
             modes = " or ".join(PAIR_MODES)
-            raise ValueError(f"--{readers[0]}_weight needs pairs, and --packing {packing} makes none: choose {modes}")
+            raise ValueError(f"--{readers[0]}_weight needs pairs, got --packing {packing}; use {modes}")
 
     def new_model(self) -> MultiObjectiveMaskedLM:
         """Return the model with random weights."""
         return MultiObjectiveMaskedLM(self.config, self.args.objectives)
 
     def load_model(self, **options: Any) -> MultiObjectiveMaskedLM:
-        """Load the model from --model; heads that it lacks are new."""
+        """Load the model from --model; missing heads are initialized."""
         return MultiObjectiveMaskedLM.from_pretrained(self.model_args.model, objectives=self.args.objectives, **options)
 
     def report(self, trainer, metrics, seconds):

@@ -22,27 +22,27 @@ __all__ = ["PreparationArguments", "main"]
 
 @dataclass
 class PreparationArguments(CorpusArguments, TokenizerArguments):
-    output_dir: str | None = option(None, "folder of the prepared corpus, or its URL")
-    licenses: list[str] = option(list, "of each of --train_data, or one of all, for the manifest and model cards")
-    tokenizer_sample: int = option(2 * 10**9, "characters that --train_tokenizer learns from")
-    sentence_pairs: str = option("consecutive", "nsp: half of the pairs have another B", choices=["consecutive", "nsp"])
-    seed: int = option(0, "of the random choices of nsp")
-    languages: list[str] = option(list, "keep only documents of these languages")
-    language_model: str | None = option(None, "fastText's .bin file that tells them; default: lid.176, downloaded")
-    language_threshold: float = option(0.65, "probability from which on a document is of a language")
-    quality: list[str] = option(list, "filters of quality", choices=["gopher_repetition", "gopher_quality", "fineweb"])
+    output_dir: str | None = option(None, "folder or URL of the prepared corpus; required")
+    licenses: list[str] = option(list, "license for each --train_data, or one for all; for the manifest and model cards")
+    tokenizer_sample: int = option(2 * 10**9, "maximum number of characters to train the tokenizer on")
+    sentence_pairs: str = option("consecutive", "nsp: replace B in half of the pairs", choices=["consecutive", "nsp"])
+    seed: int = option(0, "random seed of nsp")
+    languages: list[str] = option(list, "only keep documents in these languages")
+    language_model: str | None = option(None, "fastText .bin file for language detection; default: download lid.176")
+    language_threshold: float = option(0.65, "minimum probability of the detected language")
+    quality: list[str] = option(list, "quality filters", choices=["gopher_repetition", "gopher_quality", "fineweb"])
     deduplicate: list[str] = option(
-        list, "exact: documents that are equal, minhash: nearly equal", choices=["exact", "minhash"]
+        list, "remove equal documents (exact) or nearly equal documents (minhash)", choices=["exact", "minhash"]
     )
-    decontaminate: list[str] = option(list, "files of evaluation sets: documents with an n-gram of theirs are dropped")
-    decontaminate_ngram: int = option(13, "words of such an n-gram")
-    part_bytes: int = option(2**26, "of text, in one shard")
-    executor: str = option("local", "of datatrove", choices=["local", "slurm", "ray"])
-    workers: int = option(1, "tasks that run at once")
-    executor_options: str | None = option(None, "other arguments of the executor: partition=cpu,time=24:00:00")
+    decontaminate: list[str] = option(list, "files of evaluation sets; remove documents that share an n-gram with them")
+    decontaminate_ngram: int = option(13, "length of these n-grams, in words")
+    part_bytes: int = option(2**26, "bytes of text per shard")
+    executor: str = option("local", "executor of datatrove", choices=["local", "slurm", "ray"])
+    workers: int = option(1, "number of parallel tasks")
+    executor_options: str | None = option(None, "additional executor arguments: partition=cpu,time=24:00:00")
 
 
-# Flags that may differ when a preparation is resumed.
+# Flags that may change when a preparation is resumed.
 FREE = ("output_dir", "executor", "workers", "executor_options")
 CONTENTS = dict(
     groups="the files of --train_data", evaluation_files="the files of --decontaminate", tokenizer_digest="the tokenizer"
@@ -53,9 +53,9 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
     """Parse the flags of a command line, run all stages, and return the manifest.
 
     Args:
-        argv (`list[str]`, *optional*): flags; None = the flags of the command line.
-        description (`str`): `--help` shows its first paragraph.
-        program (`str`): its name in `--help`.
+        argv (`list[str]`, *optional*): flags; default: the flags of the process.
+        description (`str`): description; `--help` shows its first paragraph.
+        program (`str`): program name in `--help`.
     """
     usage = f"{program} --train_data FILES --train_tokenizer unigram --max_length 512 --output_dir FOLDER ..."
     with ExitOnUserError():
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None, *, description: str = __doc__, program: 
 
 def run(args: PreparationArguments) -> dict[str, Any]:
     """Check the flags, run the stages, and return the manifest."""
-    # 1. Errors of the user end the run here, before anything long begins
+    # 1. Raise user errors before any long computation
     check(args)
     with needs_extra("prepare"):
         from . import preparation, preparation_blocks
@@ -98,7 +98,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         licenses *= len(args.train_data)
     manifest = dict(
         finished=False,
-        # As JSON gives it back.
+        # Converted to JSON and back, to equal the saved request.
         request=json.loads(json.dumps(request)),
         packing=packing,
         held_out_documents=args.validation_documents,
@@ -119,7 +119,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         # 3. Stages
         preparation.run_stages(preparation.stages_of(args, groups, filters, manifest), args)
         if args.executor == "slurm":
-            print(f"submitted: {output} is prepared when the job prepare_manifest has ended")
+            print(f"submitted: {output} is complete when the job prepare_manifest has finished")
             return manifest
         manifest = read_manifest(output)
         print(manifest_text(manifest))
@@ -127,27 +127,28 @@ def run(args: PreparationArguments) -> dict[str, Any]:
 
 
 def check(args: PreparationArguments):
-    """Check flags that are wrong by themselves, or together."""
+    """Raise a ValueError for invalid flags or combinations of flags."""
     check_corpus(args)
     if args.output_dir is None:
-        raise ValueError("there is no place for the result: give --output_dir")
+        raise ValueError("--output_dir is missing; pass a folder or URL for the prepared corpus")
     if (args.tokenizer is None) == (args.train_tokenizer is None):
-        raise ValueError("rows need one tokenizer: give --tokenizer, or --train_tokenizer unigram (or byte-level-bpe)")
+        raise ValueError("expected one tokenizer; pass --tokenizer, or --train_tokenizer unigram (or byte-level-bpe)")
     if len(args.licenses) not in (0, 1, len(args.train_data)):
         raise ValueError(
-            f"--licenses names {len(args.licenses)}, --train_data {len(args.train_data)}: one each, or one of all"
+            f"--licenses must have one entry, or one for each of the {len(args.train_data)} --train_data, got "
+            f"{len(args.licenses)}"
         )
     for name in ("workers", "part_bytes", "tokenizer_sample", "decontaminate_ngram"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.language_model is not None and not args.languages:
-        raise ValueError("--language_model has nothing to tell: give --languages")
+        raise ValueError("--language_model needs --languages")
     tokenizer_options(args)
     check_packing(None, args.packing, args.max_length, args.sentence_pairs)
 
 
 def begin(output: str, manifest: dict[str, Any]):
-    """Write the manifest of an unfinished preparation; refuse a folder that was begun with other files or flags."""
+    """Write the manifest of an unfinished preparation; raise a ValueError if it was started with other files or flags."""
     begun = load_manifest(output)
     if not begun:
         write_manifest(output, manifest)
@@ -156,4 +157,4 @@ def begin(output: str, manifest: dict[str, Any]):
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
         names = ", ".join(CONTENTS.get(name, f"--{name}") for name in changed)
-        raise ValueError(f"{output} was begun with other values of {names}: repeat them, or give another --output_dir")
+        raise ValueError(f"{output} was started with other values of {names}; repeat them, or pass another --output_dir")

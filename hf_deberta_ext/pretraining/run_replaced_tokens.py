@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-train generator and discriminator by replaced token detection, from scratch or from checkpoints."""
+"""Pre-train a generator and a discriminator with replaced token detection, from scratch or from checkpoints."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,20 +32,20 @@ __all__ = ["GROUPS", "ReplacedTokenRun", "main"]
 
 @dataclass
 class JointModelArguments(ModelArguments):
-    """The joint model: as a masked language model, and what its two halves share."""
+    """Flags for the joint model, in addition to the flags of a masked language model."""
 
     embedding_sharing: str | None = option(
-        None, "default: as in a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
+        None, "sharing of embeddings; default: as in a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
     )
     rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: as in a joint --model, or 50")
-    temperature: float | None = option(None, "of the samples; default: as in a joint --model, or 1")
-    generator_layers: int | None = option(None, "default: half of the discriminator's")
-    generator_overrides: str | None = option(None, "fields in which the generator differs: hidden_size=256,emd_layers=1")
+    temperature: float | None = option(None, "sampling temperature; default: as in a joint --model, or 1")
+    generator_layers: int | None = option(None, "layers of the generator; default: half of the discriminator's")
+    generator_overrides: str | None = option(None, "fields to replace in the generator: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(
         None, "checkpoint of the generator; default: pytorch_model.generator.bin of --model, or its first layers"
     )
-    loss_without_special_tokens: bool = option(False, "the discriminator's loss leaves [CLS] and [SEP] out")
-    # Of its weight files; a resumed run must repeat it.
+    loss_without_special_tokens: bool = option(False, "exclude [CLS] and [SEP] from the discriminator's loss")
+    # Digest of the generator's weight files, which must not change when a run is resumed.
     generator_digest: str | None = field(default=None, init=False)
 
 
@@ -53,18 +53,18 @@ GROUPS = (JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArg
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse the flags of a command line and run all stages; arguments as of `run_masked_lm.main`."""
+    """Parse the flags of a command line and run all stages; arguments are as in `run_masked_lm.main`."""
     return parse_and_run(ReplacedTokenRun, GROUPS, argv, description, program)
 
 
 class ReplacedTokenRun(PretrainingRun):
-    """A pre-training of `DebertaExtForPreTraining`."""
+    """Pre-training run of `DebertaExtForPreTraining`."""
 
     trainer_class, rtd = ReplacedTokenTrainer, True
     defaults: ClassVar = dict(masking="token", mask_share=1.0, random_share=0.0)
 
     def configuration(self) -> DebertaExtConfig:
-        """Return the configuration of the joint model; a flag that is not given leaves the value of --model."""
+        """Return the configuration of the joint model; without a flag, the value of --model is kept."""
         args = self.model_args
         source, start = args.generator_model, args.model
         generator = config_overrides(args.generator_overrides, "--generator_overrides")
@@ -80,25 +80,25 @@ class ReplacedTokenRun(PretrainingRun):
         if args.loss_without_special_tokens:
             fields["rtd_special_tokens"] = False
         if source is not None and start is None:
-            raise ValueError("--generator_model needs --model, a discriminator or masked language model")
+            raise ValueError("--generator_model needs --model, a discriminator or a masked language model")
         if source is not None and generator:
-            raise ValueError(f"{source} says what the generator is: leave --generator_layers and --generator_overrides out")
+            raise ValueError(f"{source} defines the layers; remove --generator_layers and --generator_overrides")
         if start is not None:
             saved = model_config(args)
             other_sharing = fields.get("embedding_sharing", saved.embedding_sharing) != saved.embedding_sharing
             if saved.is_joint and (other_sharing or generator or source):
                 raise ValueError(
-                    f"{start} is a joint model, whose generator and embedding_sharing are settled: begin from its parts, "
-                    f"with --model {start}/discriminator --generator_model {start}/generator"
+                    f"{start} is a joint model, whose generator and embedding_sharing cannot be changed; start from its "
+                    f"parts, with --model {start}/discriminator --generator_model {start}/generator"
                 )
         args.generator_digest = weights_digest(source)
         return model_config(args, **fields)
 
     def check(self):
-        """Check that rows are no pairs, that the halves can step as asked, and the length of the generator's inputs."""
+        """Check --packing, --stepping and the generator's input length."""
         packing = self.data_args.packing
         if packing in PAIR_MODES:
-            raise ValueError(f"--packing {packing} makes pairs, which nothing reads here: choose full_sentences")
+            raise ValueError(f"--packing {packing} makes pairs, which this model does not use; use full_sentences")
         check_stepping(self.args.stepping, self.config.embedding_sharing)
         check_length(self.config.generator_config(), self.data_args.max_length, self.model_args)
 
@@ -107,14 +107,14 @@ class ReplacedTokenRun(PretrainingRun):
         return DebertaExtForPreTraining(self.config)
 
     def load_model(self, **options: Any) -> DebertaExtForPreTraining:
-        """Load the joint model from --model, or from it and --generator_model."""
+        """Load the joint model from --model, or from --model and --generator_model."""
         discriminator, generator = self.model_args.model, self.model_args.generator_model
         if generator is None:
             return DebertaExtForPreTraining.from_pretrained(discriminator, **options)
         return DebertaExtForPreTraining.from_checkpoints(discriminator, generator, **options)
 
     def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtForPreTraining:
-        """Return the joint model to train; ids that are special, or that no token has, are never drawn."""
+        """Return the joint model to train, whose generator never samples special or unused ids."""
         model = super().build(tokenizer, vocabulary)
         # The model may have more rows than the tokenizer has tokens.
         model.config.special_token_ids = sorted({*range(model.config.vocab_size)} - {*vocabulary.ordinary.tolist()})
@@ -124,7 +124,7 @@ class ReplacedTokenRun(PretrainingRun):
         return model
 
     def report(self, trainer, metrics, seconds):
-        """Write both halves, curves and cards, print the results, and say if the discriminator has learned nothing."""
+        """Write generator, discriminator, curves and cards, print results, and warn if the discriminator learned nothing."""
         folder, tokenizer = Path(self.args.output_dir), trainer.processing_class
         joint = DebertaExtForPreTraining.from_pretrained(folder, dtype="float32")
         for part, model in zip(PARTS, (joint.export_generator(), joint.export_discriminator()), strict=True):
@@ -137,13 +137,13 @@ class ReplacedTokenRun(PretrainingRun):
             loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
             recall = metrics["eval_discriminator_recall"]
             print(
-                f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess's ({guess:.4f}), and it "
-                f"finds {recall:.1%} of the replaced tokens: it has learned nothing that helps fine-tuning. Train longer, "
-                "or lower --discriminator_learning_rate: too high a one lets all its states become equal."
+                f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess ({guess:.4f}), and its "
+                f"recall of replaced tokens is {recall:.1%}: it has learned nothing that helps fine-tuning. "
+                "Train longer, or lower --discriminator_learning_rate: if it is too high, all hidden states become equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:
-        """Return the rows of the cards' tables that only this pre-training has."""
+        """Return the rows of the model cards' tables that only apply to replaced token detection."""
         rows = {"objective": f"masked-language modelling + {config.rtd_lambda:g} x replaced token detection"}
         for name, half in {"discriminator": config, "generator": config.generator_config()}.items():
             rows[name] = {"layers": half.num_hidden_layers, "width": half.hidden_size}
@@ -160,7 +160,7 @@ class ReplacedTokenRun(PretrainingRun):
 
 
 def shape(model: DebertaExtForPreTraining) -> str:
-    """Return layers, width, heads and parameters of both halves, in a line."""
+    """Return the layers, width and heads of discriminator and generator and the number of parameters, in one line."""
     text = ""
     for name, half in {"discriminator": model.discriminator.config, "generator": model.generator.config}.items():
         text += f"{name} {half.num_hidden_layers} layers x {half.hidden_size} ({half.num_attention_heads} heads), "

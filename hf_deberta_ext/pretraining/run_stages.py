@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a pre-training: documents, tokenizer, examples, training and reports."""
+"""Stages of pre-training: documents, tokenizer, examples, training and reports."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ from ..tokenization import check_tokenizer, load_tokenizer
 from ..training.batch_size import hardware_facts
 from ..training.checkpoints import readable_weights, replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
-from ..training.distributed import leave_together
+from ..training.distributed import release_folder
 from ..training.flags import parse_flags
 from ..training.folder_lock import lock_folder
 from ..training.model_sources import named_tokenizer
@@ -32,8 +32,8 @@ from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import (
     TOKENIZER_FOLDER,
     accepted_changes,
-    contents_line,
     find_checkpoint,
+    folder_summary,
     repeated_arguments,
 )
 from ..training.trainer import RunTrainer
@@ -72,11 +72,14 @@ def parse_and_run(
     description: str,
     program: str = "%(prog)s",
 ) -> dict[str, float]:
-    """Parse the flags of `groups`, and run all stages with the dataclasses that they become.
+    """Parse the flags in `groups`, and run all stages with them.
 
     Args:
-        groups: of the model, the data, masking and the training.
-        program (`str`): its name in `--help`.
+        run: class of the pre-training run.
+        groups: dataclasses of the model, data, masking and training flags, in this order.
+        argv (`list[str]`, *optional*): flags; default: the flags of the process.
+        description (`str`): description; `--help` shows its first paragraph.
+        program (`str`): program name in `--help`.
     """
     with ExitOnUserError() as errors:
         parsed, _ = parse_flags(
@@ -95,17 +98,17 @@ def parse_and_run(
 def settings_of_run(
     run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the values of flags that were not given, by prepared data and by `chosen_settings`, and the latter's text."""
+    """Return default values of flags from prepared data and from `chosen_settings`, and the text of `chosen_settings`."""
     prepared = prepared_settings(flags)
     settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
     return settings | prepared, text
 
 
 class PretrainingRun:
-    """A pre-training from its flags to its report; a subclass says what is trained, by which Trainer."""
+    """Pre-training run, from flags to report. Subclasses define the model and the trainer."""
 
     trainer_class: ClassVar[type[RunTrainer]]
-    # Defaults of flags; and whether recipes are for replaced token detection.
+    # Default values of flags, and True for the recipes of replaced token detection.
     defaults: ClassVar[Mapping[str, Any]] = {}
     rtd: ClassVar[bool] = False
 
@@ -117,7 +120,7 @@ class PretrainingRun:
         self.reports: Mapping[str, PackingReport] = {}
 
     def configuration(self) -> DebertaExtConfig:
-        """Return the configuration of the model, before there is a tokenizer."""
+        """Return the configuration of the model, before the tokenizer is known."""
         return model_config(self.model_args)
 
     def check(self):
@@ -132,15 +135,15 @@ class PretrainingRun:
         raise NotImplementedError
 
     def run(self) -> dict[str, float]:
-        """Check, read, train, evaluate and report; returns the metrics of the evaluation."""
+        """Check the flags, read data, train, evaluate and report; return the metrics of the evaluation."""
         began = time.perf_counter()
         model_args, data_args, args = self.model_args, self.data_args, self.args
 
-        # 1. Errors of the user end the run here, before anything long begins
+        # 1. Raise user errors before any long computation
         checkpoint = find_checkpoint(args)
         check_arguments(data_args, model_args, args)
         if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
-            raise ValueError("--final_masking_rate depends on the number of steps: give --train_longer new_schedule")
+            raise ValueError("--final_masking_rate depends on the number of steps; use --train_longer new_schedule")
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()
         check_length(self.config, data_args.max_length, model_args)
@@ -181,11 +184,11 @@ class PretrainingRun:
         if args.push_to_hub:
             trainer.push_to_hub()
         trainer.print_divergence()
-        leave_together()
+        release_folder()
         return metrics
 
     def given_tokenizer(self) -> Any:
-        """Load the tokenizer of --tokenizer or --model, and check that it fits the model and prepared rows."""
+        """Load the tokenizer from --tokenizer or --model, and check it against the model and prepared rows."""
         model_args, config = self.model_args, None
         source, flag, options = model_args.model, "--model", model_args.model_download()
         if model_args.tokenizer is not None:
@@ -201,14 +204,14 @@ class PretrainingRun:
             prepared, digest = read_manifest(folder)["tokenizer"], tokenizer_digest(tokenizer)
             if prepared["digest"] != digest:
                 raise ValueError(
-                    f"the rows of {folder} are of another tokenizer ({prepared['vocabulary']} tokens, digest "
-                    f"{prepared['digest']}) than {source} ({len(tokenizer)}, {digest}): take {folder}/tokenizer, or prepare "
-                    "the corpus with this one"
+                    f"expected the tokenizer of the prepared rows in {folder} ({prepared['vocabulary']} tokens, digest "
+                    f"{prepared['digest']}), got {source} ({len(tokenizer)}, {digest}); use {folder}/tokenizer, or prepare "
+                    "the corpus with this tokenizer"
                 )
         return tokenizer
 
     def trained_tokenizer(self, corpus: Any, resuming: bool) -> Any:
-        """Train the tokenizer on the corpus in the main process; the others, and a resumed run, load it."""
+        """Train the tokenizer on the corpus in the main process; load it in other processes and resumed runs."""
         kind, vocab_size = self.model_args.train_tokenizer, self.model_args.vocab_size
         folder = Path(self.args.output_dir, TOKENIZER_FOLDER)
         with self.args.main_process_first(desc="training the tokenizer"):
@@ -221,14 +224,14 @@ class PretrainingRun:
             )
             report = tokenizer_report(tokenizer, texts(itertools.islice(corpus, 1000)))
             self.tokenizer_facts = {"kind": kind, "vocabulary": len(tokenizer)} | report
-            print(f"tokenizer: {len(tokenizer)} tokens of {vocab_size} asked for", flush=True)
+            print(f"tokenizer: {len(tokenizer)} of {vocab_size} requested tokens", flush=True)
             with replaced_folder(folder) as part:
                 tokenizer.save_pretrained(part)
                 (part / "training.json").write_text(json.dumps(self.tokenizer_facts, indent=2) + "\n", encoding="utf-8")
             return tokenizer
 
     def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtPreTrainedModel:
-        """Return the model to train, new or loaded, with the tokenizer's special ids and, if it is new, its size."""
+        """Return the new or loaded model, with the tokenizer's special ids (and vocabulary size if it is new)."""
         config, model_args = self.config, self.model_args
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
         if model_args.model is None:
@@ -238,20 +241,21 @@ class PretrainingRun:
             model = self.new_model()
         else:
             with readable_weights(model_args.model, model_args.config_overrides):
-                # Half-precision checkpoints too: the parameters of a training are float32.
+                # Parameters are trained in float32, also if the checkpoint has half precision.
                 model = self.load_model(config=config, dtype=torch.float32, **model_args.model_download())
         return set_attention(model, model_args)
 
     def report(self, trainer: RunTrainer, metrics: Mapping[str, float], seconds: float):
-        """Draw the curves, and write and print the results of all stages, which took so long."""
+        """Draw the curves, and write and print the results; `seconds` is the duration of all stages."""
         raise NotImplementedError
 
     def write_report(self, trainer: RunTrainer, seconds: float, table: str, rows: Mapping[str, Any], **objectives: str):
         """Write run_report.json and the model cards, and print the results.
 
         Args:
-            table (`str`): of the results, to print.
-            rows (`dict`): of the card's table of the training, before the usual ones.
+            seconds (`float`): duration of all stages.
+            table (`str`): table of the results to print.
+            rows (`dict`): first rows of the training table in the card.
             objectives: name in the results -> title.
         """
         folder = self.args.output_dir
@@ -261,14 +265,14 @@ class PretrainingRun:
             tokenizer=self.tokenizer_facts,
             packing={name: vars(packed) for name, packed in self.reports.items()},
             versions=facts.hardware["versions"],
-            resumed_anyway=facts.training.get("resumed with other"),
+            changed_args=facts.training.get("resumed with other"),
         )
         replace_text(Path(folder, REPORT_FILE), json.dumps(report, indent=2) + "\n")
         write_run_card(folder, facts)
-        print(f"\n{table}\n\n{contents_line(folder)}")
+        print(f"\n{table}\n\n{folder_summary(folder)}")
 
     def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
-        """Return the facts of the run for its model cards; arguments as of `write_report`."""
+        """Return the facts of the run for its model cards; arguments are as in `write_report`."""
         model_args, data_args, args = self.model_args, self.data_args, self.args
         sources, licenses = data_args.train_data, {}
         if data_args.is_prepared:
@@ -300,7 +304,7 @@ class PretrainingRun:
             "resumed with other": accepted_changes(args.output_dir),
         }
         hardware = hardware_facts(args, results=read_json(Path(args.output_dir, "all_results.json")))
-        # Nobody knows how long a resumed run took.
+        # The total duration of a resumed run is unknown.
         if args.resume_from_checkpoint is None:
             hardware["seconds of all stages"] = round(seconds, 1)
         base, packed = model_args.model, self.reports.get("train")
@@ -326,7 +330,7 @@ class PretrainingRun:
 def corpora(
     data_args: DataArguments, model_args: ModelArguments
 ) -> "tuple[Dataset | DocumentStream | PreparedRows, Dataset | PreparedRows]":
-    """Return the documents to train on and the held-out documents; of a prepared folder its rows."""
+    """Return the training documents and the held-out documents; for a prepared folder, its rows."""
     from datasets import Dataset
 
     common = dict(
@@ -345,7 +349,7 @@ def corpora(
         if held_out is None:
             held_out = cached(held_out=True, limit=data_args.max_eval_samples)
         if not len(held_out):
-            raise ValueError(f"{folder} has no rows that were held out: give --validation_data")
+            raise ValueError(f"{folder} has no held-out rows; pass --validation_data")
         return cached(limit=data_args.max_train_samples, buffer=data_args.shuffle_buffer), held_out
     corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
     if data_args.streaming:
@@ -355,22 +359,22 @@ def corpora(
         count = data_args.validation_documents or 100
         stream = DocumentStream(corpus, count, sizes)
         if next(iter(stream), None) is None:
-            raise ValueError(f"--validation_documents {count} leaves no document to train on: give --validation_data")
+            raise ValueError(f"--validation_documents {count} leaves no document to train on; pass --validation_data")
         return stream, Dataset.from_list(stream.held_out)
     if held_out is not None:
         return corpus, held_out
     count = data_args.validation_documents or min(100, max(1, len(corpus) // 10))
     if count >= len(corpus):
         raise ValueError(
-            f"--validation_documents {count} leaves nothing of {len(corpus)} documents: give fewer, or --validation_data "
-            "(--documents line makes each line a document)"
+            f"--validation_documents must be less than {len(corpus)}, the number of documents, got {count}; lower it, or "
+            "pass --validation_data (--documents line makes each line a document)"
         )
     split = corpus.train_test_split(test_size=count, seed=0)
     return split["train"], split["test"]
 
 
 def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
-    """Return a digest of the names and sizes of the files of a stream, and of its first documents."""
+    """Return a digest of a stream: names and sizes of its files, held-out documents and first 100 documents."""
     names = []
     for source in sources:
         files = list_files(source)
@@ -384,10 +388,12 @@ def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
 def numbered_examples(
     corpus: Any, held_out: Any, tokenizer: Any, data_args: DataArguments, args: TrainingArguments, *, nsp: bool = False
 ) -> tuple[NumberedExamples | NumberedStream, NumberedExamples, dict[str, PackingReport]]:
-    """Pack documents into examples to train on and to evaluate on for `MaskingCollator`; the third are their counts.
+    """Pack documents into examples for `MaskingCollator`.
 
     Args:
-        nsp (`bool`): pairs are for next sentence prediction; else their segments are consecutive.
+        nsp (`bool`, defaults to False): make pairs for next sentence prediction, instead of consecutive segments.
+    Returns:
+        The training examples, the evaluation examples, and packing reports by set.
     """
     packing = dict(
         mode=data_args.packing,
@@ -414,8 +420,8 @@ def numbered_examples(
         return packed_stream(corpus, tokenizer, packing, data_args, args), eval_set, reports
     if nsp and not reports["train"].negative_pairs:
         raise ValueError(
-            f"no pair of the training data has a B of another document ({reports['train'].documents} documents): there is "
-            "nothing to learn for next sentence prediction; give more documents (--documents says what one is)"
+            f"next sentence prediction needs pairs with a B of another document, got none from {reports['train'].documents} "
+            "documents; add documents (--documents defines what a document is)"
         )
     return NumberedExamples(corpus), eval_set, reports
 
@@ -423,20 +429,20 @@ def numbered_examples(
 def packed_stream(
     corpus: DocumentStream, tokenizer: Any, packing: dict[str, Any], data_args: DataArguments, args: TrainingArguments
 ) -> NumberedStream:
-    """Pack the documents of a stream while it is read."""
+    """Pack the documents of a stream while reading."""
     most = data_args.max_train_samples
     if most is not None:
-        # The first rows of a stream come from its first files.
+        # One stream, so that the first rows come from the first files.
         streams = corpus.split(1)
     else:
         streams = corpus.split(max_streams(args))
-    # All streams together hold as many documents and rows in memory as one.
+    # Divide the buffers, so that all streams together use as much memory as one.
     count = max(100, 1000 // len(streams))
     buffer = max(1, data_args.shuffle_buffer // len(streams))
     shuffled = []
     for stream in streams:
         rows, _ = pack(stream, tokenizer, batch_size=count, **packing)
-        # Numbered before they are shuffled again in each epoch, so that static masks recur.
+        # Number the rows before shuffling, so that static masks are the same in each epoch.
         rows = rows.map(lambda row, number: {"example": number}, with_indices=True)
         if most is not None:
             rows = rows.take(most)
@@ -447,17 +453,18 @@ def packed_stream(
 
 
 def set_attention(model: DebertaExtPreTrainedModel, model_args: ModelArguments) -> DebertaExtPreTrainedModel:
-    """Set the attention backend of --attn_implementation, if it is given, and return the model."""
+    """Set the attention backend from --attn_implementation, if given, and return the model."""
     if model_args.attn_implementation is not None:
         model.set_attn_implementation(model_args.attn_implementation)
     return model
 
 
 def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None, flags: Mapping[str, Any]) -> dict[str, float]:
-    """Train, from a checkpoint if one is given, save the model, evaluate; metrics and state go to the output folder.
+    """Train or resume, save the model, evaluate, and write metrics and state to the output folder.
 
     Args:
-        flags (`dict`): of the script, that a resumed run must repeat.
+        checkpoint (`str`, *optional*): checkpoint to resume from.
+        flags (`dict`): flags of the script that must not change when the run is resumed.
     """
     trainer.flags = flags
     trainer.train_and_save(checkpoint)
@@ -467,5 +474,5 @@ def train_and_evaluate(trainer: RunTrainer, checkpoint: str | None, flags: Mappi
 
 
 def is_on_hub(source: str | None) -> bool:
-    """Return whether a model or data set is named by its id on the Hub."""
+    """Return True if a source is a Hub id, not a local path."""
     return source is not None and not Path(source).exists() and is_hub_id(source)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by pre-training and fine-tuning: flags, errors of users, the folder of a run, checkpoints, the base of trainers."""
+"""Code shared by pre-training and fine-tuning: flags, user errors, run folders, checkpoints and the base trainer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-device batch size, gradient accumulation and precision for the hardware; and its rows in a model card."""
+"""Per-device batch size, gradient accumulation and precision for the hardware, and the hardware rows of a model card."""
 
 import os
 import platform
@@ -30,14 +30,14 @@ HARDWARE_FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", 
 
 
 def training_device(device: torch.device | None = None) -> torch.device:
-    """Return `device`, or without one the accelerator, or the CPU."""
+    """Return `device` if given, else the accelerator if there is one, else the CPU."""
     if device is None and torch.accelerator.is_available():
         return torch.accelerator.current_accelerator()
     return device or torch.device("cpu")
 
 
 def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:
-    """Return bf16 where the accelerator has it, else fp16 on CUDA; nothing on CPU, or where a flag of the user sets it."""
+    """Return bf16 if the accelerator supports it, else fp16 on CUDA; nothing on CPU, or if the user's flags set either."""
     if device.type == "cpu" or "bf16" in flags or "fp16" in flags:
         return {}
     if is_torch_bf16_gpu_available():
@@ -48,14 +48,15 @@ def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting: int) -> dict[str, int]:
-    """Return per_device_train_batch_size and gradient_accumulation_steps, whose product is a process's share of the batch.
+    """Return per_device_train_batch_size and gradient_accumulation_steps for a batch size.
 
     Args:
-        batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        flags (`dict`): of the user, by name; with both of these there is nothing to decide.
-        fitting (`int`): examples that a device holds; the size is the largest divisor of the share up to it.
+        batch (`int`): examples per optimizer step, over all micro-batches and processes.
+        flags (`dict`): the user's flags by name; with both of these flags, the result is empty.
+        processes (`int`): number of processes, which share the batch equally.
+        fitting (`int`): examples that fit on a device; the size is the largest divisor of a process's share up to it.
     Raises:
-        ValueError: the batch has no such divisors; names the numbers.
+        ValueError: the batch size is not divisible by the number of processes and the given flags.
     """
     names = HARDWARE_FLAGS[:2]
     given = {name: flags[name] for name in names if flags.get(name) is not None}
@@ -65,7 +66,7 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
     share, rest = divmod(batch, processes)
     if rest or any(value < 1 or share % value for value in given.values()):
         raise ValueError(
-            f"the recipe's batch of {batch} is no multiple of {divisor}: take a divisor, or give --{' and --'.join(names)}"
+            f"the recipe's batch of {batch} must be divisible by {divisor}; change them, or pass --{' and --'.join(names)}"
         )
     size = max(number for number in range(1, max(1, fitting) + 1) if share % number == 0)
     if "gradient_accumulation_steps" in given:
@@ -75,15 +76,18 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
 
 
 def is_split_free(args: TrainingArguments) -> bool:
-    """Return True if neither the examples of a step nor their order depend on how many processes share it."""
+    """Return True if the examples of a step, and their order, do not depend on the number of processes."""
     return args.train_sampling_strategy in ("random", "sequential") and not args.dataloader_drop_last
 
 
 def hardware_facts(
     args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return rows of a card's table: devices, processes, precision (of parameters of this dtype), seconds (by the results of
-    the training) and versions; nothing that names the machine."""
+    """Return the hardware rows of a model card: devices, processes, precision, seconds and versions, but no machine name.
+
+    Args:
+        parameters (`str`): dtype of the parameters.
+        results (`dict`, *optional*): results of the training, with its seconds."""
     device = f"CPU ({platform.machine()}), {os.cpu_count()} cores, threads of a process: {torch.get_num_threads()}"
     if args.device.type != "cpu":
         name = args.device.type
@@ -104,7 +108,7 @@ def hardware_facts(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide what a run computes."""
+    """Return the versions of Python, torch, transformers and this package."""
     modules = {"torch": torch.__version__, "transformers": transformers.__version__, "hf_deberta_ext": __version__}
     return {"python": platform.python_version(), **modules}
 
@@ -112,12 +116,13 @@ def versions() -> dict[str, str]:
 def settings_table(
     published: Mapping[str, Any], settings: Mapping[str, Any], flags: Mapping[str, Any], *rows: tuple[str, str, str]
 ) -> list[str]:
-    """Return lines of a table of (setting, value, who set it), with its head.
+    """Return the lines of a table with the columns setting, value and who set it.
 
     Args:
-        published, settings (`dict`): settings of a recipe, and those that recipe and hardware have set.
-        flags (`dict`): of the user; those that the recipe does not know are left out.
-        rows: further ones.
+        published (`dict`): settings of the recipe.
+        settings (`dict`): settings chosen by recipe and hardware.
+        flags (`dict`): the user's flags; flags that the recipe does not set are not shown.
+        rows: additional rows.
     """
     table = [("setting", "value", "set by")]
     for name in dict.fromkeys([*published, *HARDWARE_FLAGS]):

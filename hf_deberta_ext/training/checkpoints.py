@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that are written aside and renamed, and the digests of a checkpoint, compared when a run is resumed from it."""
+"""Atomic writing of folders, and the digests that verify a checkpoint when a run is resumed from it."""
 
 import contextlib
 import functools
@@ -21,27 +21,27 @@ MANIFEST_FILE, STATE_FILE, CARD = "checkpoint_manifest.json", "trainer_state.jso
 
 
 def place_aside(folder: Path) -> Path:
-    """Return the place of a new folder until it is renamed to `folder`: .NAME.part/NAME beside it."""
+    """Return the temporary path of a new folder before it is renamed to `folder`: .NAME.part/NAME in the same parent."""
     return folder.with_name(f".{folder.name}.part") / folder.name
 
 
 @contextlib.contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Context with the new folder at `place_aside`, which is removed if there is an error: it may have filled the disk."""
+    """Yield a new folder at `place_aside`. An error removes it, because it may have filled the disk."""
     new = place_aside(folder)
     shutil.rmtree(new.parent, ignore_errors=True)
     new.mkdir(parents=True)
     try:
         yield new
-    # Of the system, torch, safetensors or tokenizers, each with a type of its own.
+    # The system, torch, safetensors and tokenizers each raise different types.
     except Exception as error:
         shutil.rmtree(new.parent, ignore_errors=True)
-        raise OSError(f"{folder} could not be written: {error}. Complete checkpoints before it are as they were") from error
+        raise OSError(f"{folder} could not be written: {error}. Earlier complete checkpoints are unchanged") from error
 
 
 @contextlib.contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Context with a new folder to write into, which replaces `folder` at the end."""
+    """Yield a new folder to write to, which replaces `folder` at the end."""
     with written_aside(folder) as new:
         yield new
     if folder.exists():
@@ -52,19 +52,19 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced_model(folder: Path) -> Iterator[Path]:
-    """Context with a new folder to write a model into, whose files go to `folder` at the end; others there stay.
+    """Yield a new folder to write a model to, and move its files to `folder` at the end; other files are kept.
 
-    Old weights are removed first and new ones come last, so that new settings never lie beside old weights.
+    Old weights are removed first and new weights are moved last, so that old weights are never loaded with new settings.
     """
     with written_aside(folder / "model") as part:
         yield part
     files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
     old = [file for file in folder.iterdir() if is_weight_file(file.name)]
-    # The index first: shards without it are no model.
+    # The index first: shards without it cannot be loaded as a model.
     for file in sorted(old, key=lambda file: file.suffix == ".json", reverse=True):
         file.unlink()
     for name in sorted(files, key=lambda name: (is_weight_file(str(name)), name.suffix == ".json")):
-        # The card is the run's; peft saves a template with every adapter.
+        # Keep the card of the run; peft saves a template with every adapter.
         if str(name) != CARD or not (folder / CARD).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(part / name, folder / name)
@@ -72,7 +72,7 @@ def replaced_model(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path):
-    """Remove a folder that is complete or absent under its name; `remove_partial` removes what a kill leaves of it."""
+    """Remove a folder atomically. If the process is killed, `remove_partial` removes the rest."""
     removed = folder.with_name(f".{folder.name}.removed.part")
     shutil.rmtree(removed, ignore_errors=True)
     os.replace(folder, removed)
@@ -80,7 +80,7 @@ def remove_folder(folder: Path):
 
 
 def remove_partial(folder: Path):
-    """Remove what killed processes have half written or half removed in a folder."""
+    """Remove incomplete files and folders that killed processes have left in a folder."""
     for entry in folder.glob(".*.part"):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -89,12 +89,12 @@ def remove_partial(folder: Path):
 
 
 def write_manifest(checkpoint: Path):
-    """Write size and digest of each file of a checkpoint, and flush all of them to the disk."""
+    """Write the size and digest of each file of a checkpoint, and flush all files to disk."""
     manifest = checkpoint / MANIFEST_FILE
     files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != manifest]
     entries = {file.relative_to(checkpoint).as_posix(): (file.stat().st_size, digest_of(file)) for file in files}
     manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
-    # Windows opens no folders, and flushes no file that is open for reading.
+    # Windows cannot open folders, and cannot flush a file that is open for reading.
     if os.name != "nt":
         for place in (*files, manifest, *{file.parent for file in files}, checkpoint):
             descriptor = os.open(place, os.O_RDONLY)
@@ -103,7 +103,7 @@ def write_manifest(checkpoint: Path):
 
 
 def digest_of(file: Path) -> str:
-    """Return the digest of a file, which is read again only if its size or time has changed."""
+    """Return the digest of a file. The file is only read again if its size or modification time has changed."""
     status = file.stat()
     return _digest(file.resolve(), status.st_size, status.st_mtime_ns)
 
@@ -118,7 +118,7 @@ def _digest(file: Path, size: int, mtime_ns: int) -> str:
 
 
 def checkpoint_problem(checkpoint: Path) -> str | None:
-    """Return why no run can be resumed from a checkpoint, "its optimizer.pt is missing"; None if all its files are whole."""
+    """Return why a checkpoint cannot be resumed from, such as "its optimizer.pt is missing"; None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):
@@ -127,8 +127,8 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
         if not (checkpoint / name).is_file():
             return f"its {name} is missing"
         if digest_of(checkpoint / name) != digest:
-            return f"its {name} is damaged: its content is not what was saved"
-    # Trainer would go on with a new optimizer. DeepSpeed's is in global_step*.
+            return f"its {name} is damaged: its content differs from what was saved"
+    # Trainer would continue with a new optimizer. DeepSpeed's optimizer is in global_step*.
     if not any(name.startswith(("optimizer", "global_step")) for name in files):
         return "its optimizer.pt is missing, as with --save_only_model"
     return None
@@ -136,7 +136,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
 
 @contextlib.contextmanager
 def readable_weights(source: str, config_overrides: str | None) -> Iterator[None]:
-    """Context in which weights that are damaged or do not fit raise a ValueError that names their source."""
+    """Raise a ValueError that names the source if weights are damaged or do not fit, within a context."""
     try:
         yield
     except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:

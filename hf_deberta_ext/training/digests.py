@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of values, Arrow arrays and tokenizers, without torch and Trainer: each process of a preparation imports them."""
+"""Digests of values, Arrow arrays and tokenizers. Does not import torch, because every preparation process imports it."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ __all__ = ["add_values", "json_digest", "tokenizer_digest"]
 
 
 def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest: not its buffers, which also hold what was sliced off."""
+    """Add the values of an Arrow array to a digest. Its buffers may also contain values outside of the slice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -30,12 +30,12 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Return the digest of vocabulary, normalisation and special tokens; not of lengths and padding, which calls set."""
+    """Return the digest of vocabulary, normalisation and special tokens, without lengths and padding, which calls change."""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     state: Any = sorted(tokenizer.get_vocab().items())
     if hasattr(tokenizer, "backend_tokenizer"):
-        # Truncation and padding stand before the added tokens; to parse all would take a second.
+        # Truncation and padding precede the added tokens. Parsing everything would take a second.
         state = tokenizer.backend_tokenizer.to_str().partition('"added_tokens"')[2]
     return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
 

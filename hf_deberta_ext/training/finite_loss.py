@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite end a training, which Trainer would hide in its log; finite ones that diverged are told."""
+"""Stop on NaN or infinite losses, which `Trainer` hides in its log, and report losses that diverge."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ __all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Refuse a step with a loss that is not finite, after its last micro-batch, in all processes together."""
+    """Raise a ValueError in all processes if the loss of a step is NaN or infinite, after its last micro-batch."""
     loss = loss + trainer.unchecked_loss
     trainer.unchecked_loss = 0.0
     if not trainer.accelerator.sync_gradients:
@@ -21,7 +21,7 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
         return
     finite = torch.isfinite(loss).all()
     if trainer.args.world_size > 1:
-        # Gradients are the mean over all by now: a process that went on would step, and save weights that are not finite.
+        # Gradients are already averaged: a process that continued would step, and save weights that are not finite.
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
     if finite:
         return
@@ -29,18 +29,20 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
     if math.isfinite(value):
         value = "not finite in another process"
     raise ValueError(
-        f"the loss of step {trainer.state.global_step + 1} is {value}: the training stops. Likely causes: the learning rate "
-        f"of {trainer.args.learning_rate:g} is too high, --warmup_steps are too few, or --fp16 overflows (use --bf16)"
+        f"the loss of step {trainer.state.global_step + 1} is {value}; training was stopped. Likely causes: the learning "
+        f"rate {trainer.args.learning_rate:g} is too high, --warmup_steps is too small, or --fp16 overflows (use --bf16)"
     )
 
 
 def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None) -> str | None:
-    """Return a sentence if a training has diverged: its loss (median of the last three logged) is five times that of a
-    uniform guess, or a quarter above it with the last held-out loss. A held-out loss alone says that it learned by heart.
+    """Return a message if the training diverged, else None.
+
+    It diverged if its loss (median of the last three logged) exceeds the loss of a uniform guess by a factor of 5, or if it
+    and the last held-out loss exceed it by a factor of 1.25. A high held-out loss without a high loss means overfitting.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
-        uniform_loss (`float`, *optional*): None: the first logged loss is in its place, and at least 1.
+        uniform_loss (`float`, *optional*): loss of a uniform guess; None: the first logged loss, at least 1.
     """
     losses = [entry["loss"] for entry in history if "loss" in entry]
     losses = losses or [entry["train_loss"] for entry in history if "train_loss" in entry]
@@ -51,6 +53,6 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
     if loss <= 5 * level and min(loss, held_out) <= 1.25 * level:
         return None
     return (
-        f"The training diverged: its loss is {loss:.4g}, above that of a guess or of the beginning, {level:.4g}; lower the "
+        f"The training diverged: its loss is {loss:.4g}, higher than a guess or the first steps ({level:.4g}); lower the "
         "learning rate, or warm up longer."
     )

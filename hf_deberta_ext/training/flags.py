@@ -22,9 +22,12 @@ __all__ = ["command_line", "option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
-    """Return a field of a dataclass of flags, with its help text; `options` are those of argparse, such as `choices`.
+    """Return a dataclass field for a flag.
 
-    The default `list` is an empty list.
+    Args:
+        default: default value; `list` means an empty list.
+        text (`str`): help text.
+        options: options of argparse, such as `choices`.
     """
     metadata = {"help": text, **options}
     if default is list:
@@ -33,19 +36,19 @@ def option(default: Any, text: str, **options) -> Any:
 
 
 class FlagParser(HfArgumentParser):
-    """`HfArgumentParser` whose --help leaves the flags `hidden` out, and shows one spelling of the others."""
+    """`HfArgumentParser` that omits the flags `hidden` from --help, and shows one spelling of all other flags."""
 
     def __init__(self, groups: Sequence[type], hidden: Collection[str], **options):
         self.hidden = hidden
-        # An abbreviation would change its meaning with the next flag that begins alike.
+        # An abbreviation would become ambiguous with the next new flag that starts with it.
         super().__init__(groups, allow_abbrev=False, **options)
-        self.add_argument("--help_all", action="help", help="these flags, and those of Trainer: --learning_rate, ...")
+        self.add_argument("--help_all", action="help", help="show these and all Trainer flags: --learning_rate, ...")
 
     def add_argument(self, *names: str, **options) -> argparse.Action:
         if options.get("dest", names[0].lstrip("-")) in self.hidden:
             options["help"] = argparse.SUPPRESS
         action = super().add_argument(*names, **options)
-        # --output-dir is taken, too.
+        # --output-dir is also accepted, but not shown.
         action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
         return action
 
@@ -60,15 +63,17 @@ def parse_flags(
     elsewhere: Mapping[str, str] | None = None,
     recipe: Callable[[dict[str, Any], int, torch.device | None], tuple[dict[str, Any], str | None]] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse a command line. Flags win over those of a .json or .yaml file, which its first word may name.
+    """Parse a command line. Its first word may be a .json or .yaml file of flags, which later flags override.
 
     Args:
-        groups: dataclasses of flags. --help leaves out those that an attribute `refused` of the class names.
-        description, usage (`str`): for `--help`, the description's first paragraph.
-        defaults (`dict`, *optional*): of this script, by name.
-        elsewhere (`dict[str, str]`, *optional*): names of flags of other scripts -> what to give here.
-        recipe (`Callable`, *optional*): (flags of the command line, processes, device) -> (defaults by name, a text to
-            print about them, or None), which --recipe and other flags decide.
+        groups: dataclasses of flags. --help omits the flags in the class attribute `refused`.
+        argv (`list[str]`, *optional*): command line; default: the arguments of the process.
+        description (`str`): description; `--help` shows its first paragraph.
+        usage (`str`, *optional*): usage line for `--help`.
+        defaults (`dict`, *optional*): defaults of this script, by name.
+        elsewhere (`dict[str, str]`, *optional*): flag of another script -> hint what to use instead.
+        recipe (`Callable`, *optional*): maps (flags of the command line, processes, device) to (defaults by name, text to
+            print or None).
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
@@ -83,7 +88,7 @@ def parse_flags(
         names += [field.name for field in fields(group) if field.init]
         hidden |= {*getattr(group, "refused", ())}
         if "--help_all" not in argv:
-            # TrainingArguments' own; a preparation does not import it.
+            # Fields of TrainingArguments, compared by name because a preparation does not import it.
             inherited = [field for base in group.__mro__ if base.__name__ == "TrainingArguments" for field in fields(base)]
             hidden |= {field.name for field in fields(group) if field in inherited}
     parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)
@@ -106,18 +111,18 @@ def parse_flags(
 
 
 def flags_of_file(file: Path) -> list[str]:
-    """Return the command line for a .json or .yaml file of flags by name."""
+    """Return the command line for the flags in a .json or .yaml file."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no {file.suffix[1:]}: {error}") from error
+        raise ValueError(f"{file} is not valid {file.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{file} must hold flags by name, got {type(values).__name__}")
+        raise ValueError(f"{file} must contain an object with flags as keys, got {type(values).__name__}")
     return command_line(values)
 
 
 def command_line(flags: Mapping[str, Any]) -> list[str]:
-    """Return the command line for flags by name: numbers, true and null as in JSON, several values in a list."""
+    """Return the command line for a dict of flags; values are written as JSON, except texts; a list has several values."""
     argv = []
     for name, value in flags.items():
         if as_list(value):
@@ -132,12 +137,12 @@ def command_line(flags: Mapping[str, Any]) -> list[str]:
 
 
 def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, Any]:
-    """Return "a=1,b=x" as fields; numbers, true, false and null as in JSON, anything else is text."""
+    """Parse "a=1,b=x" into a dict. Values are parsed as JSON if possible, else kept as text."""
     values = {}
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"{flag} takes name=value,name=value, got {part!r} in {text!r}")
+            raise ValueError(f"{flag} expects name=value,name=value, got {part!r} in {text!r}")
         try:
             values[name.strip()] = json.loads(value)
         except ValueError:
@@ -146,24 +151,24 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
 
 
 def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapping[str, str]):
-    """Refuse unknown flags: say what to give in their place, or which flag is spelt most like them."""
+    """Raise a ValueError for unknown flags, which suggests the flag with the most similar name."""
     problems = []
     for text in [*filter(lambda text: text.startswith("--"), unknown)] or unknown[:1]:
         flag = text.partition("=")[0].lstrip("-").replace("-", "_")
         close = [name for name in names if name.startswith(flag)] or difflib.get_close_matches(flag, names, 1)
         nearest = " or --".join(close[:3]) or "help_all"
-        problems.append(f"unknown flag --{flag}: is it --{nearest}?")
+        problems.append(f"unknown flag --{flag}; did you mean --{nearest}?")
         if flag in elsewhere:
-            problems[-1] = f"--{flag} is no flag of this script: {elsewhere[flag]}"
+            problems[-1] = f"--{flag} is not a flag of this script: {elsewhere[flag]}"
     if problems:
         raise ValueError("; ".join(problems))
 
 
 def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
-    """Refuse flags of the command line that would have no effect, unless they are at their default.
+    """Raise a ValueError for flags of the command line that would have no effect, unless they have their default value.
 
-    `needs` of a dataclass of flags, or of one that it extends, has for the name of a flag (where it has no effect: "without
-    --lora", a function of the values of all groups: whether it has one).
+    The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to (when it has no effect, such as
+    "without --lora"; a function of the values of all groups that returns True if the flag has an effect).
     """
     values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:
@@ -173,4 +178,4 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
             needs |= vars(kind).get("needs", {})
     for name, (case, acts) in needs.items():
         if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
-            raise ValueError(f"--{name} {flags[name]} has no effect {case}: change that, or leave --{name} out")
+            raise ValueError(f"--{name} {flags[name]} has no effect {case}; change that, or remove --{name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock of an output folder: one run at a time. The operating system opens it when the process ends, however it ends."""
+"""The lock of an output folder, for one run at a time. The operating system releases it when the process ends."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from transformers.utils import logging
 try:
     import fcntl
 except ImportError:
-    # Windows: there are no locks.
+    # Windows: folders are not locked.
     fcntl = None
 
 logger = logging.get_logger(__name__)
@@ -24,26 +24,26 @@ _held: dict[Path, IO[bytes]] = {}
 
 
 def lock_folder(folder: str | os.PathLike) -> bool:
-    """Lock a folder, which is made, for this process; return False if the process has locked it already."""
+    """Lock a folder for this process, and create it if missing; return False if this process already holds the lock."""
     file = Path(folder).resolve() / LOCK_FILE
     if file in _held:
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
     stream = open(file, "ab")
     try:
-        # Not flock, whose locks live on in forked processes.
+        # Not flock, whose locks are inherited by forked processes.
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        raise ValueError(f"{folder} is locked by another run: wait for its end, or choose another --output_dir") from error
+        raise ValueError(f"{folder} is locked by another run; wait until it ends, or pass another --output_dir") from error
     except (AttributeError, OSError) as error:
-        logger.warning(f"the file system of {folder} has no locks ({error}): start no second run in it")
+        logger.warning(f"the file system of {folder} does not support locks ({error}); do not start a second run in it")
     _held[file] = stream
     return True
 
 
 @contextlib.contextmanager
 def locked_folder(folder: str | os.PathLike) -> Iterator[None]:
-    """Context in which a folder is locked, as by `lock_folder`."""
+    """Lock a folder with `lock_folder` within a context."""
     is_new = lock_folder(folder)
     try:
         yield
@@ -53,7 +53,7 @@ def locked_folder(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def unlock_folders(*folders: str | os.PathLike):
-    """Unlock these folders, or all that this process has locked."""
+    """Unlock these folders, or without arguments all folders that this process has locked."""
     files = [Path(folder).resolve() / LOCK_FILE for folder in folders] or _held
     for file in _held.keys() & {*files}:
         file.unlink(missing_ok=True)

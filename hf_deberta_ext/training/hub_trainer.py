@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--push_to_hub` of our trainers: files of the model and no others, where transformers pushes all of the output folder."""
+"""`--push_to_hub` for this package's trainers: only pushes the model's files, not the whole output folder like `Trainer`."""
 
 import json
 import os
@@ -22,12 +22,12 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["HubTrainer"]
 
-# Files of a checkpoint that a resumed run needs beside the model, without Trainer's arguments, which name local folders.
+# Files that a resumed run needs in addition to the model. Trainer's arguments are excluded: they contain local paths.
 RESUMED = (STATE_FILE, "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
 
 class HubTrainer(Trainer):
-    """Trainer that publishes with `hf_deberta_ext.publishing.push`; a background push that fails is logged as a warning."""
+    """Trainer that publishes with `hf_deberta_ext.publishing.push`. If a background push fails, a warning is logged."""
 
     def push_to_hub(
         self,
@@ -38,10 +38,10 @@ class HubTrainer(Trainer):
         private: bool | None = None,
         **kwargs,
     ) -> CommitInfo | Future | None:
-        """Save the model and publish the output folder; `kwargs` are for the card, if there is none."""
+        """Save the model and publish the output folder. If there is no card, one is created with `kwargs`."""
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if getattr(self, "hub_model_id", None) is None:
-            # It takes no `private` in older versions of transformers.
+            # init_hf_repo does not accept `private` in older versions of transformers.
             if private is not None:
                 self.args.hub_private_repo = private
             self.init_hf_repo(token=token)
@@ -55,7 +55,7 @@ class HubTrainer(Trainer):
         job = self._start_push(folder, commit_message, token=token, revision=revision, private=private)
         return job.result() if blocking else job
 
-    # Trainer calls it for each checkpoint; there is no public method for that.
+    # Private, because there is no public method that Trainer calls for each checkpoint.
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         strategy, state = self.args.hub_strategy, self.state
         is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
@@ -74,10 +74,11 @@ class HubTrainer(Trainer):
         self.push_in_progress = PushInProgress([*jobs, job])
 
     def _linked(self, checkpoint: Path, place: str) -> Path:
-        """Link the model in a checkpoint into a new folder, since the checkpoint may be deleted before it is sent; with
-        `place`, also into that folder in it, together with what a resumed run needs."""
+        """Link the model of a checkpoint into a new folder, because the checkpoint may be deleted before it is uploaded.
+
+        With `place`, the model and the files that a resumed run needs are also linked into this subfolder."""
         files = published_files(checkpoint)[0]
-        # peft's template.
+        # This file is peft's template.
         files.pop("README.md", None)
         if place:
             model = [file for path, file in files.items() if "/" not in path]
@@ -99,7 +100,7 @@ class HubTrainer(Trainer):
         return folder
 
     def _start_push(self, folder: Path, message: str | None, removed: Path | None = None, **options) -> Future:
-        """Push a folder after the pushes before it, and delete the folder `removed` when it has ended."""
+        """Push a folder in the background after all earlier pushes, and then delete the folder `removed`."""
         args = self.args
         given = dict(token=args.hub_token, revision=args.hub_revision, private=args.hub_private_repo)
         given |= {name: value for name, value in options.items() if value is not None}
@@ -114,5 +115,5 @@ class HubTrainer(Trainer):
                 if removed is not None:
                     shutil.rmtree(removed, ignore_errors=True)
 
-        # One thread for all: one push after the other.
+        # A single thread runs all pushes, one after the other.
         return run_as_future(send)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a model or of a tokenizer: a folder, or a repository of the Hub."""
+"""Sources of models and tokenizers: folders or Hub repositories."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ __all__ = ["announce_official", "named_tokenizer"]
 
 @contextlib.contextmanager
 def named_tokenizer(source: str, flag: str) -> Iterator[None]:
-    """Context in which the tokenizer that a flag gives is loaded; an OSError names the flag and its value."""
+    """Name the flag and its value in an OSError while the flag's tokenizer is loaded, within a context."""
     check_source(source, f"{flag}: ")
     try:
         yield
@@ -26,9 +26,9 @@ def named_tokenizer(source: str, flag: str) -> Iterator[None]:
         raise OSError(f"{flag} {source}: {error}") from error
 
 
-def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
-    """Return True for a DeBERTa checkpoint of Microsoft or transformers, and say once that it is trained as this package's
-    model; `way_out` ends the line. With `trust_remote_code`, code beside the checkpoint is meant to be its model."""
+def announce_official(source: str, *, hint: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
+    """Return True for a DeBERTa checkpoint of Microsoft or transformers, and log once that it is trained as this package's
+    model, followed by `hint`. With `trust_remote_code`, checkpoints that contain remote code are excluded."""
     stored, maker = {"model_type": "deberta"}, "a DeBERTa checkpoint in Microsoft's own files"
     if not configuration_file(source):
         stored, _ = PretrainedConfig.get_config_dict(source, **download)
@@ -36,5 +36,5 @@ def announce_official(source: str, *, way_out: str = "", trust_remote_code: bool
         return False
     if "transformers_version" in stored:
         maker = f"a checkpoint of transformers' {stored['model_type']} classes"
-    logger.warning_once(f"{source} is {maker}: it is trained as this package's model, deberta-ext{way_out}")
+    logger.warning_once(f"{source} is {maker}: it is trained as this package's model, deberta-ext{hint}")
     return True

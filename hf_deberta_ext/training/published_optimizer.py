@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer and the schedule with which DeBERTa was trained: Adam without bias correction, and its linear decay."""
+"""The optimizer and learning rate schedule of the published DeBERTa: Adam without bias correction, and linear decay."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,17 +11,17 @@ from transformers import TrainingArguments
 
 __all__ = ["OWN_OPTIMIZER", "PublishedAdam", "optimizer_name", "published_rate", "published_schedule"]
 
-# Flags of Trainer with which the published optimizer cannot be had.
+# Trainer flags that cannot be combined with the published optimizer.
 OWN_OPTIMIZER = {"lr_scheduler_kwargs", "lr_scheduler_type", "optim", "optim_args"}
 
 
 class PublishedAdam(Optimizer):
-    """Adam with decoupled weight decay and without bias correction, as microsoft/DeBERTa's XAdam.
+    """Adam with decoupled weight decay and without bias correction, like XAdam of microsoft/DeBERTa.
 
     m = β1 m + (1 - β1) g,  v = β2 v + (1 - β2) g²,  p = p - η (m / (√v + ε) + λ p).
 
-    AdamW divides m by 1 - β1^t and v by 1 - β2^t. Without that, the steps of an early gradient are
-    (1 - β1^t) / √(1 - β2^t) times as long, 3.2 times at the first step and at most 6.6 times.
+    AdamW divides m by 1 - β1^t and v by 1 - β2^t. Without this correction, early steps are larger by a factor of
+    (1 - β1^t) / √(1 - β2^t), which is 3.2 at the first step and at most 6.6.
 
     Args:
         params: parameters, or groups of them.
@@ -54,10 +54,10 @@ class PublishedAdam(Optimizer):
 
 
 def published_rate(step: int, *, steps: int, warmup: float) -> float:
-    """Return the factor of the learning rate at a step, counted from 0, as microsoft/DeBERTa's `warmup_linear`.
+    """Return the learning rate factor at a step, counted from 0, like `warmup_linear` of microsoft/DeBERTa.
 
-    x / w for x = step / steps below w, the share of the warm-up; then 1 - x, where Trainer's linear schedule has
-    (1 - x) / (1 - w). A `warmup` of 1 or more is a number of steps.
+    With x = step / steps and the warm-up share w: x / w for x < w, else 1 - x. (Trainer's linear schedule has
+    (1 - x) / (1 - w) instead.) A `warmup` of 1 or more is a number of steps.
     """
     if warmup < 1:
         warmup *= steps
@@ -67,12 +67,12 @@ def published_rate(step: int, *, steps: int, warmup: float) -> float:
 
 
 def published_schedule(optimizer: Optimizer, steps: int, warmup: float) -> LambdaLR:
-    """Return the schedule of `published_rate` for all groups of an optimizer."""
+    """Return a scheduler that applies `published_rate` to all parameter groups of an optimizer."""
     return LambdaLR(optimizer, partial(published_rate, steps=steps, warmup=warmup))
 
 
 def optimizer_name(args: TrainingArguments) -> str:
-    """Return the names of the optimizer and of the schedule, for reports."""
+    """Return the names of the optimizer and the schedule, for reports."""
     if getattr(args, "published_optimizer", False):
         return "as published: Adam without bias correction, linear decay as 1 - step / steps"
     return f"{getattr(args.optim, 'value', args.optim)}, {args.lr_scheduler_type.value} schedule"

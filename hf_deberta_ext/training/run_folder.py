@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a training run: nothing in it is overwritten, and it is resumed only with the arguments that began it."""
+"""The output folder of a training run: protect it from overwriting, and resume it only with the initial arguments."""
 
 import dataclasses
 import json
@@ -25,45 +25,45 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["ARGUMENTS_FILE", "begin_run", "find_checkpoint", "repeated_arguments", "resume_checkpoint", "run_contents"]
 
-# Written before the first checkpoint, and again from the same arguments; each checkpoint has a copy.
+# Written before the first checkpoint, and rewritten when the run is resumed; each checkpoint has a copy.
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
 
-# Every argument of Trainer and every flag of a script shapes the weights, but for these: what is printed, saved, measured
-# and published, how the data is read, and the machine. The configuration of the model has the attn_implementation.
+# Arguments that do not change the weights of a run: what is printed, saved, measured and published, how the data is read,
+# and the machine. All other arguments do. attn_implementation is compared in the configuration of the model.
 FREE_PREFIXES = tuple(
     "ddp_ dataloader_mult dataloader_num dataloader_p eval_ hub_ include_ log_ logging_ resume_ save_ trackio_".split()
 )
 FREE = set(
-    """attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug disable_tqdm do_eval do_predict
-    do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank max_file_bytes max_predict_samples
-    metric_for_best_model num_proc output_dir overwrite_output_dir per_device_eval_batch_size prediction_loss_only
-    predictions_format preprocessing_num_workers project push_to_hub report_to run_name seeds skip_memory_metrics test_file
-    token torch_empty_cache_steps train_longer use_cpu""".split()
+    """allow_changed_args attn_implementation batch_eval_metrics bf16_full_eval cache_dir card_language debug
+    disable_tqdm do_eval do_predict do_train enable_jit_checkpoint fp16_full_eval greater_is_better license local_rank
+    max_file_bytes max_predict_samples metric_for_best_model num_proc output_dir overwrite_output_dir
+    per_device_eval_batch_size prediction_loss_only predictions_format preprocessing_num_workers project push_to_hub
+    report_to run_name seeds skip_memory_metrics test_file token torch_empty_cache_steps train_longer use_cpu""".split()
 )
-# These count where an evaluation decides which model is kept, or the learning rate.
+# Arguments that change the weights if evaluations select the model or set the learning rate.
 EVALUATION = set(
     """eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps
     save_strategy""".split()
 )
-# The states of optimizer and scheduler hold these, whatever the arguments of a resumed run are.
+# Values that are restored from the states of optimizer and scheduler, whatever the arguments of a resumed run are.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
-# --train_longer lets these differ.
+# Arguments that --train_longer may change.
 LENGTH = ("max_steps", "num_train_epochs")
-# Of a data set that is neither a list nor of the package datasets, whose rows may be made when they are read.
+# Maximum number of rows to hash in a data set that is not a list or a `datasets.Dataset`; reading them may be slow.
 MOST_ROWS = 1000
-# Fields of a configuration that say nothing about the weights, or that Trainer sets.
+# Fields of a configuration that do not depend on the weights, or that Trainer sets.
 NO_SETTINGS = ("_attn", "_name", "architectures", "attn_", "auto_map", "dtype", "torch_dtype", "transformers", "use_cache")
 
 
 def is_decided_by_evaluation(args: TrainingArguments) -> bool:
-    """Return True for a run whose evaluations decide which model is kept, or the learning rate."""
+    """Return True if the evaluations of a run select the model or set the learning rate."""
     return args.load_best_model_at_end or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
 
 def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments, also those of the dataclasses `groups`, that a resumed run must repeat to be the same run.
+    """Return the arguments in `args` and in the dataclasses `groups` that must not change when a run is resumed.
 
-    Where `is_split_free`, processes with the same batch may be more or fewer.
+    If `is_split_free`, the number of processes may change as long as the batch size stays the same.
     """
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     flags["world_size"] = args.world_size
@@ -78,7 +78,7 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
 
 
 def run_contents(trainer: Trainer) -> dict[str, Any]:
-    """Return what shapes the weights beside the arguments of a training, as entries of run_arguments.json."""
+    """Return the data, model and tokenizer facts that determine the weights, as entries of run_arguments.json."""
     args, model, collator, rows = trainer.args, trainer.model, trainer.data_collator, trainer.train_dataset
     if hasattr(model, "peft_config"):
         model = model.get_base_model()
@@ -86,22 +86,22 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
     source = getattr(model, "name_or_path", None) or ""
     contents = {
         "data_digest": examples_digest(rows),
-        # The order of PreparedRows, in code without the script's flags.
+        # The buffer determines the order of PreparedRows, and code that uses the trainer directly has no flag for it.
         "shuffle_buffer": getattr(getattr(rows, "dataset", None), "buffer", None),
         "tokenizer_digest": tokenizer_digest(trainer.processing_class),
         "trained_parameters": sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad),
-        # Private: a configuration has no public name for it. None is the choice of a model of this package.
+        # Private, because a configuration has no public name for it. None means that models of this package choose.
         "config.attn_implementation": str(getattr(config, "_attn_implementation", None)),
         "hf_deberta_ext": __version__,
         "data_collator": getattr(collator, "__name__", type(collator).__name__),
         "data_collator_options": repr(getattr(collator, "options", None)),
     }
     if hasattr(rows, "streams"):
-        # The order of a NumberedStream.
+        # The number of streams determines the order of a NumberedStream.
         contents["streams"] = len(rows.streams)
     if is_decided_by_evaluation(args):
         contents["evaluation_data_digest"] = examples_digest(trainer.eval_dataset)
-    # Checkpoints of the run itself are no beginning. _commit_hash is private: the one place that knows the commit.
+    # Checkpoints of the run itself are not its initial weights. Only the private _commit_hash has the commit.
     if not Path(source).resolve().is_relative_to(Path(args.output_dir).resolve()):
         contents["weights_digest"] = weights_digest(source, getattr(config, "_commit_hash", None))
     if hasattr(config, "to_dict"):
@@ -112,15 +112,15 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
 
 
 def examples_digest(dataset: Any) -> str | None:
-    """Return number of rows and digest of their values; None for a stream.
+    """Return the number of rows and the digest of their values; None for a stream.
 
-    Every value counts of a list and of a `datasets.Dataset`, however it is stored; of others about `MOST_ROWS` rows, none
-    where they are drawn anew each time.
+    All values of a list or a `datasets.Dataset` are hashed; about `MOST_ROWS` rows of other data sets, or none if their
+    values are random.
     """
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
     if hasattr(dataset, "epoch_columns"):
-        # NumberedExamples; a NumberedStream has streams
+        # NumberedExamples (a NumberedStream has streams).
         dataset = getattr(dataset, "dataset", dataset)
     # PreparedRows
     if hasattr(dataset, "digest"):
@@ -145,32 +145,32 @@ def examples_digest(dataset: Any) -> str | None:
 
 
 def weights_digest(source: str | None, commit: str | None = None) -> str | None:
-    """Return the digest of the weight files in a folder, or the commit on the Hub of a model; None for new weights."""
+    """Return the digest of the weight files in a folder, or the commit of a Hub model; None for new weights."""
     if not source or not Path(source).is_dir():
         return commit
     return json_digest([digest_of(file) for file in sorted(Path(source).iterdir()) if is_weight_file(file.name)])
 
 
-def contents_line(folder: str | os.PathLike) -> str:
-    """Return the end of a run in a line: what its folder holds."""
-    return f"{folder} holds the model, its tokenizer and its card."
+def folder_summary(folder: str | os.PathLike) -> str:
+    """Return the last line of a run, which lists the contents of its folder."""
+    return f"{folder} contains the model, its tokenizer and its card."
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """`resume_checkpoint` of a script's arguments; sets what "auto" stands for in them, and `follow_processes`."""
+    """Return the checkpoint to resume from; also resolve "auto" in the arguments, and call `sync_ranks`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint
-    follow_processes(args, checkpoint)
+    sync_ranks(args, checkpoint)
     return checkpoint
 
 
-def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | None):
-    """Set the accumulation of a run that is resumed by another number of processes, for as many examples a step as before.
+def sync_ranks(args: TrainingArguments, checkpoint: str | os.PathLike | None):
+    """Set gradient accumulation so that a run resumed with another number of processes keeps its examples per step.
 
-    Where they cannot share them equally, `begin_run` refuses the batch size.
+    If the examples cannot be divided equally, `begin_run` raises an error about the batch size.
     """
-    if checkpoint is None or "batch_size" in getattr(args, "resume_anyway", ()):
+    if checkpoint is None or "batch_size" in getattr(args, "allow_changed_args", ()):
         return
     first = read_json(Path(checkpoint, ARGUMENTS_FILE))
     batch = first.get("batch_size")
@@ -178,26 +178,27 @@ def follow_processes(args: TrainingArguments, checkpoint: str | os.PathLike | No
         return
     steps = args.gradient_accumulation_steps = batch // (args.train_batch_size * args.world_size)
     if args.process_index == 0:
-        logger.warning(f"gradient_accumulation_steps = {steps}, for the {batch} examples of a step that this run began with")
+        logger.warning(f"gradient_accumulation_steps is set to {steps}, to keep the {batch} examples per step of this run")
 
 
 def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> str | None:
-    """Return the checkpoint from which a run is resumed, all of whose files are as they were saved; None for a new run.
+    """Return the checkpoint to resume a run from, after verifying its files; None for a new run.
 
     Args:
-        resume (`str` or `bool`, *optional*): True, "true" or "last" for the last checkpoint in `folder` that is whole; a
-            checkpoint's folder; None, False or "false": a new run, whose folder must be absent, empty, or that of a run
-            which was stopped before its first checkpoint; "auto": as "last" where there is a checkpoint, else as None.
+        folder (`str` or path): output folder of the run.
+        resume (`str` or `bool`, *optional*): True, "true" or "last": the last complete checkpoint in `folder`; a path: this
+            checkpoint; None, False or "false": a new run; "auto": "last" if there is a checkpoint, else a new run. A new
+            run's folder must be missing, empty, or only contain a run that was stopped before its first checkpoint.
 
     Raises:
-        ValueError: a new run in a folder that is not empty, or a folder without a whole checkpoint.
+        ValueError: the folder of a new run is not empty, or there is no complete checkpoint.
     """
     folder, asked = Path(folder), str(resume).lower()
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     if asked in ("none", "false") or (asked == "auto" and not checkpoints):
         if {file.name for file in folder.glob("[!.]*")} - {ARGUMENTS_FILE, TOKENIZER_FOLDER}:
             raise ValueError(
-                f"{folder} is not empty: choose another --output_dir, or resume its run with --resume_from_checkpoint last"
+                f"{folder} is not empty; choose another --output_dir, or resume its run with --resume_from_checkpoint last"
             )
         return None
     if asked not in ("true", "last", "auto"):
@@ -207,11 +208,11 @@ def resume_checkpoint(folder: str | os.PathLike, resume: str | bool | None) -> s
         problem = checkpoint_problem(checkpoint)
         if problem is None:
             if problems:
-                logger.warning(f"{problems}the run is resumed from {checkpoint}")
+                logger.warning(f"{problems}resuming from {checkpoint}")
             return str(checkpoint)
         problems += f"{checkpoint} is not a complete checkpoint: {problem}; "
     raise ValueError(
-        f"{problems}there is no checkpoint to resume from; for a new run leave --resume_from_checkpoint out, and choose "
+        f"{problems}there is no checkpoint to resume from; for a new run, remove --resume_from_checkpoint, and choose "
         f"another --output_dir if there are results in {folder}"
     )
 
@@ -222,12 +223,17 @@ def begin_run(
     resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the arguments that decide what is learned into the folder of a run, and return them; of a resumed one compare
-    them before. Arguments that only one of the two has are not compared.
+    """Write the arguments of a run to its folder, and return them. If the run is resumed, first compare them.
 
     Args:
-        resumed (`str` or path, *optional*): the folder with the first arguments of a resumed run: a checkpoint.
-        anyway (`list[str]`): arguments that may differ; `accepted_changes` tells of them.
+        folder (`str` or path): output folder of the run.
+        arguments (`dict`): the arguments that determine the weights, by name.
+        resumed (`str` or path, *optional*): checkpoint of a resumed run, which contains its initial arguments. Arguments
+            that are missing in one of the two are not compared.
+        anyway (`list[str]`): names of arguments that may change; `accepted_changes` returns the changes.
+
+    Raises:
+        ValueError: an argument that is not in `anyway`, or that the checkpoint restores, has changed.
     """
     record = json.loads(json.dumps(arguments, default=str))
     if resumed:
@@ -238,28 +244,28 @@ def begin_run(
         changed = {name: [first[name], record[name]] for name in sorted(compared) if first[name] != record[name]}
         refused = [name for name in changed if name not in anyway or name in STORED]
         if refused:
-            values = "; ".join(f"{name} = {changed[name][1]!r}, begun with {changed[name][0]!r}" for name in refused)
+            values = "; ".join(f"{name} = {changed[name][1]!r}, initially {changed[name][0]!r}" for name in refused)
             hint = ""
             if {*LENGTH} & {*refused}:
-                hint = "To train longer, give --train_longer same_schedule or new_schedule. "
+                hint = "To train longer, pass --train_longer same_schedule or new_schedule. "
             raise ValueError(
-                f"a resumed run must have the arguments that it began with: {values}. {hint}Begin a new run from its model "
-                f"in another --output_dir, or give --resume_anyway {' '.join(changed)} (not for "
-                f"{', '.join(sorted(STORED))}: the checkpoint holds them)"
+                f"a resumed run must have its initial arguments, but got {values}. {hint}Start a new run from its model "
+                f"in another --output_dir, or pass --allow_changed_args {' '.join(changed)} (not for "
+                f"{', '.join(sorted(STORED))}, which are restored from the checkpoint)"
             )
         record = first | record
         if changed:
             accepted = {"step": checkpoint_step(Path(resumed).resolve()), **changed}
-            record["resumed_anyway"] = [*first.get("resumed_anyway", []), accepted]
+            record["changed_args"] = [*first.get("changed_args", []), accepted]
     Path(folder).mkdir(parents=True, exist_ok=True)
     replace_text(Path(folder, ARGUMENTS_FILE), json.dumps(record, indent=2) + "\n")
     return record
 
 
 def accepted_changes(folder: str | os.PathLike) -> str | None:
-    """Return the arguments that --resume_anyway changed in a run, as "bf16, optim from step 20 on"; None without any."""
+    """Return the arguments changed by --allow_changed_args, such as "bf16, optim from step 20 on", or None."""
     lines = []
-    for change in read_json(Path(folder, ARGUMENTS_FILE)).get("resumed_anyway", []):
+    for change in read_json(Path(folder, ARGUMENTS_FILE)).get("changed_args", []):
         step = change.pop("step")
         lines.append(", ".join(change))
         if step >= 0:

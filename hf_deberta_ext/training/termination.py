@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM, with which batch systems end a job, and Ctrl-C: a checkpoint at the end of the step, then the end."""
+"""Handling of SIGTERM (sent by batch systems) and Ctrl-C: save a checkpoint after the current step, then exit."""
 
 import os
 import signal
@@ -7,18 +7,17 @@ import threading
 
 __all__ = ["TERMINATED", "Termination"]
 
-# What a shell says of a process that SIGTERM has ended.
+# Exit status that shells report for a process ended by SIGTERM.
 TERMINATED = 128 + signal.SIGTERM
-# The handlers of Python.
+# Python's default handlers.
 DEFAULT_HANDLERS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 NOTICE = b"\nCtrl-C: saving a checkpoint after this step; press it again to stop at once\n"
 
 
 class Termination:
-    """Context in which the first SIGTERM or SIGINT sets `requested`, its number; a second one has its usual effect.
+    """Context in which the first SIGTERM or SIGINT sets `requested` to its number; a second one has its usual effect.
 
-    A handler that somebody else has set stays. A request that nobody has answered with an exception is raised again at the
-    end of the context.
+    Custom handlers are not replaced. If no exception has ended the context, a requested signal is raised again at its end.
     """
 
     requested = 0
@@ -34,9 +33,9 @@ class Termination:
     def _request(self, number, frame):
         self.requested = number
         signal.signal(number, DEFAULT_HANDLERS[number])
-        # Workers of a data loader, which get Ctrl-C too, inherit this handler and go on.
+        # Workers of a data loader also receive Ctrl-C. They inherit this handler and continue.
         if number == signal.SIGINT and os.getpid() == self.process:
-            # A stream may be busy; this writes at once.
+            # Not print, because the stream may be locked; this writes immediately.
             os.write(2, NOTICE)
 
     def __exit__(self, kind, error, trace):

@@ -24,7 +24,7 @@ from ..files import replace_text
 from . import checkpoints, run_folder
 from .batch_size import is_split_free
 from .checkpoints import STATE_FILE
-from .distributed import leave_together, spread_seed
+from .distributed import release_folder, spread_seed
 from .finite_loss import check_loss, divergence
 from .folder_lock import locked_folder
 from .hub_trainer import HubTrainer
@@ -40,30 +40,30 @@ RESULTS_FILE = "all_results.json"
 
 
 class RunTrainer(HubTrainer):
-    """Trainer whose files are complete even if its process is killed at any moment, and whose losses are finite.
+    """Trainer with atomic files, so that its process can be killed at any time, and with NaN detection.
 
-    - The draws of a step are seeded by (seed, number of the micro-batch in the order of the data): two processes and one
-      process with twice the accumulation draw the same, and so does a resumed run.
-    - A loss that is not finite stops the training in every process; one that diverges is warned of and marked in the log.
-    - SIGTERM ends the program with status 143 at the end of a step, after a checkpoint; the first Ctrl-C saves one, too.
-    - No other process trains in the output folder meanwhile.
-    - A checkpoint is written aside, flushed to the disk and renamed. No run is resumed from one that is not as it was saved,
-      or that lacks weights; a finished run is loaded as it ended. Models, results and states are replaced, not written over.
+    - Random numbers are seeded by (seed, number of the micro-batch in the order of the data). They are therefore the same
+      for two processes as for one process with twice the accumulation, and the same when a run is resumed.
+    - A NaN or infinite loss stops training in every process. If the loss diverges, a warning is logged and the log marked.
+    - SIGTERM ends the program with status 143 after the current step and a checkpoint; the first Ctrl-C also saves one.
+    - The output folder is locked, so that no other process trains in it at the same time.
+    - Checkpoints are written to a temporary folder, flushed to disk and renamed. Before resuming, all files and weights are
+      verified. Resuming a finished run loads its result. Models, results and states are replaced atomically.
     """
 
-    # Loss of a uniform guess, where a subclass knows it.
+    # Loss of a uniform guess, if a subclass knows it.
     uniform_loss: float | None = None
-    # The sum of the losses of a step's micro-batches, until `check_loss` looks at it.
+    # Sum of the losses of a step's micro-batches that `check_loss` has not checked yet.
     unchecked_loss: torch.Tensor | float = 0.0
-    # Of a script, beside the trainer's arguments, and all of run_arguments.json.
+    # Flags of a script that are not arguments of the trainer, and the contents of run_arguments.json.
     flags: Mapping[str, Any] = MappingProxyType({})
     _record: Mapping[str, Any] = MappingProxyType({})
     _step = _micro_batch = _saved_step = -1
-    # The new folder of a checkpoint, while it is written.
+    # Temporary folder of a checkpoint while it is written.
     _aside: Path | None = None
 
     def log(self, logs: dict[str, float], *args, **kwargs):
-        """Log as in transformers; entries of a training that has diverged have "diverged", the first of them a warning."""
+        """Log metrics. If the training has diverged, add "diverged" to the entry, and warn the first time."""
         if "loss" in logs:
             sentence = divergence([*self.state.log_history, logs], self.uniform_loss)
             if sentence and self.is_world_process_zero() and self.divergence() is None:
@@ -73,60 +73,60 @@ class RunTrainer(HubTrainer):
         super().log(logs, *args, **kwargs)
 
     def divergence(self) -> str | None:
-        """Return a sentence if the training has diverged, by its log."""
+        """Return a message if the log shows that the training has diverged, else None."""
         return divergence(self.state.log_history, self.uniform_loss)
 
     def print_divergence(self):
-        """Print this sentence, the last line of a program."""
+        """Print the message of `divergence`, if there is one; call it last."""
         sentence = self.divergence()
         if sentence and self.is_world_process_zero():
             print(sentence, flush=True)
 
-    def train(self, resume_from_checkpoint=None, *args, resume_anyway: Sequence[str] | None = None, **kwargs):
-        """Train as in transformers; True resumes from the last whole checkpoint, as `resume_checkpoint` finds it.
+    def train(self, resume_from_checkpoint=None, *args, allow_changed_args: Sequence[str] | None = None, **kwargs):
+        """Train, or resume from a complete checkpoint (True: from the last one; see `resume_checkpoint`).
 
-        A finished run is loaded, where Trainer takes one more step. Its result has no metrics where they and the model are
-        in the output folder; else they are lost, but for the epoch.
+        Resuming a finished run loads its result, unlike `Trainer`, which takes one more step. The metrics returned are then
+        empty if metrics and model are in the output folder; else only the epoch is returned, the other metrics are lost.
 
         Args:
-            resume_anyway (`list[str]`, *optional*): names of arguments that may differ from those that the run began with;
-                default: those of `args`, if it has such a field.
+            allow_changed_args (`list[str]`, *optional*): names of arguments that may differ from the initial arguments;
+                default: the names in `args.allow_changed_args`, if this field exists.
         Raises:
-            ValueError: the run began otherwise, as `begin_run` says; or a file of the checkpoint is not as it was saved.
+            ValueError: an argument has changed (see `begin_run`), or a file of the checkpoint is damaged.
         """
         checkpoint, folder = None, Path(self.args.output_dir)
         if resume_from_checkpoint:
             checkpoint = run_folder.resume_checkpoint(folder, resume_from_checkpoint)
-        if resume_anyway is None:
-            resume_anyway = getattr(self.args, "resume_anyway", ())
+        if allow_changed_args is None:
+            allow_changed_args = getattr(self.args, "allow_changed_args", ())
         if getattr(self.args, "train_longer", None) is not None:
-            resume_anyway = [*resume_anyway, *run_folder.LENGTH]
+            allow_changed_args = [*allow_changed_args, *run_folder.LENGTH]
         # Newer versions of transformers compare them in trainer_utils.
         for name in ("trainer", "trainer_utils"):
             getLogger(f"transformers.{name}").addFilter(_is_no_comparison)
         with contextlib.ExitStack() as stack:
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
-            run_folder.follow_processes(self.args, checkpoint)
-            # As newer versions of transformers set it: Trainer itself divides the loss. That of 5.4 lets accelerate divide
-            # it again, by the number of steps that the arguments had when the Trainer was made.
+            run_folder.sync_ranks(self.args, checkpoint)
+            # As in newer versions of transformers: Trainer itself divides the loss. In 5.4, accelerate divides it again, by
+            # the number of accumulation steps in the arguments when the Trainer was created.
             self.accelerator.gradient_accumulation_steps = 1
             if self.args.should_save:
                 arguments = {**run_folder.repeated_arguments((), self.args), **run_folder.run_contents(self), **self.flags}
-                self._record = run_folder.begin_run(folder, arguments, checkpoint, resume_anyway)
+                self._record = run_folder.begin_run(folder, arguments, checkpoint, allow_changed_args)
             if checkpoint is None or not self.is_last(checkpoint):
                 self._termination = stack.enter_context(Termination())
                 return super().train(checkpoint, *args, **kwargs)
         files = {*os.listdir(folder)}
-        # The weights of a model come last.
+        # The weights of a model are written last.
         if not ({STATE_FILE, "train_results.json"} <= files and any(map(is_weight_file, files))):
             self.restore(checkpoint)
             return TrainOutput(self.state.global_step, 0.0, {"epoch": self.state.epoch})
-        # Trainer loads under FSDP only from its checkpoints.
+        # With FSDP, Trainer can only load from checkpoints.
         if not self.is_fsdp_enabled:
             checkpoint = folder
         self.restore(checkpoint)
-        # What was measured after the training is measured again.
+        # Remove evaluations after the training: they are repeated.
         history = self.state.log_history
         while history and not {"train_runtime", "loss"} & {*history[-1]}:
             history.pop()
@@ -134,64 +134,68 @@ class RunTrainer(HubTrainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args, model=None):
-        """Return the optimizer as in transformers, or the published one."""
+        """Return `PublishedAdam` with --published_optimizer, else the optimizer of `Trainer`."""
         if getattr(args, "published_optimizer", False):
             betas = (args.adam_beta1, args.adam_beta2)
             return PublishedAdam, dict(lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
         return HubTrainer.get_optimizer_cls_and_kwargs(args, model)
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Create the schedule as in transformers, or the published one."""
+        """Create the published schedule with --published_optimizer, else the schedule of `Trainer`."""
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load their states (private: there is no other place before the first step); a new schedule sets the rates."""
+        """Load both states; a new schedule sets the learning rates (private: no public method runs at this point)."""
         super()._load_optimizer_and_scheduler(checkpoint)
         is_new = getattr(self.args, "train_longer", None) == "new_schedule"
         if checkpoint and is_new and isinstance(self.lr_scheduler, LambdaLR):
-            # The checkpoint holds the old schedule's rate of the next step, 0 at the end of a linear one: compute it again.
+            # The checkpoint has the old schedule's rate of the next step (0 at the end of a linear one): compute it again.
             self.lr_scheduler.last_epoch -= 1
             self.lr_scheduler.step()
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
-        """Return True if the training ends at this checkpoint."""
+        """Return True if this checkpoint is the end of the training."""
         state = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE)))
         if self.args.max_steps > 0:
             return state.global_step >= self.args.max_steps
         return (state.epoch or 0) >= self.args.num_train_epochs
 
     def restore(self, folder: str | os.PathLike):
-        """Load model and state of a finished run from its folder, or the best or last model from its checkpoints."""
+        """Load the model and state of a finished run from its folder, or from its best or last checkpoint."""
         self.state = TrainerState.load_from_json(str(Path(folder, STATE_FILE)))
         best = self.state.best_model_checkpoint
         if Path(folder).name.startswith("checkpoint-") and self.args.load_best_model_at_end and best and os.path.isdir(best):
             folder = best
-        # Private, but it knows all forms of a checkpoint: shards, adapters, FSDP.
+        # Private, but supports all forms of checkpoints: shards, adapters, FSDP.
         self._load_from_checkpoint(str(folder))
 
     def train_and_save(self, checkpoint: str | None, **facts: float) -> dict[str, float]:
-        """Train, perhaps from a checkpoint, and save model, state and metrics with these facts, unless the run had ended."""
+        """Train or resume, and save the model, state and metrics; `facts` are added to the metrics.
+
+        Returns:
+            The metrics; empty if the run was already finished.
+        """
         if checkpoint is not None:
-            # Before the training: the checkpoint may be removed when it ends.
+            # Read before training, because the checkpoint may be removed at its end.
             facts["train_resumed_at_step"] = TrainerState.load_from_json(str(Path(checkpoint, STATE_FILE))).global_step
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         if not metrics:
             return {}
-        # Pushed once, at the end, with card and results.
+        # Internal call, so that the model is only pushed once, at the end, with card and results.
         self.save_model(_internal_call=True)
         self.save_state()
         return self.record("train", metrics | facts)
 
     def record(self, stem: str, metrics: dict[str, float]) -> dict[str, float]:
-        """Print metrics and write them into the output folder, as STEM_results.json; returns them."""
+        """Print metrics, write them to STEM_results.json in the output folder, and return them."""
         self.log_metrics(stem, metrics)
         self.save_metrics(stem, metrics)
         return metrics
 
     def training_step(self, model, inputs: dict[str, Any], num_items_in_batch=None) -> torch.Tensor:
-        """Train on a micro-batch as in transformers; a loss that is not finite is a ValueError."""
+        """Train on a micro-batch; raise a ValueError if the loss is NaN or infinite."""
         self.begin_micro_batch()
         loss = super().training_step(model, inputs, num_items_in_batch)
         check_loss(loss, self)
@@ -206,13 +210,13 @@ class RunTrainer(HubTrainer):
         return self._micro_batch
 
     def seed_micro_batch(self, number: int, *further: int):
-        """Seed the draws of the micro-batch `number` of the current step."""
+        """Seed the random numbers of the micro-batch `number` of the current step."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
         numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Take out the rows that accelerate repeats at the end of an epoch; where none is left, one stays, as "repeated"."""
+        """Remove rows that accelerate repeats at the end of an epoch; if none remains, keep one, marked as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
@@ -220,7 +224,7 @@ class RunTrainer(HubTrainer):
         return [first_rows(batch, rows - number * processes * size) for number, batch in enumerate(batches)]
 
     def rows_left(self) -> int:
-        """Return the rows of the epoch that no step before this one has read."""
+        """Return the number of rows of the epoch that earlier steps have not read."""
         step_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         rows = len(self.train_dataset)
         return rows - self.state.global_step % math.ceil(rows / step_size) * step_size
@@ -228,10 +232,10 @@ class RunTrainer(HubTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """Evaluate as in transformers, without a draw from the generator of the training, as a data loader makes."""
+        """Evaluate without changing the random state of the training, from which data loaders draw."""
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Only reported by processes that have not trained: names of metrics do not depend on how the run was started.
+        # Only reported by processes that have not trained; removed so that metric names do not depend on it.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
@@ -239,69 +243,68 @@ class RunTrainer(HubTrainer):
         """Raise a ValueError if --metric_for_best_model is not among the metrics of an evaluation during the training."""
         best = self.args.metric_for_best_model
         if self.is_in_train and best is not None and not {best, f"eval_{best}"} & {*metrics}:
-            raise ValueError(f"--metric_for_best_model {best} is not among what is measured: {', '.join(metrics)}")
+            raise ValueError(f"--metric_for_best_model must be one of {', '.join(metrics)}, got {best}")
 
     def _issue_warnings_after_load(self, load_result: Any):
-        """Raise where Trainer warns and continues (private: there is no other place between loading and the first step).
+        """Raise an error for missing weights, where Trainer only warns (private: no public method runs after loading).
 
-        transformers 5.4 saves some weights of BERT under old names, which its Trainer does not find again.
+        transformers 5.4 saves some weights of BERT under old names, which its Trainer does not load.
         """
-        # Private, and what Trainer itself compares with; tied weights are in no file twice.
+        # Private, like in Trainer itself. Tied weights are only saved once.
         absent = {*(self.model._keys_to_ignore_on_save or ()), *(getattr(self.model, "all_tied_weights_keys", None) or ())}
         missing = sorted({*load_result.missing_keys} - absent)
         if missing:
-            raise ValueError(f"the checkpoint lacks {len(missing)} weights, {missing[0]} for one: begin a new run")
+            raise ValueError(f"the checkpoint lacks {len(missing)} weights, such as {missing[0]}; start a new run")
         super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        """Log, evaluate and save at the end of each step; after SIGTERM save and end the program, after Ctrl-C save and
-        raise KeyboardInterrupt.
+        """Log, evaluate and save after a step; after SIGTERM, save and exit; after Ctrl-C, save and raise KeyboardInterrupt.
 
-        Private: callbacks come before the evaluation of the step, which the resumed run would miss.
+        Private: callbacks run before the evaluation of the step, which the resumed run would then skip.
         """
         stops = self._termination.requested
         if self.args.world_size > 1:
-            # Any process may have got the signal, and at another step.
+            # Any process may have received the signal, at a different step.
             stops = int(self.accelerator.gather(torch.tensor([stops], device=self.args.device)).max())
         self.control.should_save |= bool(stops)
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if not stops:
             return
         if self._saved_step != self.state.global_step:
-            # With --save_strategy best.
+            # Not saved yet with --save_strategy best.
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "resume with --resume_from_checkpoint last (not after --save_only_model)"
+            advice = "resume with --resume_from_checkpoint last (not possible with --save_only_model)"
             name = signal.Signals(stops).name
             print(f"stopped by {name} after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
-        leave_together()
+        release_folder()
         if stops == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
     def _get_output_dir(self, trial):
-        """Return the folder of checkpoints (private: where the next one is written is decided nowhere else)."""
+        """Return the folder to write checkpoints to (private: there is no public method for it)."""
         if self._aside is not None:
             return str(self._aside.parent)
         return super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        """Save a checkpoint aside, and rename it when all of it is on the disk (private: the one place that saves)."""
+        """Save a checkpoint to a temporary folder, flush it to disk and rename it (private: no public method saves)."""
         self._saved_step = self.state.global_step
         folder = Path(self._get_output_dir(trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with contextlib.ExitStack() as stack:
             if self.args.should_save:
                 stack.enter_context(checkpoints.replaced_folder(checkpoint))
-            # All processes write into it.
+            # All processes write to the new folder.
             self.accelerator.wait_for_everyone()
             new = self._aside = checkpoints.place_aside(checkpoint)
             try:
                 super()._save_checkpoint(model, trial)
             finally:
                 self._aside = None
-            # The paths that Trainer has set are those of the folder aside.
+            # Trainer has set a path in the temporary folder.
             best = folder / f"checkpoint-{self.state.best_global_step}"
             if best == checkpoint or best.is_dir():
                 self.state.best_model_checkpoint = str(best)
@@ -315,7 +318,8 @@ class RunTrainer(HubTrainer):
             checkpoints.remove_partial(folder)
 
     def _remove_checkpoints(self, folder: Path, kept: set[Path]):
-        """Remove checkpoints beyond the limit, first those of later steps, which a resumed run replaces, then the oldest."""
+        """Remove checkpoints beyond the limit: first checkpoints after the current step (of a run that was resumed from an
+        earlier step), then the oldest."""
         limit = self.args.save_total_limit or 0
         steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*[0-9]")}
         removable = sorted({*steps} - kept, key=lambda path: (steps[path] <= self.state.global_step, steps[path]))
@@ -325,11 +329,11 @@ class RunTrainer(HubTrainer):
                 checkpoints.remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
-        """Save the model (private: also `save_model` of FSDP and DeepSpeed comes here with the gathered weights)."""
-        # transformers masks it everywhere but in the arguments that are saved with a model.
+        """Save the model (private: FSDP and DeepSpeed call this method with the gathered weights)."""
+        # Remove the token, because transformers does not mask it in the arguments that are saved with a model.
         token, self.args.hub_token = self.args.hub_token, None
         try:
-            # Trainer calls it in all processes; a checkpoint is aside already.
+            # Trainer calls this in all processes; a checkpoint is already in a temporary folder.
             if self._aside is not None or not self.args.should_save:
                 super()._save(output_dir, state_dict)
             else:
@@ -339,7 +343,7 @@ class RunTrainer(HubTrainer):
             self.args.hub_token = token
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
-        """Write the metrics of a split, and with `combined` all of them in one file, as in transformers but atomically."""
+        """Write the metrics of a split atomically, and with `combined` also add them to all_results.json."""
         files = {f"{split}_results.json": metrics}
         if combined:
             files[RESULTS_FILE] = read_json(Path(self.args.output_dir, RESULTS_FILE)) | metrics
@@ -348,7 +352,7 @@ class RunTrainer(HubTrainer):
                 replace_text(Path(self.args.output_dir, name), json.dumps(values, indent=4, sort_keys=True))
 
     def save_state(self):
-        """Write the state of the trainer, as in transformers but atomically."""
+        """Write the state of the trainer atomically."""
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir)
             self.state.save_to_json(str(folder / f".{STATE_FILE}.part"))
@@ -363,14 +367,14 @@ def _is_no_comparison(record: LogRecord) -> bool:
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return the first rows of a batch without needless padding; for `count` 0 or less one row, marked as "repeated"."""
+    """Return the first `count` rows of a batch without unnecessary padding; for `count` <= 0 one row, marked "repeated"."""
     if count >= len(next(iter(batch.values()))):
         return batch
     batch = {name: values[: max(count, 1)] for name, values in batch.items()}
     if "attention_mask" in batch:
         mask = batch["attention_mask"]
         width = int(mask.flatten(0, -2).any(0).nonzero().max()) + 1
-        # Labels of several classes for each row may have its shape.
+        # Float labels of multi-label classification may have the same shape as the mask.
         padded = {name for name, values in batch.items() if values.shape == mask.shape and not values.is_floating_point()}
         batch |= {name: batch[name][..., :width] for name in padded}
     if count <= 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the user: one line on stderr, `program: error: ...`, and exit status 2, in every script and command."""
+"""Print user errors as one line on stderr, `program: error: ...`, with exit status 2, in all scripts and commands."""
 
 import contextlib
 import shlex
@@ -14,17 +14,17 @@ EXPECTED = (ValueError, OSError, ImportError)
 
 
 class ExitOnUserError:
-    """Context in which an error of the user ends the program with one line and exit status 2, and Ctrl-C with 130.
+    """Context in which a user error ends the program with one line and exit status 2, and Ctrl-C with status 130.
 
-    The SystemExit has the line as its text. Any other error is a mistake in the code, and keeps its traceback.
+    The line is also the text of the SystemExit. Other exceptions are bugs and keep their traceback.
 
     Args:
-        program (`str`, *optional*): the name before the error; default: the file name of the script.
+        program (`str`, *optional*): program name before the error; default: the file name of the script.
         expected (`tuple`): types of exceptions that a user can cause.
-        show_traceback (`bool`): print the traceback above the line; may be set later, when a long job has begun.
+        show_traceback (`bool`, defaults to False): print the traceback above the line. Can be set later as an attribute.
     """
 
-    # The end of the line after Ctrl-C.
+    # Text after "stopped" when Ctrl-C was pressed.
     resume_advice = ""
 
     def __init__(self, program: str | None = None, *, expected: tuple = EXPECTED, show_traceback: bool = False):
@@ -35,13 +35,13 @@ class ExitOnUserError:
 
     def __exit__(self, kind, error, trace):
         text, status = str(error) or type(error).__name__, 2
-        # A list keeps its lines.
+        # Line breaks are only kept in lists.
         if ":\n" not in text:
             text = " ".join(text.split())
         text = f"error: {text}"
         if isinstance(error, KeyboardInterrupt):
             text, status = f"stopped{self.resume_advice}", 130
-        # The Hub's client lets errors of the connection through.
+        # huggingface_hub does not convert connection errors.
         elif not isinstance(error, self.expected) and not type(error).__module__.startswith("httpx"):
             return
         elif self.show_traceback:
@@ -53,11 +53,11 @@ class ExitOnUserError:
 
 
 def resume_advice(argv: Sequence[str] | None, program: str) -> str:
-    """Return the end of the line after Ctrl-C: the command that resumes a run.
+    """Return the command that resumes a run, as a text to show after Ctrl-C.
 
     Args:
-        argv (`list[str]`, *optional*): the flags that the run began with; default: those of the process.
-        program (`str`): the program in usage lines; "%(prog)s" is the script of the process.
+        argv (`list[str]`, *optional*): flags of the run; default: the flags of the process.
+        program (`str`): program name in usage lines; "%(prog)s" stands for the script of the process.
     """
     words = [*map(str, sys.argv[1:] if argv is None else argv)]
     if "--overwrite_output_dir" in words:
@@ -68,7 +68,7 @@ def resume_advice(argv: Sequence[str] | None, program: str) -> str:
 
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Context of imports, in which the error of a missing package names the extra that brings it."""
+    """Name the extra to install if a package is missing, within a context of imports."""
     try:
         yield
     except ImportError as error:

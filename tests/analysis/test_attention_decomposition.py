@@ -54,13 +54,13 @@ def test_parts_by_hand(by_hand):
 
 def test_profile_by_hand(by_hand):
     # Two of three tokens are (1, -1), so their mean is (1/3, -1/3).
-    profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), reach=2)
+    profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), max_distance=2)
     assert profile.distances.tolist() == [-2, -1, 0, 1, 2] and profile.p2p is None
     expected = torch.tensor([[-2.0, -1, 0, 1, 2]]) / 3 * 6**-0.5
     for values, factor in ((profile.c2p, 1), (profile.p2c, 1), (profile.total, 2)):
         torch.testing.assert_close(values, factor * expected)
     # It extends beyond the text and is constant beyond the table; by default it ends where the table ends.
-    values = position_profile(by_hand, torch.tensor([[1]]), reach=6).c2p[0] * 6**0.5
+    values = position_profile(by_hand, torch.tensor([[1]]), max_distance=6).c2p[0] * 6**0.5
     torch.testing.assert_close(values, torch.tensor([-4.0, -4, -4, -3, -2, -1, 0, 1, 2, 3, 3, 3, 3]))
     assert position_profile(by_hand, torch.tensor([[1]])).distances.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
@@ -100,7 +100,7 @@ def test_the_profile_is_the_mean_over_the_tokens(kind, terms, tiny_config, shake
     """Mean of c2p over the queries and of p2c over the keys, each at the distance r from its own position."""
     model = shake(DebertaExtModel(tiny_config(kind, pos_att_type=terms)))
     N, reach = IDS.shape[1], 5
-    profile = position_profile(model, IDS, layer=0, reach=reach)
+    profile = position_profile(model, IDS, layer=0, max_distance=reach)
     # In the middle of three copies, every token has a neighbour at each distance.
     parts = attention_parts(model, torch.cat([IDS, IDS, IDS], dim=1), layer=0)
     middle = torch.arange(N, 2 * N)
@@ -120,7 +120,7 @@ def test_of_head_gives_one_head_or_the_mean(tiny_config, shake):
     half = attention_parts(DebertaExtModel(tiny_config("v3")).bfloat16(), IDS)
     assert {values.dtype for values in half.of_head().values()} == {torch.float32}
     for head in (4, -1):
-        with pytest.raises(ValueError, match=f"there is no head {head}: layer 2 has heads 0 to 3"):
+        with pytest.raises(ValueError, match=f"head must be in 0 to 3 in layer 2, or None for the mean, got {head}"):
             parts.of_head(head)
 
 
@@ -213,10 +213,10 @@ GAP = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1
         (attention_parts, {}, IDS.repeat(2, 1), {}, r"must have shape \[1, N\], the tokens of one text, got \[2, 8\]"),
         (attention_parts, {}, GAP, {}, "padding only at the ends"),
         (attention_parts, {}, GAP | {"attention_mask": torch.ones(1, 7)}, {}, r"attention_mask must be \[1, 8\]"),
-        (attention_parts, {}, IDS, dict(layer=3), "there is no layer 3: the model has layers 0 to 2"),
-        (position_profile, {}, IDS, dict(layer=-4), "there is no layer -4"),
+        (attention_parts, {}, IDS, dict(layer=3), "layer must be in 0 to 2, .*, got 3"),
+        (position_profile, {}, IDS, dict(layer=-4), "layer must be in 0 to 2, .*, got -4"),
         (attention_parts, SHORT, IDS, {}, "the input must have at most max_position_embeddings"),
-        (position_profile, ABSOLUTE, IDS, {}, "the model has no relative positions"),
+        (position_profile, ABSOLUTE, IDS, {}, "the model must have relative positions"),
     ],
 )
 def test_inputs_and_layers_that_do_not_fit_are_refused(function, fields, inputs, options, message, tiny_config):

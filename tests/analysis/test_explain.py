@@ -106,7 +106,7 @@ def test_a_joint_model_gives_every_figure_and_the_numbers_behind_it(folders, tmp
     files = [f"{name}.{ending}" for name in names for ending in ("png", "svg")] + ["explain.json"]
     printed = capsys.readouterr()
     assert printed.out.split() == [str(out / file) for file in files]
-    assert printed.err == "no influence: the model has no text classifier (pooler and classifier)\n"
+    assert printed.err == "skipping influence: the model has no text classifier (pooler and classifier)\n"
     assert files_in(out) == {*files}
     for name in names:
         assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -176,13 +176,13 @@ def test_a_prediction_is_printed_written_and_drawn(folders, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["w5", "w6", "w7"], "expected a text or the two of a pair"),
-        (["w5", "--text", "w6"], "expected a text or the two of a pair"),
-        (["--file", "rows.csv"], "expected a text or the two of a pair"),
-        (["--file", "rows.csv", "--row", 0], "--row 0: rows.csv has no such row; the first is 1"),
-        (["--file", "rows.csv", "--row", 3], "--row 3: rows.csv has no such row"),
-        (["--file", "rows.csv", "--row", 1], "with --text_columns; it has ['a', 'b']"),
-        (["--file", "rows.csv", "--row", 1, "--text_columns", "c"], "with --text_columns; it has ['a', 'b']"),
+        (["w5", "w6", "w7"], "expected one text or two texts"),
+        (["w5", "--text", "w6"], "expected one text or two texts"),
+        (["--file", "rows.csv"], "expected one text or two texts"),
+        (["--file", "rows.csv", "--row", 0], "--row must be the number of a row in rows.csv, counted from 1, got 0"),
+        (["--file", "rows.csv", "--row", 3], "--row must be the number of a row in rows.csv, counted from 1, got 3"),
+        (["--file", "rows.csv", "--row", 1], "--text_columns must be one or two columns of rows.csv, which has ['a', 'b']"),
+        (["--file", "rows.csv", "--row", 1, "--text_columns", "c"], "columns of rows.csv, which has ['a', 'b']"),
         (["--file", "missing.csv", "--row", 1], "missing.csv"),
     ],
 )
@@ -217,27 +217,27 @@ def test_any_head_gives_what_it_can_and_the_rest_is_told(kind, folders, tmp_path
         expected |= {"replacement_probabilities.png"}
     if kind == "no_positions":
         expected -= {"position_profile.png"}
-        assert "no position_profile: the model has no relative positions" in printed.err
+        assert "skipping position_profile: the model has no relative positions" in printed.err
     attention = numbers_of(tmp_path)["attention"]
     assert {"probabilities", "c2c"} < {*attention} and ("c2p" in attention) == (kind != "no_positions")
     if kind == "classifier":
         expected |= {"influence.png", "influence.html"}
     assert files_in(tmp_path) == expected
     assert expected == {Path(line).name for line in printed.out.splitlines() if line.startswith(str(tmp_path))}
-    assert ("no influence: the model has no text classifier" in printed.err) == (kind != "classifier")
-    assert ("no replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
-    assert "no embedding_similarity: it needs a generator and a discriminator" in printed.err
-    assert "no curves: " in printed.err and "no trainer_state.json" in printed.err
+    assert ("skipping influence: the model has no text classifier" in printed.err) == (kind != "classifier")
+    assert ("skipping replacement_probabilities: the model has no head" in printed.err) == (kind != "rtd")
+    assert "skipping embedding_similarity: the model does not have both a generator and a discriminator" in printed.err
+    assert "skipping curves: " in printed.err and "no trainer_state.json" in printed.err
     assert "Warning" not in printed.err and "LOAD REPORT" not in printed.err
 
 
-def test_layer_head_and_reach_are_chosen_and_a_profile_reaches_as_far_as_the_inputs(folders, tmp_path):
+def test_layer_head_and_max_distance_are_chosen_and_a_profile_reaches_as_far_as_the_inputs(folders, tmp_path):
     """Previously, a model for short texts with a table for 512 positions showed a band of noise."""
     flags = ["--attention", "--position_profile", "--layer", 1, "--head", 3]
     tokenizer = load_tokenizer(folders / "base")
     tokenizer.model_max_length = 6
     tokenizer.save_pretrained(tmp_path / "short")
-    for more, reach in ((["--reach", 4], 4), (["--tokenizer", tmp_path / "short"], 5)):
+    for more, reach in ((["--max_distance", 4], 4), (["--tokenizer", tmp_path / "short"], 5)):
         out = tmp_path / str(reach)
         assert explain("--model", folders / "base", "--text", TEXT, "--output_dir", out, *flags, *more) == 0
         numbers = numbers_of(out)
@@ -293,7 +293,7 @@ def test_curves_of_several_runs_need_no_model_and_have_the_names_of_their_folder
 @pytest.mark.parametrize(
     "state, message",
     [
-        (None, "run has no run: there is no trainer_state.json in it or in a checkpoint-*"),
+        (None, "run or its checkpoint-* folders; pass the folder of a run"),
         ('{"log_hist', "trainer_state.json is not JSON"),
         ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "none of 'run' logged any of loss"),
     ],
@@ -311,12 +311,12 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
     (tmp_path / "attention.svg").write_text("mine", encoding="utf-8")
     assert explain(*flags, "--formats", "png", "svg") == 2
     message = capsys.readouterr().err
-    assert f"{tmp_path / 'attention.svg'} would be overwritten: give --overwrite" in message
+    assert f"{tmp_path / 'attention.svg'} already exists; pass --overwrite" in message
     assert files_in(tmp_path) == {"attention.svg"} and (tmp_path / "attention.svg").read_text(encoding="utf-8") == "mine"
     # Another format is another file; the numbers are the same.
     assert explain(*flags) == 0
     assert explain(*flags, "--formats", "pdf") == 2
-    assert f"{tmp_path / 'explain.json'} would be overwritten" in capsys.readouterr().err
+    assert f"{tmp_path / 'explain.json'} already exists" in capsys.readouterr().err
     assert explain(*flags, "--formats", "svg", "--overwrite") == 0
     assert "<svg" in (tmp_path / "attention.svg").read_text(encoding="utf-8")[:1000]
     # Figures of the same text are added; figures of another text are an error.
@@ -335,12 +335,12 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
         ("mlm", ["--replacement_probabilities"], "the model has no head for replaced token detection"),
         ("base", ["--influence"], "the model has no text classifier (pooler and classifier)"),
         ("joint", ["--influence"], "the model has no text classifier (pooler and classifier)"),
-        ("rtd", ["--attention", "--embedding_similarity"], "it needs a generator and a discriminator"),
+        ("rtd", ["--attention", "--embedding_similarity"], "the model does not have both a generator and a discriminator"),
         ("no_positions", ["--position_profile"], "the model has no relative positions"),
-        ("base", ["--curves"], "base has no run"),
-        ("base", ["--layer", "3"], r"there is no layer 3: the model has layers 0 to 2"),
-        ("base", ["--head", "4"], "there is no head 4: layer 2 has heads 0 to 3"),
-        ("base", ["--position_profile", "--head", "4"], "there is no head 4: the model has heads 0 to 3"),
+        ("base", ["--curves"], "base or its checkpoint-* folders"),
+        ("base", ["--layer", "3"], "layer must be in 0 to 2, or negative to count from the end, got 3"),
+        ("base", ["--head", "4"], "head must be in 0 to 3 in layer 2, or None for the mean, got 4"),
+        ("base", ["--position_profile", "--head", "4"], "--head must be in 0 to 3, got 4"),
         ("base", ["--text", " "], "--text is empty"),
         ("absolute", ["--text", "w7 " * 7], "the input must have at most max_position_embeddings"),
     ],

@@ -129,12 +129,12 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"--model": "rtd"}, "give --scoring rtd for a discriminator"),
-        ({"--model": "adapter"}, "adapter is an adapter of user/base: give a whole model"),
-        ({"--scoring": "rtd"}, "has no head of replaced token detection"),
+        ({"--model": "rtd"}, "use --scoring rtd for a discriminator"),
+        ({"--model": "adapter"}, "adapter, an adapter of user/base; merge it first"),
+        ({"--scoring": "rtd"}, "has no head for replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),
         ({"--pairs": "text.txt"}, "text.txt"),
-        ({"--pairs": "wrong.jsonl"}, "wrong.jsonl needs a sentence in the column sentence_bad, got None"),
+        ({"--pairs": "wrong.jsonl"}, "wrong.jsonl must have a sentence in the column sentence_bad, got None"),
         ({"--pairs": "nothing.jsonl"}, "nothing.jsonl"),
         ({"--max_pairs_per_phenomenon": "0"}, "--max_pairs_per_phenomenon must be at least 1, got 0"),
         ({"--card": None}, "--card needs a README.md"),

@@ -411,7 +411,7 @@ def test_where_no_font_has_the_letters_a_package_is_named_once(font_with, tmp_pa
     _report_missing.cache_clear()
     for name in (LETTERS, LETTERS[:1]):
         plot_comparison({name: [0.5]}, [tmp_path / "scores.png", tmp_path / "scores.svg"], label="accuracy")
-    assert capsys.readouterr().err == "figures show boxes for letters that no installed font has: install fonts-noto-cjk\n"
+    assert capsys.readouterr().err == "figures show boxes for letters that no installed font has; install fonts-noto-cjk\n"
 
 
 def test_what_cannot_be_drawn_is_named_and_nothing_is_written(tmp_path):

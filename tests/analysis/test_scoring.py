@@ -209,7 +209,7 @@ def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, 
     limit = 50 if kind == "tokenizer" else 64
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
     length = len(tokenizer(LONG)["input_ids"])
-    message = rf"text 1 has {length} tokens, and at most {limit} are read: split or shorten it"
+    message = rf"text 1 must have at most {limit} tokens, got {length}; split or shorten it"
     scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
     for score in scores:
         with pytest.raises(ValueError, match=message):
@@ -225,7 +225,7 @@ def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config
     classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **BERT))
     small = DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30))
     for model, message in (
-        (classifier, "BertForSequenceClassification gives logits"),
+        (classifier, "BertForSequenceClassification returned logits"),
         (small, r"the tokenizer has .* tokens .* but the model only has 30 rows"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -234,10 +234,10 @@ def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config
 
 def test_scores_need_tokens_a_mask_token_or_a_discriminator(masked_lm, discriminator, tokenizer, monkeypatch):
     for model in (masked_lm, discriminator):
-        with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; leave it out"):
+        with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; remove it"):
             pseudo_log_likelihood(model, tokenizer, ["the fox", "  "])
-    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM gives logits .*, expected \[B, N\] of a discriminator"):
+    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM returned logits .*, expected \[B, N\] \(discriminator\)"):
         token_replacement_probabilities(masked_lm, tokenizer, "the fox")
     monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"mask_token": None})
-    with pytest.raises(ValueError, match="no mask token"):
+    with pytest.raises(ValueError, match="must have a mask token"):
         pseudo_log_likelihood(masked_lm, tokenizer, "the fox")

@@ -81,7 +81,7 @@ SEMICOLONS = 'text;label\n"so; or, so";1\n'
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.csv", SEMICOLONS, "cells are separated by semicolons (--delimiter takes another character)"),
+        ("a.csv", SEMICOLONS, "cells are separated by semicolons (use --delimiter to change this)"),
         ("a.csv.gz", "\n" + SEMICOLONS, "cells are separated by semicolons"),
         ("b.csv", "text\tlabel\nso; or, so\t1\n", "cells are separated by tabs"),
         # Semicolons of texts and of one name do not count.
@@ -144,7 +144,7 @@ def test_files_are_joined_in_order_whatever_their_kind_and_not_those_of_other_co
     two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
     assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
     assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
-    with pytest.raises(ValueError, match="not the same columns: label in one of them only"):
+    with pytest.raises(ValueError, match="must have the same columns, but only one has label"):
         rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
 
 
@@ -181,7 +181,7 @@ def test_labels_are_in_the_order_of_numbers_or_of_texts():
     assert label_order([True, False], source="x") == [False, True]
     # Not a number in Python's syntax.
     assert label_order(["9" * 5000, "10"], source="x") == ["10", "9" * 5000]
-    with pytest.raises(ValueError, match="x has labels that are text and labels that are numbers: 'a' and 1"):
+    with pytest.raises(ValueError, match="the labels of x must be all texts or all numbers, got 'a' and 1"):
         label_order(["b", 2, "a", 1], source="x")
 
 
@@ -196,7 +196,7 @@ def test_files_of_named_sets(tmp_path, monkeypatch):
     write(tmp_path / "mm=b.tsv", "x")
     assert named_files(["mm=b.tsv"], source="x") == {"": ["mm=b.tsv"]}
     for entry in ("=a.tsv", "mm=", "m m=a.tsv"):
-        with pytest.raises(ValueError, match="--validation_file takes FILE or NAME=FILE"):
+        with pytest.raises(ValueError, match="--validation_file expects FILE or NAME=FILE"):
             named_files([entry], source="--validation_file")
 
 
@@ -214,7 +214,7 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(tmp_path, hub):
     folder, splits = str(tmp_path / "data"), {"train": ["train"], "validation": ["validation", "dev"], "test": ["none"]}
     read = hub(folder, None, splits)
     assert {name: rows.to_list() for name, rows in read.items()} == {"train": ROWS, "validation": ROWS[:1]}
-    with pytest.raises(ValueError, match=r"has none of the splits other, but train"):
+    with pytest.raises(ValueError, match=r"must have one of the splits other, got train"):
         hub(folder, None, {"train": ["other"]})
     with pytest.raises(ValueError, match=r"cannot be loaded.*no_such_config"):
         hub(folder, "no_such_config")
@@ -229,29 +229,29 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("none.csv", None, "there is no file .*none.csv"),
+        ("none.csv", None, "the file .*none.csv does not exist"),
         ("a.txt", "x", "a.txt must end in .jsonl, .json, .csv, .tsv, .parquet"),
         ("a.csv", "", "a.csv has no rows"),
         ("a.csv", "sentence,label\n", "a.csv has no rows"),
         ("a.jsonl", "\n \n", "a.jsonl has no rows"),
         ("a.json", '{"data": []}', "a.json has no rows"),
-        ("a.csv", "text,label,text\nA,1,B\n", "the header of .*a.csv has a column twice: text, label, text"),
-        ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv has 1 cells, its header 2"),
-        ("a.tsv", 'text\tlabel\n"two\tcells"\t1\n', "line 2 of .*a.tsv has 3 cells, its header 2"),
+        ("a.csv", "text,label,text\nA,1,B\n", "the header of .*a.csv must not repeat a column, got text, label, text"),
+        ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv must have 2 cells .*, got 1"),
+        ("a.tsv", 'text\tlabel\n"two\tcells"\t1\n', "line 2 of .*a.tsv must have 2 cells .*, got 3"),
         ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
-        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.: convert it"),
+        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.; convert it"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .*a.jsonl is not JSON: Expecting value: line 2 column 1"),
         ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be an object .*got 7"),
         ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: maximum recursion"),
         ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be an object .*got 7"),
         ("a.json", '[{"a": 1}, {"a"]', "a.json is not JSON"),
-        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "a.jsonl cannot be made a table: .*'x'"),
-        ("a.jsonl", '{"a": [1]}\n{"a": [99999999999999999999999]}\n', "a.jsonl cannot be made a table: .*too large"),
+        ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "a.jsonl cannot be converted to a table: .*'x'"),
+        ("a.jsonl", '{"a": [1]}\n{"a": [99999999999999999999999]}\n', "a.jsonl cannot be converted to a table: .*too large"),
         ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
         ("a.parquet.gz", b"PAR2", "a.parquet.gz cannot be read as parquet"),
-        ("cut.csv.gz", GZIPPED[:-20], "cut.csv.gz is damaged or is not gzip"),
-        ("not.csv.gz", b"no gzip", "not.csv.gz is damaged or is not gzip"),
+        ("cut.csv.gz", GZIPPED[:-20], "cut.csv.gz is damaged, or not a gzip file"),
+        ("not.csv.gz", b"no gzip", "not.csv.gz is damaged, or not a gzip file"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, name, text, message):
@@ -268,7 +268,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, name, text, messa
 def test_a_missing_column_is_told_with_those_that_are_there():
     rows = datasets.Dataset.from_list(ROWS)
     check_columns(rows, ["label"], source="--train_file")
-    message = r"has no column 'text', 'x'; it has 'sentence', 'label' \(name another with --text_columns\)"
+    message = r"must have the columns 'text', 'x', got 'sentence', 'label'; use --text_columns to name another column"
     with pytest.raises(ValueError, match=message):
         check_columns(rows, ["text", "label", "x"], source="--train_file", flag="--text_columns")
 

@@ -109,7 +109,7 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command,
     resume = ("--resume_from_checkpoint", "last")
     one = stopped(whole(script), tmp_path / "one", 10)
     module_of(script).main(command(script, one, *resume)[1:])
-    assert "gradient_accumulation_steps = 4, for the 16 examples of a step that this run began with" in caplog.text
+    assert "gradient_accumulation_steps is set to 4, to keep the 16 examples per step of this run" in caplog.text
     assert_same_losses(one, whole(script), first=11)
     two = stopped(one, tmp_path / "two", 20)
     mlm.finish(start(*mlm.TORCHRUN, *command(script, two, *resume)))

@@ -115,8 +115,8 @@ def test_a_classifier_that_needs_this_package_is_refused(finished, tmp_path):
     [
         (["--validation_file", "a.csv"], "--validation_file needs --train_file"),
         (["--from_text", "a.txt", "--model", "b"], "mutually exclusive"),
-        (["--train_file", "missing.csv"], "there is no file missing.csv"),
-        (["--train_file", "{csv}", "--label_column", "star", "--from_text", "{csv}"], "no column 'star'"),
+        (["--train_file", "missing.csv"], "the file missing.csv does not exist"),
+        (["--train_file", "{csv}", "--label_column", "star", "--from_text", "{csv}"], "must have the columns 'star'"),
         (["--train_file", "{csv}", "--sedes", "1", "--model", "{model}"], "--sedes"),
     ],
 )

@@ -75,10 +75,10 @@ def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
     [
         (dict(train_count=0), "error: --do_train has no data"),
         (dict(read=missing_package), "error: this task needs a package"),
-        (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "error: --metric_for_best_model acu"),
+        (dict(eval_strategy="steps", eval_steps=2, metric_for_best_model="acuracy"), "got acuracy"),
         (dict(optim="adamw_torch"), "error: this task needs a package"),
         # Shown with a traceback, because the training has started
-        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "the learning rate of 1e+30 is too high"),
+        (dict(learning_rate=1e30, max_steps=20, max_grad_norm=0), "the learning rate 1e+30 is too high"),
     ],
     ids=["data", "package", "metric", "optimizer", "training"],
 )
@@ -166,7 +166,7 @@ def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folde
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()
         (tmp_path / other / other).write_text("x", encoding="utf-8")
-        with pytest.raises(ValueError, match=r"is not empty: .*choose another --output_dir"):
+        with pytest.raises(ValueError, match=r"is not empty[:;] .*choose another --output_dir"):
             run(folder_of("ours"), tmp_path / other, "--do_eval")
     with pytest.raises(ValueError) as refused:
         run(folder, folder, "--do_predict")

@@ -108,9 +108,9 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
         (["--lora", "--lora_dropout", 1], r"--lora_dropout must be in \[0, 1\), got 1.0"),
         (["--recipe", "base"], "--recipe needs --task_name, one of mnli"),
         (["--sift_weight", -1], "sift_weight must be 0 or a positive number"),
-        (["--card_language", "en", "english"], "--card_language: there is no language 'english'"),
-        (["--learning_rat3", "1"], r"unknown flag --learning_rat3: is it --learning_rate\?"),
-        (["--learn", "1e-3"], r"unknown flag --learn: is it --learning_rate\?"),
+        (["--card_language", "en", "english"], "--card_language expects ISO 639 codes .*, got 'english'"),
+        (["--learning_rat3", "1"], r"unknown flag --learning_rat3; did you mean --learning_rate\?"),
+        (["--learn", "1e-3"], r"unknown flag --learn; did you mean --learning_rate\?"),
         (["--learning_rate", -1], "--learning_rate must be at least 0, got -1"),
         (["--gradient_accumulation_steps", 0], "--gradient_accumulation_steps must be at least 1, got 0"),
         (["--max_steps", 0], "--max_steps must be at least 1, or -1 for --num_train_epochs, got 0"),
@@ -132,10 +132,10 @@ def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no json"),
-        ("[1]", "must hold flags by name"),
+        ("{", "is not valid json"),
+        ("[1]", "must contain an object with flags as keys"),
         ('{"no_cuda": true}', "unknown flag"),
-        ('{"max_st": 1}', r"unknown flag --max_st: is it --max_steps\?"),
+        ('{"max_st": 1}', r"unknown flag --max_st; did you mean --max_steps\?"),
     ],
 )
 def test_damaged_files_of_flags_are_refused(text, message, tmp_path):

@@ -192,7 +192,7 @@ def test_wrong_labels_are_named(labels, cells, message):
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        (["a", 1], "labels that are text and labels that are numbers"),
+        (["a", 1], "must be all texts or all numbers"),
         ([None, {"id": 1}], r"--train_file has the label {'id': 1}, expected text, a number, or .* a list"),
         ([["a"], [["b"]]], r"--train_file has the label \['b'\], expected"),
         ([["a", None]], "--train_file has the label None, expected"),

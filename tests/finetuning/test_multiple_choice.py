@@ -256,7 +256,7 @@ def test_the_columns_of_a_file_tell_its_form_and_its_label_can_be_named(row, own
     test = write_lines(tmp_path / "test.jsonl", {name: row[name] for name in row if name != own})
     arguments = MultipleChoiceArguments(test_file=[test], label_column="gold")
     assert MultipleChoiceData(arguments).questions["test"][0]["label"] is None
-    with pytest.raises(ValueError, match=r"--train_file rows.jsonl has no column 'best'; .*--label_column"):
+    with pytest.raises(ValueError, match=r"--train_file rows.jsonl must have the columns 'best', .*--label_column"):
         MultipleChoiceData(MultipleChoiceArguments(train_file=[file], label_column="best"))
 
 

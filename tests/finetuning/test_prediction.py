@@ -109,7 +109,7 @@ def test_the_command_writes_a_table_with_saved_thresholds_and_tells_its_speed(cl
     assert table.column_names == names
     assert table["predicted"].to_pylist() == ["rare"] * 5 and table["day"].to_pylist() == [0, 1, 2, 3, 4]
     assert main(words) == 2
-    assert "out.parquet would be overwritten: give another --output" in capsys.readouterr().err
+    assert "out.parquet already exists; pass another --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

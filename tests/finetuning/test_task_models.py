@@ -70,7 +70,7 @@ def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsy
         pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--do_eval", *argv, max_steps=2, save_strategy="epoch")
     folder = tmp_path / "run" / "seed-1" if "--seeds" in argv else tmp_path / "run"
-    assert f"{folder} holds the model, its tokenizer and its card." in capsys.readouterr().out
+    assert f"{folder} contains the model, its tokenizer and its card." in capsys.readouterr().out
     before = read(folder, "eval_results.json")["eval_loss"]
     for name in (folder, folder / "checkpoint-2"):
         measured = run(name, tmp_path / "again" / name.name, "--do_eval")

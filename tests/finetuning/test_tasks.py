@@ -106,7 +106,7 @@ CASES = {
         [
             ({"text": None}, "1 of 24 rows of --train_file have no text or no label, the first is row 2: fill them"),
             ({"label": None}, "1 of 24 rows of --train_file have no text or no label, the first is row 2: fill them"),
-            ({"label": ["good"]}, r"a list|not of one type|cannot be made a table"),
+            ({"label": ["good"]}, r"a list|not of one type|cannot be converted to a table"),
         ],
         [
             ({}, "no data given: pass --task_name"),
@@ -248,7 +248,7 @@ def test_rows_that_are_wrong_are_named(case, change, message, tmp_path):
 @every_case
 def test_a_missing_column_is_named_with_the_flag_that_names_another(case, tmp_path):
     for column, flag in case.columns.items():
-        with pytest.raises(ValueError, match=rf"--train_file.* has no column 'x{column}'; it has .*--{flag}"):
+        with pytest.raises(ValueError, match=rf"--train_file.* must have the columns 'x{column}', got .*--{flag}"):
             read(case, tmp_path, {flag: named(flag, f"x{column}")}, train=case.rows)
 
 

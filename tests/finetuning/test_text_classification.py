@@ -390,7 +390,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
     [
         (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y and files are mutually exclusive"),
         (dict(train=[{"a": "x", "b": "y", "label": 0}]), "cannot infer .* --train_file from 'a', 'b', 'label'"),
-        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file has no column 'label'"),
+        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file must have the columns 'label'"),
         (dict(train=GOOD[::2]), "--train_file must have two or more labels, got 'pos'"),
         # Bug: scikit-learn's "empty vocabulary" was shown.
         (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl only has blank texts in 'text': give"),

@@ -382,7 +382,7 @@ NUMBERED = "got word numbers as in CoNLL-U"
         # Bug: word numbers were read as words.
         ("rows.conll", CONLL_U.encode(), NUMBERED),
         ("rows.conll", GERMEVAL.encode(), NUMBERED),
-        ("plain.txt.gz", b"a O", "is damaged or is not gzip"),
+        ("plain.txt.gz", b"a O", "is damaged, or not a gzip file"),
     ],
 )
 def test_conll_files_that_are_wrong_are_named(name, content, message, tmp_path):

@@ -333,7 +333,7 @@ def test_the_example_says_what_is_wrong(saved, monkeypatch, capsys):
     monkeypatch.chdir(saved)
     (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
     for flags, message in (
-        ("--rows_file rows.jsonl --text_columns text --model model", "rows.jsonl has no column 'text'"),
+        ("--rows_file rows.jsonl --text_columns text --model model", "rows.jsonl must have the columns 'text'"),
         ("--rows_file bad.jsonl --model model", "the model has no label 7; it has"),
         ("--rows_file rows.jsonl --task feature-extraction --model model", "needs a text classifier, got DebertaExtModel"),
         ("--text_file text.txt", "need a tokenizer: pass --model"),

@@ -89,7 +89,7 @@ def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused
     assert deberta_ext(["prepare", *preparing(text, prepared, workers=2, **flags)]) == 0
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
-    assert_refused(prepare_corpus, "was begun with other values of --packing: repeat them", argv)
+    assert_refused(prepare_corpus, "was started with other values of --packing; repeat them", argv)
 
 
 @pytest.mark.parametrize("mode", ["full_sentences", "document_sentences", "best_fit", "segment_pair"])
@@ -281,11 +281,11 @@ def test_a_training_reads_a_remote_folder_as_a_local_one(url, prepared, run_mlm,
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(packing="best_fit"), "not with {'packing': 'best_fit', 'max_length': 32}"),
-        (dict(max_length=64), "'max_length': 64}: give those"),
-        (dict(streaming="true"), "--streaming is for text"),
-        (dict(train_tokenizer="unigram"), "--train_tokenizer is for text"),
-        (dict(language="de"), "--language is for text"),
+        (dict(packing="best_fit"), "got {'packing': 'best_fit', 'max_length': 32}"),
+        (dict(max_length=64), "'max_length': 64}; use the same values"),
+        (dict(streaming="true"), "--streaming only works for text"),
+        (dict(train_tokenizer="unigram"), "--train_tokenizer only works for text"),
+        (dict(language="de"), "--language only works for text"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message, prepared, run_mlm, tmp_path):
@@ -307,16 +307,16 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
     other = train_tokenizer("byte-level-bpe", [text.read_text(encoding="utf-8")], 280, show_progress=False)
     other.save_pretrained(tmp_path / "other")
     argv = training(prepared, tmp_path / "run", tokenizer=tmp_path / "other")
-    assert_refused(run_mlm, "are of another tokenizer (300 tokens, digest", argv)
+    assert_refused(run_mlm, "(300 tokens, digest", argv)
     argv = training(prepared, tmp_path / "run")
     argv.insert(argv.index(str(prepared)), str(text))
-    assert_refused(run_mlm, "a prepared folder is all the data of a run", argv)
+    assert_refused(run_mlm, "--train_data must be a single prepared folder", argv)
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(tokenizer="mine", train_tokenizer="unigram"), "rows need one tokenizer"),
+        (dict(tokenizer="mine", train_tokenizer="unigram"), "expected one tokenizer"),
         (dict(workers=0), "--workers must be at least 1"),
         (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
         (dict(decontaminate="{folder}/dev.txt"), "has 13 words: lower"),
@@ -380,7 +380,7 @@ def test_languages_are_identified_by_a_custom_file(prepare_corpus, tmp_path):
     for wrong, said in [
         (dict(languages="fr", language_model=language_model), "has no language 'fr', only __label__de"),
         (dict(languages="en", language_model=tmp_path / "none.bin"), "none.bin"),
-        (dict(language_model=language_model), "--language_model has nothing to tell: give --languages"),
+        (dict(language_model=language_model), "--language_model needs --languages"),
     ]:
         refused = dict(flags, output_dir=tmp_path / "refused") | wrong
         assert_refused(prepare_corpus, said, command_line(refused))

@@ -156,9 +156,9 @@ def test_table_says_what_set_each_value_and_that_the_batch_is_another():
 @pytest.mark.parametrize(
     "given, processes, message",
     [
-        ({SIZE: 48}, 1, "batch of 2048 is no multiple of --per_device_train_batch_size 48 x 1 processes"),
-        ({ACCUMULATION: 3}, 1, "is no multiple of --gradient_accumulation_steps 3 x 1 processes"),
-        ({}, 3, "batch of 2048 is no multiple of 3 processes"),
+        ({SIZE: 48}, 1, "batch of 2048 must be divisible by --per_device_train_batch_size 48 x 1 processes"),
+        ({ACCUMULATION: 3}, 1, "must be divisible by --gradient_accumulation_steps 3 x 1 processes"),
+        ({}, 3, "batch of 2048 must be divisible by 3 processes"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(given, processes, message):

@@ -44,7 +44,7 @@ from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.replaced_token_trainer import ReplacedTokenArguments, ReplacedTokenTrainer
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer
 from hf_deberta_ext.sift import SiftArguments, SiftTrainer
-from hf_deberta_ext.training.distributed import leave_together
+from hf_deberta_ext.training.distributed import release_folder
 
 STEPS, ROWS, LENGTH = 3, 24, 12
 SIZES = dict(
@@ -358,7 +358,7 @@ def main(jobs: list[dict[str, Any]]):
         if distributed.get_rank() == 0:
             Path(job["folder"]).mkdir(parents=True, exist_ok=True)
             torch.save(result, Path(job["folder"], "result.pt"))
-    leave_together()
+    release_folder()
 
 
 if __name__ == "__main__":

@@ -154,7 +154,9 @@ FAULTS = [
 ]
 FAULTS += [Fault(f"--{text}", text, allowed=SAME) for text in FREE.split()]
 FAULTS += [Fault("two batches in a step", "gradient_accumulation_steps=2", words="batch_size = 8")]
-FAULTS += [Fault("--resume_anyway", "max_grad_norm=0.1 resume_anyway=max_grad_norm", words="max_grad_norm", allowed=TOLD)]
+FAULTS += [
+    Fault("--allow_changed_args", "max_grad_norm=0.1 allow_changed_args=max_grad_norm", words="max_grad_norm", allowed=TOLD)
+]
 
 
 def one_bit(content: bytes) -> bytes:
@@ -305,7 +307,7 @@ for resume, moments in MOMENTS.items():
         flags = "save_total_limit=2 resume_from_checkpoint=auto"
         FAULTS.append(Fault(name, flags, damage, allowed=SAME, new=not resume))
 # Faults of the short form.
-SHORT = """--max_grad_norm=0.1|--logging_steps=2|--resume_anyway|model.safetensors: one bit|optimizer.pt: 40 % zeros|
+SHORT = """--max_grad_norm=0.1|--logging_steps=2|--allow_changed_args|model.safetensors: one bit|optimizer.pt: 40 % zeros|
 data: one letter|a second start during the resumed run|files of limited size|after SIGTERM|
 killed at .checkpoint-6.part""".replace("\n", "").split("|")
 

@@ -53,7 +53,7 @@ def build(folder, **arguments):
 
 def train(folder, resume=None, anyway=(), **arguments):
     trainer = build(folder, **arguments)
-    trainer.train(resume and str(resume), resume_anyway=anyway)
+    trainer.train(resume and str(resume), allow_changed_args=anyway)
     trainer.save_model()
     trainer.save_state()
     return trainer

@@ -25,7 +25,7 @@ def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():
         (0, "", 1.0, fault_matrix.SAME),
         (0, "", 2.0, fault_matrix.OTHER),
         (0, "", None, fault_matrix.OTHER),
-        (2, "run_mlm.py: error: seed = 2, begun with 1", None, fault_matrix.REFUSED),
+        (2, "run_mlm.py: error: seed = 2, initially 1", None, fault_matrix.REFUSED),
         (2, "run_mlm.py: error: something else", None, fault_matrix.SILENT),
         (1, "KeyError: seed", None, fault_matrix.SILENT),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses that are not finite stop pre-training and fine-tuning at once, with a reason, in every process. Finite losses of a
+"""NaN and infinite losses stop pre-training and fine-tuning at once, with a reason, in every process. Finite losses of a
 diverged training are reported.
 """
 
@@ -47,14 +47,14 @@ def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
     ours = trainer()
     with torch.no_grad():
         ours.model.get_input_embeddings().weight[7, 0] = torch.nan
-    with pytest.raises(ValueError, match="the loss of step 1 is nan: the training stops"):
+    with pytest.raises(ValueError, match="the loss of step 1 is nan; training was stopped"):
         ours.train()
     assert ours.state.global_step == 0 and saved(tmp_path) == []
 
 
 def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(trainer, tmp_path):
     ours = trainer(learning_rate=1e30)
-    with pytest.raises(ValueError, match=r"learning rate of 1e\+30 is too high"):
+    with pytest.raises(ValueError, match=r"learning rate 1e\+30 is too high"):
         ours.train()
     assert ours.state.global_step < 8 and len(saved(tmp_path)) == ours.state.global_step
 
@@ -71,10 +71,10 @@ TWO, WORDS = math.log(2), math.log(32000)
 @pytest.mark.parametrize(
     ("history", "uniform", "said"),
     [
-        (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, above that of a guess or of the beginning, 0.6931"),
+        (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, higher than a guess or the first steps (0.6931)"),
         (logged(mean=1.23456e9), TWO, "its loss is 1.235e+09"),
-        (logged(11, 14, 15, held_out=14.0), WORDS, "beginning, 10.37"),
-        (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, above that of a guess or of the beginning, 3"),
+        (logged(11, 14, 15, held_out=14.0), WORDS, "first steps (10.37)"),
+        (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, higher than a guess or the first steps (3)"),
         (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
         (logged(0.7, 0.6, 7.0, 0.5), TWO, None),
         # Before it has learned anything, and after it has memorised the training data.

@@ -102,7 +102,8 @@ NOT_TRIED = """
     model model_name_or_path task_name .*_name data_config train_data train_file train_split text_columns? .*_columns?
     delimiter encoding on_empty on_duplicates split_seed
     language train_language eval_languages validation_.* test_file do_.* (overwrite_)?output_dir seeds recipe streaming
-    resume_.* ignore_data_skip restore_callback.* ignore_mismatched_sizes trust_remote_code version_2_with_negative
+    allow_changed_args resume_.* ignore_data_skip restore_callback.* ignore_mismatched_sizes
+    trust_remote_code version_2_with_negative
     sift_layer_norm log(ging)?_.* disable_tqdm report_to project trackio_.* include_.* debug skip_memory_metrics eval_.*
     predictions?_.* per_device_eval_batch_size batch_eval_metrics .*_full_eval max_(eval|predict)_samples n_best_size
     max_answer_length null_score_diff_threshold return_entity_level_metrics metric_for_best_model save_.*

@@ -36,7 +36,7 @@ def other_process(folder):
 
 
 def arguments(folder):
-    given = dict(overwrite_output_dir=True, resume_from_checkpoint=None, resume_anyway=[], seeds=[])
+    given = dict(overwrite_output_dir=True, resume_from_checkpoint=None, allow_changed_args=[], seeds=[])
     return SimpleNamespace(output_dir=str(folder), **given)
 
 
@@ -62,7 +62,7 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes_until_the_first_is
     folder = tmp_path / "run"
     with other_process(folder):
         (folder / "notes.txt").write_text("mine", encoding="utf-8")
-        with pytest.raises(ValueError, match="run is locked by another run: wait for its end, or choose another"):
+        with pytest.raises(ValueError, match="run is locked by another run; wait until it ends, or pass another"):
             start(folder)
         assert sorted(os.listdir(folder)) == [LOCK_FILE, "notes.txt"] and os.listdir(tmp_path) == ["run"]
     # After a kill, the lock file exists but is not locked.
@@ -81,4 +81,4 @@ def test_a_process_may_train_in_a_folder_again_also_without_locks_and_leaves_non
     monkeypatch.setattr(folder_lock, "fcntl", None)
     monkeypatch.setattr(folder_lock.logger, "warning", said.append)
     train(tmp_path, tmp_path / "checkpoint-2", max_steps=2)
-    assert not [*tmp_path.rglob(LOCK_FILE)] and "start no second run in it" in said[0]
+    assert not [*tmp_path.rglob(LOCK_FILE)] and "do not start a second run in it" in said[0]

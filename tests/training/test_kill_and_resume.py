@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        with pytest.raises(OSError, match=r"/checkpoint-4 could not be written: .* Complete checkpoints before it are as"):
+        with pytest.raises(OSError, match=r"/checkpoint-4 could not be written: .* Earlier complete checkpoints are"):
             train(tmp_path, tmp_path / "checkpoint-2", ["max_steps"], max_steps=4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -154,7 +154,7 @@ def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others
     file, name = stopped / "checkpoint-4" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
     save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
     write_manifest(file.parent)
-    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, {name} for one: begin a new run"):
+    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 weights, such as {name}; start a new run"):
         train(stopped, stopped / "checkpoint-4")
 
 

@@ -55,7 +55,7 @@ def test_checkpoints_of_sharded_training_are_whole_and_those_of_the_model_alone_
 
 
 FOLDERS = [
-    ("full", None, "is not empty: choose another --output_dir, or resume its run with --resume_from_checkpoint last"),
+    ("full", None, "is not empty; choose another --output_dir, or resume its run with --resume_from_checkpoint last"),
     ("full", "elsewhere", "elsewhere is not a complete checkpoint"),
     ("other", None, "is not empty"),
     ("other", "auto", "checkpoint-5 is not a complete checkpoint: .*there is no checkpoint"),

@@ -67,7 +67,7 @@ def resume(folder, change=None, anyway=None, **arguments):
     trainer = make(folder, **arguments)
     if change is not None:
         change(trainer)
-    trainer.train(str(folder / CHECKPOINT), resume_anyway=anyway)
+    trainer.train(str(folder / CHECKPOINT), allow_changed_args=anyway)
     return trainer
 
 
@@ -82,22 +82,22 @@ def change(path, value):
     return lambda trainer: setattr(operator.attrgetter(place)(trainer) if place else trainer, name, value)
 
 
-DATA_CHANGED = "data_digest = '12 rows, .*', begun with '12 rows, "
+DATA_CHANGED = "data_digest = '12 rows, .*', initially '12 rows, "
 # Changes on resume and the error line: field, new value, old value.
 CHANGES = [
-    (dict(learning_rate=1e-4), "learning_rate = 0.0001, begun with 0.001"),
-    (dict(adam_beta2=0.9), "adam_beta2 = 0.9, begun with 0.999"),
-    (dict(bf16=True), "bf16 = True, begun with False"),
-    (dict(max_steps=9), "max_steps = 9, begun with 8"),
-    (dict(per_device_train_batch_size=4), "batch_size = 4, begun with 2; per_device_train_batch_size = 4, begun"),
-    (dict(gradient_accumulation_steps=2), "batch_size = 4, begun with 2"),
-    (dict(lr_scheduler_kwargs={}), "lr_scheduler_kwargs = {}, begun with None"),
-    (dict(mlm_weight=0.5), "mlm_weight = 0.5, begun with 1.0"),
-    (dict(change=lambda run: run.train_dataset.rows.pop()), "data_digest = '11 rows, .*', begun with '12 rows, "),
+    (dict(learning_rate=1e-4), "learning_rate = 0.0001, initially 0.001"),
+    (dict(adam_beta2=0.9), "adam_beta2 = 0.9, initially 0.999"),
+    (dict(bf16=True), "bf16 = True, initially False"),
+    (dict(max_steps=9), "max_steps = 9, initially 8"),
+    (dict(per_device_train_batch_size=4), "batch_size = 4, initially 2; per_device_train_batch_size = 4, initially"),
+    (dict(gradient_accumulation_steps=2), "batch_size = 4, initially 2"),
+    (dict(lr_scheduler_kwargs={}), "lr_scheduler_kwargs = {}, initially None"),
+    (dict(mlm_weight=0.5), "mlm_weight = 0.5, initially 1.0"),
+    (dict(change=lambda run: run.train_dataset.rows.pop()), "data_digest = '11 rows, .*', initially '12 rows, "),
     (dict(change=lambda run: run.train_dataset.rows[7]["labels"].add_(1)), DATA_CHANGED),
-    (dict(change=change("model.config.hidden_dropout_prob", 0.0)), r"config.hidden_dropout_prob = 0.0, begun with 0.2"),
+    (dict(change=change("model.config.hidden_dropout_prob", 0.0)), r"config.hidden_dropout_prob = 0.0, initially 0.2"),
     (dict(change=lambda run: run.model.set_attn_implementation("eager")), "config.attn_implementation = 'eager', "),
-    (dict(change=lambda run: run.model.deberta.embeddings.requires_grad_(False)), "trained_parameters = .*, begun "),
+    (dict(change=lambda run: run.model.deberta.embeddings.requires_grad_(False)), "trained_parameters = .*, initially "),
     (dict(change=change("data_collator", DataCollatorWithPadding(None))), "data_collator = 'DataCollatorWithPadding', "),
     (dict(change=change("data_collator.options", MaskingOptions(rate=0.3))), "data_collator_options = .*rate=0.3,.*"),
 ]
@@ -108,7 +108,7 @@ def test_a_trainer_refuses_to_go_on_with_anything_else_that_shapes_the_weights(g
     """Previously, run_mlm.py accepted other batches, precision, clipping, data and attention, and ended with other weights
     and status 0.
     """
-    with pytest.raises(ValueError, match=f"a resumed run must have the arguments that it began with: {message}"):
+    with pytest.raises(ValueError, match=f"a resumed run must have its initial arguments, but got {message}"):
         resume(stopped, **given)
 
 
@@ -145,25 +145,27 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
     shutil.copytree(tmp_path / "whole" / CHECKPOINT, tmp_path / "run" / CHECKPOINT)
     trainer = resume(begun_by(2, tmp_path / "run"))
     assert trainer.args.gradient_accumulation_steps == 2
-    assert "gradient_accumulation_steps = 2, for the 4 examples of a step that this run began with" in caplog.text
+    assert "gradient_accumulation_steps is set to 2, to keep the 4 examples per step of this run" in caplog.text
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     # The same number of processes, or a number that cannot divide the step.
     for processes, size in ((1, 2), (3, 3)):
         begun_by(processes, tmp_path / "run")
-        with pytest.raises(ValueError, match=f"batch_size = {size}, begun with 4"):
+        with pytest.raises(ValueError, match=f"batch_size = {size}, initially 4"):
             resume(tmp_path / "run", per_device_train_batch_size=size)
 
 
 def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
-    with pytest.raises(ValueError, match=r"max_grad_norm = 0.5, begun with 1.0.* give --resume_anyway bf16 max_grad_norm "):
+    with pytest.raises(
+        ValueError, match=r"max_grad_norm = 0.5, initially 1.0.* pass --allow_changed_args bf16 max_grad_norm "
+    ):
         resume(stopped, anyway=["bf16"], bf16=True, max_grad_norm=0.5)
     # A known field with the same value.
     resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)
     record = json.loads((stopped / ARGUMENTS_FILE).read_text(encoding="utf-8"))
-    assert record["max_grad_norm"] == 0.5 and record["resumed_anyway"] == [dict(step=4, max_grad_norm=[1.0, 0.5])]
+    assert record["max_grad_norm"] == 0.5 and record["changed_args"] == [dict(step=4, max_grad_norm=[1.0, 0.5])]
     assert accepted_changes(stopped) == "max_grad_norm from step 4 on"
     make(stopped, max_grad_norm=0.5).train(str(stopped / "checkpoint-6"))
-    with pytest.raises(ValueError, match=r"max_grad_norm = 1.0, begun with 0.5"):
+    with pytest.raises(ValueError, match=r"max_grad_norm = 1.0, initially 0.5"):
         make(stopped).train(True)
 
 
@@ -179,7 +181,7 @@ def test_a_finished_run_is_trained_longer_by_the_same_schedule(length, tmp_path)
     train(tmp_path / "whole", **constant, **length)
     train(tmp_path / "run", **constant, **half)
     longer = constant | length
-    with pytest.raises(ValueError, match=r"To train longer, give --train_longer same_schedule or new_schedule"):
+    with pytest.raises(ValueError, match=r"To train longer, pass --train_longer same_schedule or new_schedule"):
         train(tmp_path / "run", "last", **longer)
     train(tmp_path / "run", "last", **longer, train_longer="same_schedule")
     mlm_script.assert_same_weights(tmp_path / "whole", tmp_path / "run")
@@ -206,7 +208,7 @@ def test_a_schedule_that_depends_on_the_number_of_steps_cannot_stay_the_same(sch
 @pytest.mark.parametrize("name", ["learning_rate", "adam_beta2", "weight_decay"])
 def test_values_that_the_checkpoint_holds_cannot_be_changed(name, stopped):
     """Without an error, Trainer would silently use the checkpoint's values."""
-    with pytest.raises(ValueError, match=f"{name} = 0.5, begun with .*{name}.*: the checkpoint holds them"):
+    with pytest.raises(ValueError, match=f"{name} = 0.5, initially .*{name}.*, which are restored from the checkpoint"):
         resume(stopped, anyway=[name], **{name: 0.5})
 
 
@@ -216,7 +218,7 @@ def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
         shutil.copytree(stopped / CHECKPOINT, place / CHECKPOINT)
     begin_run(tmp_path / "other", dict(seed=7))
     for place in ("alone", "other"):
-        with pytest.raises(ValueError, match="seed = 7, begun with 42"):
+        with pytest.raises(ValueError, match="seed = 7, initially 42"):
             resume(tmp_path / place, seed=7)
     resume(tmp_path / "alone")
     assert_same_weights(tmp_path / "alone", whole)
@@ -369,7 +371,7 @@ def test_scripts_notice_that_their_files_have_changed(name, change, digest, begu
     shutil.copytree(folder, tmp_path / "copy")
     change(folder)
     try:
-        with pytest.raises(SystemExit, match=rf"{digest} = '.*', begun with '.*--resume_anyway .*{digest}") as ended:
+        with pytest.raises(SystemExit, match=rf"{digest} = '.*', initially '.*--allow_changed_args .*{digest}") as ended:
             script.main([*flags, "--resume_from_checkpoint", "last"])
         assert ended.value.code == 2
     finally:
@@ -382,5 +384,5 @@ def test_a_masking_rate_that_falls_over_all_steps_cannot_stay_the_same(tmp_path)
     mlm_script.write_text(tmp_path / "text.txt")
     given = dict(final_masking_rate=0.1, lr_scheduler_type="constant", warmup_steps=0, train_longer="same_schedule")
     flags = mlm_script.arguments(tmp_path / "text.txt", tmp_path / "run", **given, resume_from_checkpoint="auto")
-    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps: give --train_longer new_"):
+    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps; use --train_longer new_"):
         module_of("run_mlm").main(flags)

@@ -76,9 +76,9 @@ def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkey
 def test_texts_of_pretraining_are_files_or_a_data_set_and_slips_get_the_nearest_flag(script, monkeypatch):
     for flag in ("train_data", "train_file", "dataset_name"):
         assert flags_of(script, [f"--{flag}", "texts", "--output_dir", "out"], monkeypatch)["train_data"] == ["texts"]
-    with pytest.raises(SystemExit, match=rf"{script}: error: unknown flag --masking_rat3: is it --masking_rate\?"):
+    with pytest.raises(SystemExit, match=rf"{script}: error: unknown flag --masking_rat3; did you mean --masking_rate\?"):
         flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--masking_rat3", "0.1"], monkeypatch)
-    with pytest.raises(SystemExit, match=rf"{script}: error: --line_by_line is no flag of this script: "):
+    with pytest.raises(SystemExit, match=rf"{script}: error: --line_by_line is not a flag of this script: "):
         flags_of(script, ["--train_data", "a.txt", "--output_dir", "out", "--line_by_line", "1"], monkeypatch)
 
 

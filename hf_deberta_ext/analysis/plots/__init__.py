@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures: curves of Trainer runs, scores, the similarity of word embeddings, and what a model makes of a text.
+"""Figures: curves of Trainer runs, scores, similarity of word embeddings, attention and influence of tokens.
 
-Every function writes to `path`, a path or a list of them, and returns it: the suffix decides the format (.png, .svg, .pdf),
-and several paths get the same figure. Without matplotlib they raise ImportError. Colours can be told apart by colour-blind
-readers, and neither pyplot's state nor matplotlib's settings are changed.
+Every function writes the figure to `path`, a path or a list of paths, and returns it. The suffix sets the format (.png,
+.svg, .pdf). Without matplotlib, an ImportError is raised. Colours are distinguishable for colour-blind readers, and neither
+pyplot's state nor matplotlib's settings are changed.
 """
 
 from .attention import plot_attention, plot_position_profile

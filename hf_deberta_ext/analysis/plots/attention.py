@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention maps and their parts, and what position adds to the logits of each head."""
+"""Figures of attention maps and their terms, and of the contribution of position to the logits of each head."""
 
 import math
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ TITLES = {
     "p2p": "position to position, p2p",
 }
 LINE_COLOURS = {"c2p": COLOURS[0], "p2c": COLOURS[1], "p2p": COLOURS[2], "total": "black"}
-# As many tokens as labels along an axis are readable; of more tokens, every second or third has a label.
+# Maximum number of readable labels along an axis; with more tokens, only every second or third has a label.
 MAX_LABELS = 96
 
 
 def plot_attention(
     decomposition: Any, tokens: Sequence[str], path: FigurePath, *, head: int | None = None
 ) -> Path | list[Path]:
-    """Draw the attention map of a text, and the parts of its logits: c2c and what the model has of c2p, p2c, p2p.
+    """Draw the attention map of a text, and the terms of its logits: c2c, and c2p, p2c, p2p if the model has them.
 
-    Queries are rows, keys are columns. The parts have one scale, with zero in the middle.
+    Queries are rows, keys are columns. All terms share a colour scale, centered at zero.
 
     Args:
-        decomposition (`AttentionParts`): the result of `attention_parts`.
-        tokens (`list[str]`): the N tokens, as the vocabulary spells them.
-        head (`int`, *optional*): None is the mean over all heads.
+        decomposition (`AttentionParts`): result of `attention_parts`.
+        tokens (`list[str]`): the N tokens, as spelled in the vocabulary.
+        head (`int`, *optional*): head to draw; default: the mean over all heads.
     Raises:
-        ValueError: there is no such head.
+        ValueError: the head does not exist.
     """
     maps = decomposition.of_head(head)
     N, columns = len(tokens), len(maps)
@@ -44,7 +44,7 @@ def plot_attention(
     rows = math.ceil(len(maps) / columns)
     size = min(max(0.27 * N, 2.6), 8.0)
     figure = new_figure((size + 0.3) * columns + 2.9, (size + 0.35) * rows + 1.5)
-    # The maps are square: what is left of the figure goes around them, not between them.
+    # The maps are square: put the remaining space around them, not between them.
     figure.set_layout_engine("compressed")
     panels = _panels(figure, len(maps), columns)
     limit = max(float(abs(values).max()) for name, values in maps.items() if name != "probabilities")
@@ -68,17 +68,17 @@ def plot_attention(
 
 
 def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int] | None = None) -> Path | list[Path]:
-    """Draw what position adds to the logits by the distance of query and key: a panel for each head, all on one scale.
+    """Draw the contribution of position to the logits by distance of query and key, in a panel per head, on one scale.
 
     Args:
-        profile (`PositionProfile`): the result of `position_profile`.
-        heads (`list[int]`, *optional*): which heads to draw; None is all of them.
+        profile (`PositionProfile`): result of `position_profile`.
+        heads (`list[int]`, *optional*): heads to draw; default: all heads.
     """
     if heads is None:
         heads = range(len(profile.total))
     lines = {name: getattr(profile, name) for name in LINE_COLOURS if getattr(profile, name) is not None}
     if len(lines) == 2:
-        # The total of one term is that term.
+        # With one term, the total equals the term.
         del lines["total"]
     columns = min(4, len(heads))
     figure = new_figure(max(2.6 * columns + 0.8, 4.6), 1.9 * math.ceil(len(heads) / columns) + 1.2)
@@ -90,7 +90,7 @@ def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int
             axes.plot(profile.distances.numpy(), values[head].numpy(), color=LINE_COLOURS[name], label=name, linewidth=1.2)
         axes.set_title(f"head {head}", fontsize=9, pad=3)
         axes.spines[["top", "right"]].set_visible(False)
-        # A panel with none below it has the numbers, also in the row before the last.
+        # A panel without a panel below shows tick labels, also in the row before the last.
         axes.tick_params(labelsize=8, labelbottom=index + columns >= len(heads))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=9, frameon=False)
@@ -109,7 +109,7 @@ def _panels(figure, count: int, columns: int, **options) -> list:
 
 
 def _label_tokens(axes, tokens: Sequence[str], size: float, *, across: bool, down: bool):
-    """Write the tokens along the axes of a map `size` inches wide; an axis that another panel labels has only ticks."""
+    """Label the axes of a map, `size` inches wide, with the tokens; without `across` or `down`, an axis only has ticks."""
     N = len(tokens)
     every = math.ceil(N / MAX_LABELS)
     labels = readable_tokens(tokens)[::every]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The curves of Trainer runs."""
+"""Figures of the curves of Trainer runs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ __all__ = ["metric_label", "plot_curves"]
 
 LINES = ("-", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
-# Words of metrics that are shares.
+# Words in the names of metrics in [0, 1].
 SHARES = {"accuracy", "f1", "precision", "recall", "share"}
 
 
 def metric_label(metric: str) -> str:
-    """Write the name of a metric in words: "held-out macro f1" for eval_macro_f1, "training loss" for loss."""
+    """Return a readable name of a metric: "held-out macro f1" for eval_macro_f1, "training loss" for loss."""
     words = metric.replace("_", " ")
     if words.startswith("eval "):
         return words.replace("eval", "held-out", 1)
@@ -33,21 +33,21 @@ def plot_curves(
     log_scale: Collection[str] = (),
     baselines: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path | list[Path]:
-    """Draw what Trainer logged against its steps, and save the figure.
+    """Draw logged metrics against steps, and save the figure.
 
-    Training metrics are solid lines, metrics of an evaluation ("eval_...") are dashed with a dot each; a single evaluation
-    is a dot with its value. The axis of single or equal shares (accuracy, F1, ...) goes from 0 to 1. A run has one colour;
-    in a panel of one run each metric has one (the same for "eval_x" and "x"), in a panel of several the second metric has
-    other dashes and dots.
+    Training metrics are solid lines; evaluation metrics ("eval_...") are dashed lines with a dot per evaluation, or a dot
+    with its value for a single evaluation. The axis of metrics in [0, 1] (accuracy, F1, ...) with one value, or with equal
+    values, goes from 0 to 1. Colours distinguish runs, or in a panel with one run, metrics ("eval_x" has the colour of "x");
+    in a panel with several runs, dashes and dots distinguish metrics.
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
-        panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, side by side. None is one
+        panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, from left to right; default: one
             panel with all runs and the metrics "loss" and "eval_loss".
-        log_scale (`Collection[str]`): metrics, such as perplexities, whose panels have a logarithmic axis.
-        baselines (`dict[str, dict[str, float]]`, *optional*): for a metric, values by name to draw as lines across.
+        log_scale (`Collection[str]`): metrics, such as perplexities, that need a logarithmic axis.
+        baselines (`dict[str, dict[str, float]]`, *optional*): metric -> name -> value, drawn as horizontal lines.
     Raises:
-        ValueError: none of the runs of a panel logged any of its metrics.
+        ValueError: no run of a panel logged any of its metrics.
     """
     if panels is None:
         panels = [("", list(histories), ("loss", "eval_loss"))]
@@ -70,8 +70,9 @@ def plot_curves(
 
 
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Drop evaluations after the training of a model that was evaluated before: those of the best model, which
-    --load_best_model_at_end restores, would be a jump at the last step."""
+    """Drop evaluations after training that repeat an earlier result.
+
+    With --load_best_model_at_end, the restored model would otherwise cause a jump at the last step."""
     kept: list[Mapping[str, Any]] = []
     ended = False
     for entry in history:
@@ -92,7 +93,7 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
             axes.plot(steps, values, linewidth=1.8, **style)
             continue
         label = f"{style['label']} ({values[0]:.3g})"
-        # Side by side, where the steps are not an axis.
+        # Place points next to each other if the axis does not show steps.
         places = steps if has_lines else [number]
         dot = dict(marker=style.get("marker", "o"), linestyle="none", clip_on=False)
         axes.plot(places, values, color=style["color"], label=label, **dot)
@@ -119,10 +120,10 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
 
 
 def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tuple[str, list, dict[str, Any]]]:
-    """List (metric, [(step, value), ...], style) for every run and metric that was logged.
+    """Return (metric, [(step, value), ...], style) for every run and logged metric.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no metric was logged.
     """
     kinds = list(dict.fromkeys(metric.removeprefix("eval_") for metric in metrics))
     curves = []

@@ -10,14 +10,14 @@ from .figure import COLOURS, FigurePath, finish_axes, new_figure, save_figure
 
 __all__ = ["plot_confusion", "plot_reliability", "plot_residuals", "plot_thresholds"]
 
-# Cells of a matrix with more classes are too small for numbers; more classes, panels or letters are too small to read.
+# Maximum number of classes with numbers in their cells, and maximum numbers of classes, panels and letters, to be readable.
 MOST_NUMBERS, MOST_CLASSES, MOST_PANELS, MOST_LETTERS = 20, 50, 12, 24
 
 
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -> Path | list[Path]:
-    """Draw a confusion matrix [C, C] of counts, a row for each true class, coloured by the share of the true class.
+    """Draw a confusion matrix [C, C] of counts, with a row per true class, coloured by the share of the true class.
 
-    Of more than 50 classes, called `names`, the 50 with most errors are drawn.
+    With more than 50 classes, only the 50 classes with the most errors are drawn.
     """
     errors = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
     shown = np.sort(np.argsort(-errors, kind="stable")[:MOST_CLASSES])
@@ -41,7 +41,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -
 
 
 def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePath) -> Path | list[Path]:
-    """Draw the frequency of hits, [N] of 0 and 1, against their predicted probability [N], and a histogram below it."""
+    """Draw the observed frequency of hits (0 or 1, [N]) against predicted probabilities [N], with a histogram below."""
     from sklearn.calibration import CalibrationDisplay
 
     figure = new_figure(4.6, 4.8)
@@ -58,7 +58,7 @@ def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePa
 def plot_thresholds(
     curves: Mapping[str, Mapping[str, np.ndarray]], best: Mapping[str, float], path: FigurePath
 ) -> Path | list[Path]:
-    """Draw "precision", "recall" and "F1" by "threshold", each [K], of the first 12 labels, with their best threshold."""
+    """Draw "precision", "recall" and "F1" by "threshold", [K] each, for the first 12 labels, with their best thresholds."""
     curves = dict([*curves.items()][:MOST_PANELS])
     columns = min(len(curves), 4)
     rows = -(-len(curves) // columns)

@@ -10,12 +10,12 @@ from pathlib import Path
 __all__ = ["COLOURS", "FigurePath", "finish_axes", "fonts_for", "new_figure", "save_figure"]
 
 FigurePath = str | Path | Sequence[str | Path]
-# Okabe and Ito's colours, which colour-blind readers can tell apart; the light yellow is left out.
+# Okabe and Ito's colours, which are distinguishable for colour-blind readers, without the light yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def new_figure(width: float, height: float = 3.8):
-    """Make a figure of this size in inches, without a window; pyplot's state and the settings do not change.
+    """Create a figure of this size in inches, without a window and without changing pyplot's state or settings.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -31,7 +31,7 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: FigurePath) -> Path | list[Path]:
-    """Write the figure, in fonts that have its letters, to one path or to several, whose folders are made if needed."""
+    """Save a figure to one or several paths, in fonts that have all its letters; missing folders are created."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -43,7 +43,7 @@ def save_figure(figure, path: FigurePath) -> Path | list[Path]:
         text.set_fontfamily([*text.get_fontfamily(), *fonts_for(letters)])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # With the date and random ids the same SVG would be another file each time.
+    # Remove the date and random ids, so that the same figure gives the same SVG file.
     metadata = {".svg": {"Date": None}}.get(path.suffix.lower())
     with rc_context({"svg.hashsalt": "hf_deberta_ext"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -53,7 +53,7 @@ def save_figure(figure, path: FigurePath) -> Path | list[Path]:
 
 @functools.cache
 def fonts_for(letters: frozenset[str]) -> list[str]:
-    """List installed fonts that have letters which matplotlib's own font lacks; see `_report_missing`."""
+    """Return installed fonts that have letters missing in matplotlib's own font; report letters that no font has."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
@@ -76,12 +76,12 @@ def fonts_for(letters: frozenset[str]) -> list[str]:
 
 @functools.cache
 def _report_missing():
-    """Name the package to install, once."""
-    print("figures show boxes for letters that no installed font has: install fonts-noto-cjk", file=sys.stderr)
+    """Print the package to install, once."""
+    print("figures show boxes for letters that no installed font has; install fonts-noto-cjk", file=sys.stderr)
 
 
 def finish_axes(axes):
-    """Draw horizontal lines behind the data, and no frame above and to the right."""
+    """Draw grid lines below the data, and remove the top and right frame."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coloured texts and bars as HTML that needs no script and no other server."""
+"""Coloured texts and bars as HTML without scripts or external resources."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["STYLE", "answer_html", "bars_html", "colour_of", "influence_html", "influence_page", "marked_text_html"]
 
-# Field of `TokenInfluence` -> its name for readers.
+# Field of `TokenInfluence` -> readable name.
 METHODS = {"gradients": "integrated gradients", "occlusion": "occlusion"}
 STYLE = """
 .dx { font-size: 1rem; line-height: 1.5; overflow-wrap: anywhere; }
@@ -31,7 +31,7 @@ def colour_of(value: float) -> str:
 
 
 def bars_html(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
-    """Draw a bar for each name and value in [0, 1], with the value in this format."""
+    """Return bars for (name, value in [0, 1]) rows, with values in the format `form`."""
     cells = []
     for name, value in rows:
         width = 100 * min(max(value, 0), 1)
@@ -43,7 +43,7 @@ def marked_text_html(text: str, marks: Iterable[tuple[int, int, float, str]]) ->
     """Colour the tokens of a text. Marks are (start, end, value in [-1, 1], text shown on hover)."""
     pieces, last = [], 0
     for start, end, value, tip in marks:
-        # Without the space that belongs to the token.
+        # Exclude the space that belongs to the token.
         start = end - len(text[start:end].lstrip())
         pieces.append(escape(text[last:start]))
         tip = escape(tip)
@@ -59,7 +59,7 @@ def answer_html(prediction: Any) -> str:
 
 
 def influence_html(prediction: Any, method: str) -> str:
-    """Show the texts of a `Prediction`, each token coloured by its influence, a field of `TokenInfluence`."""
+    """Show the texts of a `Prediction`, with tokens coloured by the field `method` of `TokenInfluence`."""
     largest = max((abs(getattr(token, method)) for token in prediction.tokens), default=0) or 1
     marks: list[list] = [[] for _ in prediction.texts]
     for token in prediction.tokens:
@@ -73,7 +73,7 @@ def influence_html(prediction: Any, method: str) -> str:
 
 
 def influence_page(prediction: Any) -> str:
-    """Make a page of a `Prediction` with integrated gradients."""
+    """Return an HTML page for a `Prediction` with integrated gradients."""
     parts = "".join((answer_html(prediction), *(influence_html(prediction, method) for method in METHODS)))
     style = f"body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font-family: system-ui, sans-serif; }}{STYLE}"
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{escape(prediction.label)}</title><style>{style}</style>'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of several models in one figure: the similarity of word embeddings, and scores over seeds."""
+"""Figures that compare models: similarity of word embeddings, scores over seeds, and minimal pairs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ __all__ = ["plot_comparison", "plot_embedding_similarity", "plot_minimal_pairs"]
 
 
 def plot_embedding_similarity(similarities: Mapping[str, Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
-    """Draw the average cosine similarity of word embeddings for several ways to share them (DeBERTaV3, section 3).
+    """Draw the average cosine similarity of word embeddings for several sharing methods (DeBERTaV3, section 3).
 
-    Each way is a group of bars, with one bar for each table and its value above it (below it, if negative).
+    Each method is a group of bars, one per table, labelled with its value.
 
     Args:
-        similarities (`dict[str, dict[str, float]]`): by the name of a run ("NES", "ES", "GDES", ...): the values of
-            `average_cosine_similarity` for "generator" and "discriminator", or for one of them.
+        similarities (`dict[str, dict[str, float]]`): name of a run ("NES", "ES", "GDES", ...) -> "generator" and
+            "discriminator", or one of them -> value of `average_cosine_similarity`.
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()
@@ -35,7 +35,7 @@ def plot_embedding_similarity(similarities: Mapping[str, Mapping[str, float]], p
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylabel("average cosine similarity", fontsize=11)
     finish_axes(axes)
-    # Room for the values at both ends.
+    # Leave space for the values at both ends.
     axes.margins(y=0.12)
     figure.legend(loc="outside upper center", ncols=len(keys), fontsize=10, frameon=False)
     return save_figure(figure, path)
@@ -48,12 +48,12 @@ def plot_comparison(
     label: str,
     baselines: Mapping[str, float] | None = None,
 ) -> Path | list[Path]:
-    """Draw the scores of several models over seeds: a dot for each, and next to them mean and standard deviation.
+    """Draw the scores of several models over seeds: a dot per seed, and the mean and standard deviation.
 
     Args:
-        scores (`dict[str, list[float]]`): the score of each seed, by the name of the model.
-        label (`str`): the label of the axis of the scores.
-        baselines (`dict[str, float]`, *optional*): scores to draw as lines across, by name.
+        scores (`dict[str, list[float]]`): name of the model -> score of each seed.
+        label (`str`): label of the score axis.
+        baselines (`dict[str, float]`, *optional*): name -> score, drawn as horizontal lines.
     """
     figure = new_figure(max(4.6, 1.1 * len(scores) + 1.6))
     axes = figure.subplots()
@@ -79,17 +79,18 @@ def plot_comparison(
 
 
 def plot_minimal_pairs(accuracies: Mapping[str, Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
-    """Draw the accuracy on minimal pairs by phenomenon: a line for each, a dot for each way of scoring, and one half.
+    """Draw the accuracy on minimal pairs: a row per phenomenon, a dot per scoring method, and a line at one half.
 
     Args:
-        accuracies (`dict[str, dict[str, float]]`): by way of scoring ("pll", "word frequency") and phenomenon, in [0, 1].
+        accuracies (`dict[str, dict[str, float]]`): scoring method ("pll", "word frequency") -> phenomenon -> accuracy in
+            [0, 1].
     """
     first = next(iter(accuracies.values()))
     names = sorted(first, key=first.__getitem__)
     figure = new_figure(7, 0.32 * len(names) + 1.4)
     axes = figure.subplots()
     for index, (method, values) in enumerate(accuracies.items()):
-        # The first on top, and the others larger, so that equal values are seen.
+        # The first method is on top, and the others are larger, so that equal values are visible.
         style = dict(marker=("o", "D", "s", "v")[index % 4], markersize=5 + 2 * index, zorder=9 - index, linestyle="none")
         percent = [100 * values[name] for name in names]
         axes.plot(percent, range(len(names)), color=COLOURS[index % len(COLOURS)], label=method, **style)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens in figures: how they are spelt for readers, and a text coloured token by token."""
+"""Tokens in figures: readable spelling, and texts with coloured tokens."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -12,37 +12,37 @@ from .figure import FigurePath, new_figure, save_figure
 
 __all__ = ["plot_influence", "plot_replacement_probabilities", "readable_tokens"]
 
-# How vocabularies spell the space before a word: SentencePiece, and byte-level BPE, whose first word has none.
+# Marks of the space before a word, in SentencePiece and in byte-level BPE (not before the first word).
 SPACES = ("▁", "Ġ")
-# A row of tokens wider than this, in letters, is broken.
+# Maximum width of a row of tokens, in letters.
 ROW_WIDTH = 62
-# Letters on the colour of a larger probability are white.
+# Letters on colours of larger values are white.
 DARK = 0.6
 
 
 def readable_tokens(tokens: Sequence[str]) -> list[str]:
-    """Spell tokens for readers: without the mark of the space before a word, and bytes as the letters that they encode.
+    """Return readable tokens: without the mark of a space before a word, and with decoded bytes.
 
-    "▁store" and "Ġstore" become "store"; "[CLS]" stays; a token that is only a space becomes "␣". Tokens are read as those
-    of byte-level BPE if one of them has its mark "Ġ".
+    "▁store" and "Ġstore" become "store"; "[CLS]" is unchanged; a token that is only a space becomes "␣". If a token has the
+    mark "Ġ", all tokens are decoded as byte-level BPE.
     """
     if "Ġ" in "".join(tokens):
-        # A part of a letter's bytes is U+FFFD: a token of nothing else stays as it is.
+        # Incomplete letters are decoded as U+FFFD: keep tokens that only contain these.
         tokens = [ByteLevel().decode([token]).replace("\ufffd", "") or token for token in tokens]
     return [token.lstrip("▁").strip() or "␣" for token in tokens]
 
 
 def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> Path | list[Path]:
-    """Draw a text whose tokens have the colour of the probability that they were replaced, with its value below.
+    """Draw a text with tokens coloured by the probability that they were replaced, and the values below.
 
     Args:
-        tokens (`list[TokenScore]`): of one text, as returned by `token_replacement_probabilities`, or any objects with
-            `token` and `probability`. A word's pieces are drawn without a gap between them.
+        tokens (`list[TokenScore]`): tokens of one text from `token_replacement_probabilities`, or any objects with `token`
+            and `probability`. Pieces of a word are drawn without a gap.
     Raises:
         ValueError: there are no tokens.
     """
     if not tokens:
-        raise ValueError("there is nothing to draw: the text has no tokens")
+        raise ValueError("tokens must not be empty; the text has no tokens to draw")
     texts = {"": [token.probability for token in tokens]}
     figure, colours = _draw_texts(texts, [token.token for token in tokens], form=".2f", limit=1)
     bar = figure.colorbar(colours, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.03)
@@ -52,17 +52,17 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> P
 
 
 def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
-    """Draw a text or a pair twice, each token with its influence on the prediction, by integrated gradients and occlusion.
+    """Draw the influence of each token on the prediction for a text or a pair, by integrated gradients and by occlusion.
 
-    Colours are purple for the label and orange against it, darkest for the largest influence of each method.
+    Tokens for the label are purple, tokens against it orange; the largest influence of each method is darkest.
 
     Args:
-        prediction (`Prediction`): the result of `explain_prediction`, with integrated gradients.
+        prediction (`Prediction`): result of `explain_prediction`, with integrated gradients.
     """
     tokens = prediction.tokens
     texts = {"integrated gradients": [token.gradients for token in tokens]}
     texts["occlusion"] = [token.occlusion for token in tokens]
-    # The second text of a pair begins a row.
+    # The second text of a pair starts on a new row.
     begins = sum(token.number == 0 for token in tokens)
     figure, _ = _draw_texts(texts, [token.token for token in tokens], form="+.2f", begins=begins)
     score = dict(prediction.scores)[prediction.label]
@@ -76,7 +76,7 @@ def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
 def _draw_texts(
     texts: Mapping[str, Sequence[float]], spelt: Sequence[str], *, form: str, limit: float | None = None, begins: int = 0
 ) -> tuple[Any, Any]:
-    """Draw the tokens in the colours of their values, in [0, limit] or of both signs, once for each title."""
+    """Draw the tokens once per title, coloured by values in [0, limit], or of both signs without a limit."""
     labels = readable_tokens(spelt)
     cells = _layout(spelt, labels, begins)
     width = max(24, max(x + size for x, _, size in cells))
@@ -95,7 +95,7 @@ def _draw_texts(
         largest = limit or max(map(abs, values)) or 1
         colours = ScalarMappable(Normalize(-largest, largest), "PuOr")
         if limit:
-            # The half of a map with two ends: white, as a text is, where nothing looks replaced.
+            # Half of a diverging map: white, like plain text, for tokens that do not look replaced.
             colours = ScalarMappable(Normalize(0, limit), ListedColormap(colormaps["PuOr"](np.linspace(0.5, 1, 256))))
         for label, value, (x, row, size) in zip(labels, values, cells, strict=True):
             colour = colours.to_rgba(value)
@@ -111,7 +111,7 @@ def _draw_texts(
 
 
 def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
-    """Place every token's cell: (left, row, width), with letters of width 1; the token of number `begins` begins a row."""
+    """Return the cell of each token as (left, row, width), in letters; the token number `begins` starts a new row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)
