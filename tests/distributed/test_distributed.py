@@ -364,7 +364,7 @@ def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pr
     pretend_to_shard(activation_checkpointing=True, auto_wrap_policy=print)
     with pytest.raises(ValueError, match=DRAWS_ANEW):
         make_trainer(training, str(tmp_path), fields=dropping)
-    with pytest.raises(ValueError, match=r"share_layers = 'attention' cannot run under FSDP with a group for each layer"):
+    with pytest.raises(ValueError, match=r"share_layers = 'attention' cannot run under FSDP with a group per layer"):
         make_trainer(training, str(tmp_path), fields=borrowing)
     make_trainer(training, str(tmp_path))
     pretend_to_shard(activation_checkpointing=False, auto_wrap_policy=None)

@@ -161,7 +161,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
 def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    with pytest.raises(ValueError, match=r"is not empty: .*--overwrite_output_dir renames it"):
+    with pytest.raises(ValueError, match=r"is not empty; .*--overwrite_output_dir renames it"):
         run(folder_of("ours"), folder, "--do_train")
     for other in ("file.txt", "model.safetensors"):
         (tmp_path / other).mkdir()
@@ -255,7 +255,7 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
     whole = run(folder_of("ours"), tmp_path / "whole", *argv[2:])
     run(folder_of("ours"), tmp_path / "run", *argv[2:-1])
     finished_at = (tmp_path / "run" / "seed-1" / "model.safetensors").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"is not empty: .*resume it with --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match=r"is not empty; .*resume its run with --resume_from_checkpoint last"):
         run(*argv)
     with stopped(3):
         run(*argv, resume_from_checkpoint="last", **SAVING)

@@ -274,7 +274,7 @@ def test_messy_data_are_refused(data, flags, message):
 
 
 def test_a_wrong_column_is_reported_before_empty_rows(data):
-    with pytest.raises(ValueError, match=r"--train_file has no column 'queu'"):
+    with pytest.raises(ValueError, match=r"--train_file must have the columns 'queu'"):
         data(train=MESSY, label_column="queu")
 
 
@@ -401,7 +401,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
         (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* without a validation set"),
         (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "needs your own training data"),
         (dict(test=GOOD, validation_share=0.5), "needs your own training data"),
-        (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: give more rows"),
+        (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: add rows"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_data_is_said_before_a_model_is_loaded(data, flags, message):
