@@ -207,6 +207,10 @@ def sides_table(rows: list[dict]) -> str:
     return "\n\n".join([markdown_table(("side", *shapes), *lines), *reasons])
 
 
+# Names of sides in figures.
+LEGEND = {"transformers": "DeBERTa of transformers", "auto": "DeBERTa of hf_deberta_ext"}
+
+
 def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
     """Draw a column of the rows against shape, with a panel for each part and mode, and the outer tenths where they are
     known.
@@ -225,10 +229,12 @@ def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
             places, middle = [shapes.index(row["shape"]) for row in points], np.array([row[key] for row in points])
             ends = [np.array([row.get(f"{key}_{end}", row[key]) for row in points]) for end in ("p10", "p90")]
             style = dict(fmt=f"C{index % 10}o-", markersize=4, capsize=2)
-            axes.errorbar(places, middle, [middle - ends[0], ends[1] - middle], label=side, **style)
-        axes.set_xticks(range(len(shapes)), shapes)
+            label_of_side = LEGEND.get(side, side)
+            axes.errorbar(places, middle, [middle - ends[0], ends[1] - middle], label=label_of_side, **style)
+        axes.set_xticks(range(len(shapes)), shapes, fontsize=8)
         axes.set(title=panel, xlabel="batch x length", ylabel=label, yscale="log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(ScalarFormatter())
         axes.grid(alpha=0.3)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     save_figure(figure, path)
