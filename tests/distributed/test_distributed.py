@@ -71,7 +71,7 @@ FSDP = {
 }
 RESUMED = "masked lm, dropout"
 BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
-BORROWS = "borrow weights from the first. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
+BORROWS = "layers share weights. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
 DRAWS_ANEW = "activation_checkpointing in fsdp_config gives wrong gradients with dropout"
 TWO_MODULES = "cannot run under FSDP, which cannot shard shared parameters; use 'gdes' or 'nes'"
 REFUSED = {

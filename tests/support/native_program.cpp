@@ -32,7 +32,7 @@ template <class T> struct Tensor {
 template <class T> static bool once(int64_t isa, bool half, bool prints) {
     const bool packed = draw(0, 3) == 0, decoded = !packed && draw(0, 3) == 0;
     const long B = draw(1, 3), H = draw(1, 3), d = draw(0, 1) ? draw(16, 128) : 16 * draw(1, 8), N = draw(0, 3) ? draw(1, 130) : draw(131, 700);
-    const long reach = draw(1, N + 1), middle = N - 1 + draw(0, 9), R = draw(1, 2 * reach + 1);
+    const long max_distance = draw(1, N + 1), middle = N - 1 + draw(0, 9), R = draw(1, 2 * max_distance + 1);
     std::vector<int32_t> starts{0};
     for (long b = 0; b < B; b++) starts.push_back(starts.back() + draw(1, N));
     const long M = decoded ? draw(1, N) : packed ? starts[B] : N, keys = packed ? starts[B] : N, rows = packed ? 1 : B;
@@ -41,7 +41,7 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
     Tensor<float> bias(H * (2 * middle + 1)), d_bias(bias.n), d_K_r(K_r.n), d_Q_r(K_r.n), lse(rows * H * M);
     bias.normal(false);
     Tensor<int64_t> delta(2 * middle + 1), positions(B * M);
-    for (long u = -middle; u <= middle; u++) delta.x[middle + u] = (std::clamp(u, -reach, reach) + reach) * (R - 1) / (2 * reach);
+    for (long u = -middle; u <= middle; u++) delta.x[middle + u] = (std::clamp(u, -max_distance, max_distance) + max_distance) * (R - 1) / (2 * max_distance);
     for (size_t i = 0; i < positions.n; i++) positions.x[i] = draw(0, N - 1);
     const long mask_kind = packed ? 0 : draw(0, 3), mask_rows = mask_kind == 2 ? M : 1, mask_heads = mask_kind == 3 ? H : 1;
     Tensor<uint8_t> mask(B * mask_heads * mask_rows * N);
@@ -60,7 +60,7 @@ template <class T> static bool once(int64_t isa, bool half, bool prints) {
     if (terms & 1) a.K_r = K_r.x.get(), a.d_K_r = draw(0, 3) ? d_K_r.x.get() : nullptr;
     if (terms & 2) a.Q_r = Q_r.x.get(), a.d_Q_r = draw(0, 3) ? d_Q_r.x.get() : nullptr;
     if (terms & 4) a.bias = bias.x.get(), a.d_bias = d_bias.x.get();
-    if (terms) a.delta = delta.x.get(), a.middle = middle, a.reach = std::min(reach, middle + 1), a.R = terms & 3 ? R : 0;
+    if (terms) a.delta = delta.x.get(), a.middle = middle, a.max_distance = std::min(max_distance, middle + 1), a.R = terms & 3 ? R : 0;
     if (mask_kind) {
         a.mask = mask.x.get();
         const int64_t s[4] = {mask_heads * mask_rows * N, mask_heads > 1 ? mask_rows * N : 0, mask_rows > 1 ? N : 0, 1};
