@@ -78,12 +78,12 @@ class CheckpointContents:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the checkpoint is a generator and a discriminator in one model of this package."""
+        """True if the checkpoint is a generator and a discriminator in one model of this package."""
         return is_joint(self.stored)
 
     @property
     def has_generator(self) -> bool:
-        """Whether Microsoft's generator is in the folder, next to the discriminator."""
+        """True if Microsoft's generator is in the folder, next to the discriminator."""
         return (self.folder / GENERATOR_FILE).is_file()
 
     @property

@@ -67,7 +67,7 @@ class CorpusArguments:
 
     @functools.cached_property
     def is_prepared(self) -> bool:
-        """Whether the training data are a prepared corpus; cached, since the folder can be remote."""
+        """True if the training data are a prepared corpus; cached, since the folder can be remote."""
         return is_prepared(*self.train_data)
 
 

@@ -193,7 +193,7 @@ class MaskingOptions:
 
     @property
     def whole_words(self) -> bool:
-        """Whether units are whole words. Microsoft's code masks single tokens if max_ngram is 1."""
+        """True if units are whole words. Microsoft's code masks single tokens if max_ngram is 1."""
         return self.unit != "token" and not (self.policy == "official" and self.max_ngram == 1)
 
 

@@ -135,7 +135,7 @@ class ModelFolder:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the model contains both generator and discriminator."""
+        """True if the model contains both generator and discriminator."""
         return self.config.get("model_type") == "deberta-ext" and self.architecture.endswith("ForPreTraining")
 
     @property
@@ -144,7 +144,7 @@ class ModelFolder:
 
     @property
     def custom_code(self) -> bool:
-        """Whether the model, or an adapter's base model, needs code from its folder."""
+        """True if the model, or an adapter's base model, needs code from its folder."""
         base = Path(str(self.adapter.get("base_model_name_or_path")), "config.json")
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library", "transformers"))
         return "auto_map" in self.config or library.split(".")[0] != "transformers" or "auto_map" in read_json(base)

@@ -275,7 +275,15 @@ class QuestionAnsweringData(TaskData):
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
+        # Last predictions and their answers: metrics, files, errors and table need the same ones.
+        decoded: list[Any] = [None, None]
+
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
+            if decoded[0] is not predictions:
+                decoded[:] = predictions, decode(predictions)
+            return decoded[1]
+
+        def decode(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
                 [question.id for question in questions],
                 [question.context for question in questions],
