@@ -136,7 +136,7 @@ def _relative_positions(length: int, buckets: int, max_distance: int, device: to
 
 
 def _as_stock(r: torch.Tensor) -> torch.Tensor:
-    """Expand relative positions by offset, [2N - 1], to transformers' form, [1, N, N]."""
+    """Expand relative positions [2N - 1], one per offset, to transformers' shape [1, N, N]."""
     i = torch.arange((len(r) + 1) // 2, device=r.device)
     return r[i[:, None] - i + len(i) - 1][None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a run: metrics that compare models, and Markdown tables of them."""
+"""Results of a run: metrics for comparing models, and Markdown tables of them."""
 
 import re
 import statistics

@@ -164,7 +164,7 @@ class JointCheckpointsMixin:
 
     @torch.no_grad()
     def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-        """Copy the weights of a generator and a discriminator with the same configurations."""
+        """Copy the weights of a generator and a discriminator whose configurations equal those of this model."""
         self.generator.load_state_dict(generator.state_dict())
         self.generator.loading_report = generator.loading_report
         self.discriminator.loading_report = discriminator.loading_report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part of a model that only the package has: `from_pretrained` for official checkpoints, `push_to_hub`."""
+"""Model methods that remote code does not have, such as `from_pretrained` for official checkpoints and `push_to_hub`."""
 
 import copy
 from collections.abc import Iterator, Mapping

@@ -132,7 +132,7 @@ def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) ->
 
 
 def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a JSON file with one object per line, or with one value, which is read into memory."""
+    """Iterate over the rows of a JSON file: one object per line, or a single value, which is read into memory as a whole."""
     with open_text(path, encoding) as file:
         head = [*itertools.islice(filter(str.strip, file), 2)]
     if not head:

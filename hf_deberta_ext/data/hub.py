@@ -18,7 +18,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         name (`str`): Hub id, or a folder that `datasets.load_dataset` can read.
         config (`str`, *optional*): configuration of the data set.
         splits: name in the result -> names to try in the data set: {"validation": ["validation", "dev"]}. The first
-            existing split is used; the result lacks names without an existing split.
+            existing split is used; names with no existing split are left out of the result.
         download: download options (revision, token and cache_dir) that are set.
     """
     loaded = load_hub_dataset(name, config, **download)

@@ -360,7 +360,7 @@ def disentangled_bwd_kernel_fold(
     FAR: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     FAR_SPLITS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients [H, R, D] of the tables. Each row sums the windows and far sums of the offsets that read it."""
+    """Compute the gradients [H, R, D] of the tables. A row sums the windows and far sums of all offsets that map to it."""
     r, h, term = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     offs_d, offs_s = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     inside = offs_d[None, :] < D

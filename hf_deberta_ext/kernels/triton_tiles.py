@@ -198,7 +198,7 @@ def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 @device_function
 def near_range(start, lo, hi, max_distance, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
-    """Return the range of near tiles of STEP within [lo, hi) for the block [start, start + BLOCK)."""
+    """Return the range in [lo, hi) of the tiles, STEP wide, that are near the block [start, start + BLOCK)."""
     first, last = lo, hi
     if FAR:
         first = tl.minimum(tl.maximum(tl.maximum(start - max_distance + 1, 0) // STEP * STEP, lo), hi)

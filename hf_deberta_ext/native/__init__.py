@@ -102,7 +102,7 @@ class Arguments(ctypes.Structure):
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
-    """Load the library of the kernel. torch must be imported before, because the library shares its threads.
+    """Load the library of the kernel. Import torch first, because the library shares its threads.
 
     Raises:
         OSError: the library is missing, cannot be loaded, or has another version.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-One generator reads all local files row by row. Files of a folder may therefore differ in format and other columns, streaming
-holds one row at a time in memory, and errors name file and line.
+One generator reads all local files row by row. Therefore, files of a folder may differ in their format and in the columns
+beside "text", streaming holds only one row in memory, and errors name the file and line.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the objectives of masked-language pre-training in one table, and a model for any sum of them.
 
-To add an objective, add a row to `OBJECTIVES`, with its functions in another file. The flag of its weight, evaluations,
-curves, cards and the checks of resumed runs are derived from the table.
+To add an objective, add a row to `OBJECTIVES`, with its functions in another file. Its weight flag, evaluations,
+curves, card entries and the checks of resumed runs are derived from the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -192,8 +192,8 @@ def _pack_batch(
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
-        counted (`bool`): add a column "counts", set in the first row (an empty row if there are no examples). Otherwise
-            return rows as lists, which an `IterableDataset` needs.
+        counted (`bool`): if True, add a column "counts", which only the first row fills (an empty row if there are no
+            examples). If False, return rows as lists, which an `IterableDataset` needs.
         version (`str`): only part of the cache key, so that rows of another release are not reused.
     """
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")

@@ -176,7 +176,7 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
 
 
 def _strings(texts: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over the texts; reject a single string, which is iterable, too."""
+    """Return an iterator over the texts; reject a single string, which would also be iterable."""
     if isinstance(texts, str):
         raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
     return iter(texts)

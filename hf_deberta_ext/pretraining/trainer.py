@@ -176,7 +176,7 @@ class TargetTrainer(RunTrainer):
         return ShardOrder(dataset, batch=self.args.train_batch_size, streams=max_streams(self.args), seed=seed)
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device: torch.device):
-        """Return the micro-batches of a step, and the targets of each objective over all processes."""
+        """Return the micro-batches of a step, and the number of targets of each objective over all processes."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None

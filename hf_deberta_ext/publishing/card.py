@@ -58,8 +58,8 @@ def write_model_card(
     """Write the model card (README.md) into the folder of a model; in an existing card, update only the metadata.
 
     Args:
-        language (`str` or `list[str]`, *optional*): ISO 639 codes, optionally with a region (pt-BR), which the Hub's filter
-            by language ignores.
+        language (`str` or `list[str]`, *optional*): ISO 639 codes, optionally with a region (pt-BR). The Hub's language
+            filter ignores the region.
         license (`str`, *optional*): identifier of the licence on the Hub: apache-2.0, mit, other.
         base_model (`str`, *optional*): Hub id of the model that was trained further.
         datasets (`str` or `list[str]`, *optional*): Hub ids of the training data.

@@ -324,7 +324,7 @@ class Sift:
 
 
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Compute the norm of each token or of its sequence, [.., .., E] -> [.., .., 1]; x is 0 where `real` is False."""
+    """Compute the norm of each token or of its sequence, [.., .., E] -> [.., .., 1]. x must be 0 where `real` is False."""
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)
     squares = x.square().mean(-1)

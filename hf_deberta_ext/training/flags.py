@@ -71,7 +71,7 @@ def parse_flags(
         description (`str`): description; `--help` shows its first paragraph.
         usage (`str`, *optional*): usage line for `--help`.
         defaults (`dict`, *optional*): defaults of this script, by name.
-        elsewhere (`dict[str, str]`, *optional*): flag of another script -> hint what to use instead.
+        elsewhere (`dict[str, str]`, *optional*): flag of another script -> hint on what to use instead.
         recipe (`Callable`, *optional*): maps (flags of the command line, processes, device) to (defaults by name, text to
             print or None).
     Returns:

@@ -44,7 +44,7 @@ class RunTrainer(HubTrainer):
 
     - Random numbers are seeded by (seed, number of the micro-batch in the order of the data). They are therefore the same
       for two processes as for one process with twice the accumulation, and the same when a run is resumed.
-    - A NaN or infinite loss stops training in every process. If the loss diverges, a warning is logged and the log marked.
+    - A NaN or infinite loss stops training in every process. If the loss diverges, a warning and "diverged" are logged.
     - SIGTERM ends the program with status 143 after the current step and a checkpoint; the first Ctrl-C also saves one.
     - The output folder is locked, so that no other process trains in it at the same time.
     - Checkpoints are written to a temporary folder, flushed to disk and renamed. Before resuming, all files and weights are
@@ -367,7 +367,7 @@ def _is_no_comparison(record: LogRecord) -> bool:
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return the first `count` rows of a batch without unnecessary padding; for `count` <= 0 one row, marked "repeated"."""
+    """Return a batch's first `count` rows without excess padding. If `count` <= 0, return one row, marked "repeated"."""
     if count >= len(next(iter(batch.values()))):
         return batch
     batch = {name: values[: max(count, 1)] for name, values in batch.items()}

@@ -61,7 +61,7 @@ class RelativePosition(nn.Module):
         self.register_buffer("rows", self.compute_rows(), persistent=False)
 
     def compute_rows(self) -> torch.Tensor:
-        """Return the rows of the relative table for r = -M ... M - 1, [2M] int64."""
+        """Return the row indices of the relative table for r = -M ... M - 1, [2M] int64."""
         M, b = self.max_distance, self.buckets
         if b < 0:
             return torch.arange(2 * M, dtype=torch.int64)
@@ -861,7 +861,7 @@ class DisentangledSelfAttention(PositionCache):
         return self.split_heads(self.key_proj(hidden_states)), self.split_heads(self.value_proj(hidden_states))
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the modules that compute K_r and Q_r; None for one that no term needs."""
+        """Return the modules that compute K_r and Q_r, each None if no term needs it."""
         key = query = None
         if "c2p" in self.terms or "p2p" in self.terms:
             key = self.key_proj if self.share_att_key else self.pos_key_proj
@@ -870,7 +870,7 @@ class DisentangledSelfAttention(PositionCache):
         return key, query
 
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Project the relative table [R, H·d] to K_r and Q_r, [H, R, d] each; None for one that no term needs.
+        """Project the relative table [R, H·d] to K_r and Q_r, [H, R, d] each, or None if no term needs it.
 
         At inference on CPU, the package's `PositionCache` caches them.
         """

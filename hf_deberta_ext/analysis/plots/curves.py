@@ -37,8 +37,8 @@ def plot_curves(
 
     Training metrics are solid lines; evaluation metrics ("eval_...") are dashed lines with a dot per evaluation, or a dot
     with its value for a single evaluation. The axis of metrics in [0, 1] (accuracy, F1, ...) with one value, or with equal
-    values, goes from 0 to 1. Colours distinguish runs, or in a panel with one run, metrics ("eval_x" has the colour of "x");
-    in a panel with several runs, dashes and dots distinguish metrics.
+    values, goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes and
+    dots distinguish metrics. In a panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.

@@ -58,7 +58,7 @@ def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePa
 def plot_thresholds(
     curves: Mapping[str, Mapping[str, np.ndarray]], best: Mapping[str, float], path: FigurePath
 ) -> Path | list[Path]:
-    """Draw "precision", "recall" and "F1" by "threshold", [K] each, for the first 12 labels, with their best thresholds."""
+    """Draw "precision", "recall" and "F1" against "threshold", [K] each, for the first 12 labels."""
     curves = dict([*curves.items()][:MOST_PANELS])
     columns = min(len(curves), 4)
     rows = -(-len(curves) // columns)

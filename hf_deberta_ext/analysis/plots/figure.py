@@ -81,7 +81,7 @@ def _report_missing():
 
 
 def finish_axes(axes):
-    """Draw grid lines below the data, and remove the top and right frame."""
+    """Draw grid lines below the data, and hide the top and right spines."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -68,10 +68,10 @@ def answers_from_logits(
 ) -> Answers:
     """Return the answers to questions, from the logits of their windows.
 
-    The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts; unlike
-    there, only tokens of the context are ranked. A span of characters in two windows counts once, with its higher score. If
-    scores are equal, the span that starts (then ends) earlier is better. Without a possible span (no window, or no start
-    before an end), the answer is "" and its logits count as 0.
+    The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts,
+    except that only tokens of the context are ranked. A span of characters in two windows counts once, with its higher
+    score. If scores are equal, the span that starts (then ends) earlier is better. Without a possible span (no window, or no
+    start before an end), the answer is "" and its logits count as 0.
 
     Args:
         ids, contexts (`list[str]`): ids and contexts of the examples, indexed by `windows.examples`.

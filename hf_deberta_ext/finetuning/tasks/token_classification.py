@@ -364,7 +364,7 @@ class TokenClassificationData(TaskData):
                     )
 
     def use_config(self, config: PretrainedConfig):
-        """Use the label order of a checkpoint with the same labels; without training data, use the checkpoint's labels."""
+        """Use the checkpoint's label order if it has the same labels. Without training data, use the checkpoint's labels."""
         if not self.num_train or {*config.label2id} == {*self.labels}:
             self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
