@@ -742,20 +742,23 @@ class PackedSequences:
 
     Args:
         token_index (`torch.LongTensor`): [T] index of each token in the flattened batch.
-        lengths (`torch.LongTensor`): [D] number of tokens of each document, in the order of the stream.
+        lengths (`list[int]`): number of tokens of each document, in the order of the stream.
     """
 
-    def __init__(self, token_index: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]):
-        self.token_index, self.shape = token_index, shape
-        self.lengths = lengths.tolist()
-        ends = lengths.cumsum(0)
+    def __init__(self, token_index: torch.Tensor, lengths: list[int], shape: tuple[int, int]):
+        self.token_index, self.lengths, self.shape = token_index, lengths, shape
+        counts = torch.tensor(lengths).to(token_index.device, non_blocking=True)
+        ends = counts.cumsum(0)
         self.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).int()
         # For each token, [T]: its document, the stream index of the document's first token, its position in the document.
-        self.documents = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
-            lengths, output_size=len(token_index)
-        )
-        self.first_token = (ends - lengths)[self.documents]
+        self.documents = torch.repeat_interleave(counts, output_size=len(token_index))
+        self.first_token = (ends - counts)[self.documents]
         self.positions = torch.arange(len(token_index), device=token_index.device) - self.first_token
+
+    @classmethod
+    def from_lengths(cls, lengths: list[int], device: torch.device) -> "PackedSequences":
+        """Make one row of documents with `lengths` tokens, without waiting for the device."""
+        return cls(torch.arange(sum(lengths), device=device), lengths, (1, sum(lengths)))
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
@@ -765,12 +768,11 @@ class PackedSequences:
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
         if not bool((starts == 1).all()):
             return None
-        return cls(token_mask.flatten().nonzero().squeeze(1), lengths, tuple(token_mask.shape))
+        return cls(token_mask.flatten().nonzero().squeeze(1), lengths.tolist(), tuple(token_mask.shape))
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
         """Make each run of equal positive ids in a row of [B, N] a document; 0 is padding."""
-        B, N = document_ids.shape
         check_integers("document_ids", document_ids)
         if bool((document_ids < 0).any()):
             raise ValueError(f"document_ids must be 0 (padding) or positive, got {int(document_ids.min())}")
@@ -778,13 +780,13 @@ class PackedSequences:
         if not len(token_index):
             raise ValueError("document_ids must have a positive id, got only 0 (padding)")
         # Make equal ids of different rows distinct.
-        rows = torch.arange(B, device=document_ids.device)[:, None] * (int(document_ids.max()) + 1)
+        rows = torch.arange(len(document_ids), device=document_ids.device)[:, None] * (int(document_ids.max()) + 1)
         runs, lengths = torch.unique_consecutive((document_ids + rows).flatten()[token_index], return_counts=True)
         starts = (document_ids[:, 1:] != document_ids[:, :-1]) & (document_ids[:, 1:] != 0)
         pieces = int(starts.sum() + (document_ids[:, 0] != 0).sum())
         if len(runs.unique()) != len(runs) or pieces != len(runs):
             raise ValueError("a document must be one run of equal document_ids; give each document of a row its own id")
-        return cls(token_index, lengths, (B, N))
+        return cls(token_index, lengths.tolist(), tuple(document_ids.shape))
 
     def unpad(self, x: torch.Tensor) -> torch.Tensor:
         """Select the tokens of x [1 or B, N, ...] as a stream [1, T, ...]."""
@@ -800,7 +802,7 @@ class PackedSequences:
     def rows(self) -> "tuple[PackedSequences, torch.Tensor | None]":
         """The documents as rows of a batch [D, longest], and its mask [D, 1, 1, longest], None for equal lengths."""
         shape = len(self.lengths), max(self.lengths)
-        rows = PackedSequences(self.documents * shape[1] + self.positions, self.cu_seqlens.diff(), shape)
+        rows = PackedSequences(self.documents * shape[1] + self.positions, self.lengths, shape)
         mask = rows.pad(torch.ones_like(self.positions, dtype=torch.bool)[None])[:, None, None]
         return rows, None if min(self.lengths) == shape[1] else mask
 
@@ -922,8 +924,7 @@ class DisentangledSelfAttention(PositionCache):
         K_r, Q_r = self.project_positions(rel_embeddings)
         inputs = AttentionInputs(Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, self.terms, attention_mask, query_positions)
         inputs = inputs._replace(dropout_p=self.dropout_p, max_distance=max_distance)
-        requested = getattr(self.config, "_attn_implementation", None)
-        return self.attend(inputs, requested, packed, output_attentions)
+        return self.attend(inputs, getattr(self.config, "_attn_implementation", None), packed, output_attentions)
 
     @property
     def dropout_p(self) -> float:

@@ -55,6 +55,7 @@ ALLOWED = {
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},
     "publishing": {"analysis"},
     "replaced_attention": {"kernels"},
+    "serving": {""},
     "sift": {"training"},
     "tokenization": set(),
     "training": {"publishing"},
