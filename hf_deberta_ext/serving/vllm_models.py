@@ -2,7 +2,6 @@
 """Models for vLLM: the package's encoder over all tokens of a step, with one packed document for each request."""
 
 import functools
-import logging
 from collections.abc import Iterable
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import EncoderOnlyAttention
 from vllm.model_executor.layers.pooler import DispatchPooler
 from vllm.model_executor.layers.pooler.seqwise import CLSPool, pooler_for_classify
@@ -25,7 +25,7 @@ from ..model.modeling_deberta_ext import ContextPooler, DebertaExtModel
 
 __all__ = ["DebertaEmbedder", "DebertaSequenceClassifier", "DebertaTokenClassifier"]
 
-logger = logging.getLogger(__name__)
+logger = init_logger(__name__)
 
 BOUNDARIES = "document_boundaries"
 
