@@ -293,9 +293,9 @@ def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], ad
 
 
 def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
-    """Return a `tokenizers.Tokenizer` that equals the SentencePiece model, without template.
+    """Create a `tokenizers.Tokenizer` that encodes texts like the SentencePiece model at `path`, without [CLS] and [SEP].
 
-    Special tokens are only added if there is no piece [UNK].
+    Missing special tokens are only added if the model has no piece [UNK].
     """
     try:
         from google.protobuf.message import DecodeError
