@@ -412,7 +412,7 @@ def _mark_patterns() -> tuple[str, str, str, str]:
 
 
 def _char_class(chars: Iterable[str]) -> str:
-    """Return a regular expression that matches any of these characters, as ranges of their codes."""
+    """Return a regular expression that matches each of `chars`; adjacent characters are written as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):
         if ranges and ranges[-1][1] == code - 1:

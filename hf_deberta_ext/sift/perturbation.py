@@ -34,13 +34,13 @@ class SiftOptions:
     """Options of the gradient ascent and the adversarial loss. Sizes are in standard deviations of the embeddings.
 
     Args:
-        learning_rate (`float`): size of an ascent step, measured by the norm `norm`.
+        learning_rate (`float`): size of an ascent step, in the norm `norm`.
         init_size (`float`): δ starts as normal noise of this standard deviation, clipped at twice its value.
         steps (`int`): number of ascent steps K; with 0, δ is only the initial noise.
-        radius (`float`): maximum size of δ, measured by the norm `norm`.
+        radius (`float`): maximum size of δ, in the norm `norm`.
         norm (`str`): norm of the gradient and of δ: "linf" (largest element of a token), "rms" (root mean square of a
             token's elements) or "sequence_rms" (root mean square over all real tokens of the sequence).
-        projection (`str`): how δ is limited after each step: "ball" scales it down to `radius`, "clamp" clips each element to
+        projection (`str`): how δ is limited after a step: "ball" scales it down to `radius`, "clamp" clips each element to
             ±`radius`, "none" does not limit it.
         loss (`str`): distance between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)),
             "symmetric_cross_entropy" (both directions, targets detached), "kl" (KL(p‖q), p detached) or "mse" of the logits.
