@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Export models as `torch.export` programs and as ONNX files with dynamic shapes, also in int8.
+"""Export models as `torch.export` programs or ONNX files with dynamic shapes, and quantise ONNX files to int8.
 
 ONNX export requires `pip install 'hf_deberta_ext[onnx]'`. `examples/export_onnx.py` compares a file with its model.
 """
@@ -29,7 +29,7 @@ __all__ = ["export_onnx", "export_program", "quantise_onnx", "reads_absolute_pos
 OPSET = 18
 # torch 2.6 requires an upper bound for dynamic sizes.
 ANY = 2**31 - 1
-# The traced shape. All sizes differ, otherwise the graph would treat equal sizes as one dimension.
+# Sizes of the example inputs for tracing. All differ, because torch.export would treat equal sizes as one dimension.
 TRACED = dict(batch=2, choices=3, sequence=20)
 
 
@@ -42,7 +42,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     the model reads absolute positions, in the input or in EMD, the length is limited to `max_position_embeddings`.
 
     Args:
-        model: Any model of this package except the joint and entity-scoring models, of any dtype, on any device.
+        model: Model of this package, of any dtype, on any device; not the joint model or the entity-scoring model.
         choices (`int`, *optional*): Fixed number of choices for multiple choice; None: any number.
 
     Returns:
@@ -78,7 +78,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
 
 
 class _Named(nn.Module):
-    """Wrapper that returns the outputs as a plain dict, so that the program loads without transformers."""
+    """Wrapper that returns the outputs of `model` in a plain dict; the program can then be loaded without transformers."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]):
         super().__init__()
@@ -96,7 +96,9 @@ class _Named(nn.Module):
 
 
 def exported_head(model: nn.Module) -> Head:
-    """Return the entry in `HEADS` of a model or its base class, by name, because remote code has its own copy of the class.
+    """Return the entry of `HEADS` for the class of a model, or for one of its base classes.
+
+    Classes are compared by name, because remote code has its own copies.
 
     Raises:
         TypeError: The model does not belong to this package.
@@ -117,7 +119,7 @@ def exported_head(model: nn.Module) -> Head:
 
 
 def reads_absolute_positions(model: PreTrainedModel) -> bool:
-    """Return True if the model reads an absolute position table, in the input or in EMD, which limits the input length."""
+    """Return True if the input length is limited by an absolute position table, which the input or EMD reads."""
     config = model.config
     decodes_positions = config.has_mask_decoder and config.emd_input != "hidden"
     return config.position_biased_input or (exported_head(model) == HEADS["masked-lm"] and decodes_positions)
@@ -125,7 +127,7 @@ def reads_absolute_positions(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def traceable(model: PreTrainedModel) -> Iterator[None]:
-    """Put the model in eval mode, without unpadding and with a pure PyTorch backend, within a context."""
+    """Context manager that makes a model traceable: eval mode, no unpadding, backend "eager"; restores all at the end."""
     # transformers has no public attribute for the current backend.
     backend, unpadding = model.config._attn_implementation, model.base_model.unpadding
     try:
@@ -146,7 +148,7 @@ def export_onnx(
     choices: int | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export the model to an ONNX file, with the graph of `export_program`, for any batch size and length.
+    """Export the program of `export_program` to an ONNX file, for any batch size and length.
 
     Inputs and outputs have the names in `export_program`; the dynamic axes are named batch, choices and sequence. The
     metadata contain the architecture, the version of this package and, for a classifier, its labels. Weights of more than
@@ -191,8 +193,10 @@ def export_onnx(
 def quantise_onnx(
     path: str | os.PathLike, out: str | os.PathLike, *, embeddings: bool = False, overwrite: bool = False
 ) -> Path:
-    """Write an int8 copy of an ONNX file for CPUs. Weights of matrix products have one scale per column; the scale of
-    activations is computed in each call. Products with positions, attention scores and softmax stay in float32.
+    """Write an int8 copy of an ONNX file for CPUs.
+
+    Weights of matrix products have one scale per column; scales of activations are computed in each call. Products with
+    position projections, attention scores and softmax stay in float32.
 
     Weights are in [-64, 64] (`reduce_range` in onnxruntime, recorded in the file's metadata), because CPUs without VNNI
     add two products in 16 bits, which saturates with weights up to 127.
@@ -205,7 +209,7 @@ def quantise_onnx(
 
     Raises:
         ImportError: onnx or onnxruntime is missing.
-        ValueError: `out` is `path`, or does not end in .onnx.
+        ValueError: `out` and `path` are the same file, or `out` does not end in .onnx.
         FileExistsError: The new file exists and `overwrite` is False.
     """
     path, out = Path(path), check_new_file(out, overwrite)
@@ -246,6 +250,7 @@ def quantise_onnx(
 
 
 def check_new_file(path: str | os.PathLike, overwrite: bool) -> Path:
+    """Return `path`; raise an error if it does not end in .onnx, or exists and `overwrite` is False."""
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"the file name must end in .onnx, got {path}")
@@ -255,14 +260,16 @@ def check_new_file(path: str | os.PathLike, overwrite: bool) -> Path:
 
 
 def data_file(path: Path) -> Path:
+    """Return the path of the second file, which contains large weights of the ONNX file `path`."""
     return path.with_name(path.name + ".data")
 
 
 @contextmanager
 def written_at_once(path: Path) -> Iterator[Path]:
-    """Yield a file of the same name in a temporary folder; move it and its data file to `path` at the end.
+    """Context manager that yields a temporary path to write; at the end, move the file and its data file to `path`.
 
-    The name is the same because the file refers to its data file by name."""
+    The temporary file is in another folder but has the same name, because it stores the name of its data file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:
         part = Path(folder) / path.name
@@ -273,7 +280,7 @@ def written_at_once(path: Path) -> Iterator[Path]:
 
 
 def _require(*names: str) -> list:
-    """Import packages of the extra `onnx`."""
+    """Import the packages `names`, which the extra `onnx` installs."""
     try:
         return list(map(importlib.import_module, names))
     except ImportError as error:
@@ -281,8 +288,11 @@ def _require(*names: str) -> list:
 
 
 def tidy_graph(graph):
-    """Rename the dynamic axes, and remove torch's debug information: local paths, and intermediate shapes that make
-    onnxruntime's quantisation fail when it transposes a weight."""
+    """Name the dynamic axes batch, choices and sequence, and remove torch's debug information from a graph.
+
+    The debug information contains local paths, and shapes that make onnxruntime's quantisation fail when it transposes a
+    weight.
+    """
     sizes = graph.input[0].type.tensor_type.shape.dim
     names = ("batch", "choices", "sequence") if len(sizes) == 3 else ("batch", "sequence")
     renamed = {size.dim_param: name for size, name in zip(sizes, names, strict=True) if size.dim_param}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write small files atomically, find free names, name sources, format sizes."""
+"""Small functions for files and names: atomic writes, unused names, names to show for sources, sizes, Hub ids."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ __all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "
 
 
 def replace_text(file: Path, text: str) -> Path:
-    """Write a text file atomically: readers see either the old or the new content. Line ends are kept."""
+    """Write `text` to `file` atomically, with its line ends unchanged: readers see either the old or the new content."""
     part = file.with_name(f".{file.name}.part")
     with open(part, "w", encoding="utf-8", newline="") as stream:
         stream.write(text)
@@ -22,7 +22,7 @@ def replace_text(file: Path, text: str) -> Path:
 
 
 def free_name(place: Path) -> Path:
-    """Return the path NAME.old-1 for a file or folder NAME, or the next number that does not exist yet."""
+    """Return the first of PLACE.old-1, PLACE.old-2, ... that does not exist."""
     names = (place.with_name(f"{place.name}.old-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
@@ -39,10 +39,11 @@ def format_size(size: int) -> str:
 
 
 def shown_source(source: str | os.PathLike) -> str:
-    """Return a Hub id unchanged, and only the name of a local file or folder, without its path.
+    """Return a name of `source` to show to others: a Hub id unchanged; a local file or folder without its path.
 
-    For the generator or discriminator folder of a joint model, the name of the joint model is included. For "NAME=FILE", the
-    name of the file is returned."""
+    The subfolders "generator" and "discriminator" of a joint model are shown with the name of the joint model's folder. For
+    "NAME=FILE", the name of FILE is shown.
+    """
     text = str(source)
     if Path(text).exists():
         names = [*Path(text).resolve().parts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of the model classes, used by registration, conversion, export, model cards and tests."""
+"""`HEADS`, the table of all model classes, used by Auto-class registration, conversion, export, model cards and tests."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,11 +13,11 @@ __all__ = ["HEADS", "PARTS", "Head", "model_class"]
 
 @dataclass(frozen=True)
 class Head:
-    """Model class, its outputs and labels, and its names in transformers and on the Hub.
+    """Entry of `HEADS`: a model class with its outputs, labels, transformers class and pipeline tag.
 
     Args:
         model_class (`str`): name of the class.
-        description (`str`): first words of a new model card.
+        description (`str`): beginning of the first sentence in a new model card.
         outputs (`tuple[str, ...]`): names of the output tensors without the loss, also in exported graphs.
         labels (*optional*): "words": vocabulary ids [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
             start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
@@ -40,7 +40,7 @@ class Head:
 
 
 def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
-    """Make the `Head` of a task that transformers also has."""
+    """Create the `Head` of a task for which transformers has a class, DebertaV2For`task`."""
     return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, stock_class=f"DebertaV2For{task}", **fields)
 
 
@@ -86,6 +86,6 @@ HEADS = {
 
 
 def model_class(name: str) -> type[Any]:
-    """Return the model class of a name in `HEADS`."""
+    """Return the model class for a key of `HEADS`."""
     class_name = HEADS[name].model_class
     return getattr(modeling_deberta_ext, class_name, None) or getattr(replaced_tokens_deberta_ext, class_name)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Use the attention backends in transformers' DeBERTa models: `replace_attention` and `restore_attention`."""
+"""Use this package's attention backends in transformers' own DeBERTa models, and undo it.
+
+In this file, r is the relative position i - j after log buckets (`build_relative_position` in transformers), M is
+`max_relative_positions`, N the sequence length, and "stock" means transformers' own code.
+"""
 
 import math
 from types import MethodType
@@ -29,24 +33,25 @@ class ReplacedAttention(NamedTuple):
 
 
 def replace_attention(model: nn.Module, attn_implementation: str | None = None) -> ReplacedAttention:
-    """Make every DeBERTa (v1) and DeBERTa-v2/v3 self-attention of transformers inside `model` use this package's backends.
+    """Make the self-attention of transformers' DeBERTa (v1, v2, v3) modules in `model` use this package's backends.
 
-    Only the class of the modules changes, to a subclass: parameters, names, hooks and state dict stay the same, and LoRA can
-    be added before or after. Outputs and gradients at real tokens equal the original model's at every length; states at
-    padding differ. `save_pretrained` writes the same checkpoint; a pickle of the whole module needs this package to load.
+    Only the class of each module changes, to a subclass. Parameters, names, hooks and state dict stay the same, and LoRA can
+    be added before or after the replacement. Outputs and gradients at real tokens equal the original model's at every
+    length; states at padding differ. `save_pretrained` writes the same checkpoint. A pickle of the whole module can only be
+    loaded where this package is installed.
     `restore_attention` undoes the replacement.
 
     `last_backend` of a replaced module is the backend of its last call and the reason for the choice. Calls with custom
     relative positions or a different number of queries run the original code.
 
     Args:
-        model (`nn.Module`): any module with such attention: a task model, a peft model, a cross-encoder, a GLiNER model.
+        model (`nn.Module`): any module that contains such attention: a task model, peft model, cross-encoder, GLiNER model.
         attn_implementation (`str`, *optional*): a name in `ATTENTION_BACKENDS`; None or "auto" chooses the best backend for
-            each call. Call the function again to choose another backend.
+            each call. Call `replace_attention` again to choose another backend.
 
     Raises:
-        ValueError: `model` has no such attention, or the backend does not exist or does not support a module; nothing is
-            replaced then. A call that the named backend does not support also raises a ValueError.
+        ValueError: `model` contains no DeBERTa self-attention, or the backend does not exist or does not support a module;
+            then nothing is replaced. Later, a forward pass that the named backend does not support raises a ValueError.
     """
     if attn_implementation == "auto":
         attn_implementation = None
@@ -96,7 +101,7 @@ def restore_attention(model: nn.Module) -> list[str]:
 
 
 def reason_to_leave_alone(module: nn.Module) -> str | None:
-    """Return why a self-attention module cannot be replaced; None if it can be, or is already replaced."""
+    """Return the reason why a self-attention module cannot be replaced; None if it can be, or is already replaced."""
     if type(module) not in ATTENTION and not isinstance(module, _Replaced):
         return f"{type(module).__name__} is a subclass with custom code"
     # accelerate's hooks set a forward on the instance, and keep the old one as `_old_forward`.
@@ -111,11 +116,12 @@ def reason_to_leave_alone(module: nn.Module) -> str | None:
 
 
 def _is_forward_of(function, module: nn.Module) -> bool:
+    """Return True if `function` is the bound forward method of the class of `module`."""
     return getattr(function, "__self__", None) is module and function.__func__ is type(module).forward
 
 
 def _change_class(module: nn.Module, cls: type):
-    """Change the class of an instance, and the bound forward methods that hooks hold."""
+    """Change the class of `module`, and rebind forward methods that accelerate's hooks stored on it to the new class."""
     bound = [name for name in ("_old_forward", "forward") if _is_forward_of(vars(module).get(name), module)]
     module.__class__ = cls
     for name in bound:
@@ -123,12 +129,12 @@ def _change_class(module: nn.Module, cls: type):
 
 
 def _table_of(module: nn.Module) -> tuple[int, int]:
-    """Return b (-1 = no buckets) and M of an attention module or an encoder."""
+    """Return the number of log buckets (-1 = none) and M of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
 def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return the values of transformers' `build_relative_position` by offset i - j = 1 - N ... N - 1, [2N - 1]."""
+    """Return r for each offset i - j = 1 - N ... N - 1, [2N - 1], as in transformers' `build_relative_position`."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
         r = v2.make_log_bucket_position(r, buckets, max_distance).long()
@@ -136,20 +142,25 @@ def _relative_positions(length: int, buckets: int, max_distance: int, device: to
 
 
 def _as_stock(r: torch.Tensor) -> torch.Tensor:
-    """Expand relative positions [2N - 1], one per offset, to transformers' shape [1, N, N]."""
+    """Expand r [2N - 1], one value per offset i - j, to transformers' shape [1, N, N], one value per pair (i, j)."""
     i = torch.arange((len(r) + 1) // 2, device=r.device)
     return r[i[:, None] - i + len(i) - 1][None]
 
 
 def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch.Tensor, int]:
-    """Return delta [2N - 1] and half of the rows of the relative table. For r <= -M, transformers reads row 0, unlike
-    `RelativePosition`, which reads the row of 1 - M."""
+    """Return the row of the relative table for each r, [2N - 1], and half the number of its rows.
+
+    For r <= -M, the row is 0, as in transformers; `RelativePosition` uses the row of r = 1 - M instead.
+    """
     span = buckets if buckets > 0 else max_distance
     return (r + span).clamp(0, 2 * span - 1), span
 
 
 def _find_saturation(buckets: int, max_distance: int) -> tuple[bool, int | None]:
-    """Return whether delta(i, j) never decreases with i - j, and the distance from which on it is constant (None: > 4M)."""
+    """Return (True if the table row never decreases with i - j, distance |i - j| from which on it is constant).
+
+    The distance is None if the row is not yet constant at 4M.
+    """
     if buckets == 1:
         return False, None
     far = 4 * max_distance
@@ -162,12 +173,12 @@ def _find_saturation(buckets: int, max_distance: int) -> tuple[bool, int | None]
     return True, max(-int(changes[0]), int(changes[-1]) + 1)
 
 
-# Attributes of an instance that transformers' class does not have.
+# Attributes that replacement sets on a module, and restoring deletes.
 ADDED = ("attn_implementation", "max_distance", "last_backend", "position_cache")
 
 
 class _Replaced(PositionCache):
-    """Base class of the replacing classes. At inference on CPU, it caches the relative table and its projections."""
+    """Base class of all replacement classes. At inference on CPU, it caches the relative table and its projections."""
 
     stock_class: type
 
@@ -199,7 +210,10 @@ class _ReplacedSelfAttention(_Replaced):
     def positions(
         self, N: int, rel_embeddings: torch.Tensor, relative_pos: torch.Tensor | None, device: torch.device
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """Return K_r, Q_r and delta, from the relative table and relative positions [2N - 1] or in transformers' form."""
+        """Return K_r, Q_r and delta of `AttentionInputs`.
+
+        `relative_pos` is [2N - 1], one value per offset. For None or transformers' shape [1, N, N], it is computed here.
+        """
         buckets, M = _table_of(self)
         if relative_pos is None or relative_pos.dim() > 1:
             relative_pos = _relative_positions(N, buckets, M, device)
@@ -215,7 +229,7 @@ class _ReplacedSelfAttention(_Replaced):
         return *self.project_positions(rel_embeddings), delta
 
     def stock_only(self, N: int, query_states: torch.Tensor | None, relative_pos: torch.Tensor | None) -> str | None:
-        """Return why only the original code supports a call, or None."""
+        """Return the reason why a call must run transformers' code; None if a backend can run it."""
         if query_states is not None and self.is_v1:
             # transformers calls query_states.t(), which fails for a batch.
             return "v1 with a query stream"
@@ -236,7 +250,7 @@ class _ReplacedSelfAttention(_Replaced):
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute the same output as the original module; relative_pos may also be [2N - 1], by offset i - j.
+        """Compute the same output as transformers' module. `relative_pos` may also be [2N - 1], one value per offset i - j.
 
         Raises:
             ValueError: the named backend does not support this call.
@@ -301,7 +315,7 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return 1 / math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """Return the modules that compute K_r and Q_r; None for one that no term needs."""
+        """Return the modules that compute K_r and Q_r; None in place of a module that no position term needs."""
         key = query = None
         if "c2p" in self.terms:
             key = self.pos_proj
@@ -310,7 +324,7 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
         return key, query
 
     def project(self, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Return Q_c, K_c and V_c, [B, H, N, d] each, from the fused weight, in which they are adjacent for each head."""
+        """Return Q_c, K_c and V_c, [B, H, N, d] each, from v1's fused projection, which is grouped by head."""
         Q_c, K_c, V_c = self.split_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
         q_bias = self.split_heads(self.q_bias[None])  # [H, 1, d]
         v_bias = self.split_heads(self.v_bias[None])
@@ -319,15 +333,18 @@ class ReplacedDebertaSelfAttention(_ReplacedSelfAttention, v1.DisentangledSelfAt
 
 
 class _ReplacedEncoder(_Replaced):
-    """Encoder that passes its layers a key mask and relative positions [2N - 1] instead of [B, 1, N, N] and [1, N, N], if
-    the self-attention of every layer is replaced."""
+    """Encoder that passes smaller tensors to its layers if the self-attention of every layer is replaced.
+
+    The mask is [B, 1, 1, N] instead of [B, 1, N, N], and relative positions are [2N - 1] instead of [1, N, N].
+    """
 
     def on_backends(self) -> bool:
+        """Return True if the self-attention of every layer is replaced."""
         attentions = (getattr(getattr(layer, "attention", None), "self", None) for layer in self.layer)
         return all(isinstance(module, _ReplacedSelfAttention) for module in attentions)
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
-        """Expand a mask [B, N] to [B, 1, 1, N], or to None on CPU without padding; other masks as in transformers."""
+        """Return a mask [B, N] as bool [B, 1, 1, N], or None on CPU without padding. Other masks: as in transformers."""
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
@@ -336,14 +353,14 @@ class _ReplacedEncoder(_Replaced):
         return mask[:, None, None]
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
-        """Return relative positions [2N - 1]; with query states or custom relative positions, as in transformers."""
+        """Return relative positions [2N - 1]. With query states or custom relative positions: as in transformers."""
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
         return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)
 
     def get_rel_embedding(self) -> torch.Tensor | None:
-        """Return the relative table. At inference on CPU, it is the same object until its values change, because the layers
-        cache its projections."""
+        """Return the relative table. At inference on CPU, return the same object until its values change, so that the layers
+        can use their cached projections of it."""
         P = super().get_rel_embedding()
         if P is not None and self.caches(P.device):
             return self.kept_table(P)

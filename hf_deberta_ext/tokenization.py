@@ -293,9 +293,9 @@ def _byte_level_backend(vocab: dict[str, int], merges: list[tuple[str, str]], ad
 
 
 def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
-    """Return a `tokenizers.Tokenizer` that equals the SentencePiece model, without template.
+    """Create a `tokenizers.Tokenizer` that encodes texts like the SentencePiece model at `path`, without [CLS] and [SEP].
 
-    Special tokens are only added if there is no piece [UNK].
+    Missing special tokens are only added if the model has no piece [UNK].
     """
     try:
         from google.protobuf.message import DecodeError
@@ -412,7 +412,7 @@ def _mark_patterns() -> tuple[str, str, str, str]:
 
 
 def _char_class(chars: Iterable[str]) -> str:
-    """Return a regular expression that matches any of these characters, as ranges of their codes."""
+    """Return a regular expression that matches each of `chars`; adjacent characters are written as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):
         if ranges and ranges[-1][1] == code - 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decomposition of the attention of one layer for one text into content and position terms of the logits."""
+"""Decompose the attention logits of one layer for one text into content and position terms."""
 
 import contextlib
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_pro
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionParts:
-    """Terms of the attention logits of a layer, [H, N, N] each (queries are rows), on the CPU.
+    """Terms of the attention logits of a layer, on the CPU. Tensors are [H, N, N], with a row for each query.
 
     Attributes:
         layer (`int`): number of the layer, counted from 0.
-        terms (`tuple[str, ...]`): position terms of the model, among c2p, p2c, p2p.
+        terms (`tuple[str, ...]`): names of the model's position terms, a subset of c2p, p2c, p2p.
         c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), s = 1 + number of position terms.
         c2p (`torch.Tensor`, *optional*): Q_c[i]·K_r[delta(i, j)] / sqrt(s·d); None if the model lacks the term.
         p2c (`torch.Tensor`, *optional*): K_c[j]·Q_r[delta(i, j)] / sqrt(s·d).
         p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d); no released model uses it.
-        probabilities (`torch.Tensor`): softmax of the sum, equal to the result of `output_attentions`.
+        probabilities (`torch.Tensor`): softmax of the sum of all terms, equal to the model's `attentions`.
     """
 
     layer: int
@@ -42,7 +42,7 @@ class AttentionParts:
         return sum((getattr(self, name) for name in self.terms), start=self.c2c)
 
     def of_head(self, head: int | None = None) -> dict[str, torch.Tensor]:
-        """Return probabilities and terms of one head by name, [N, N] each; None: the mean over all heads.
+        """Return {name: tensor [N, N]} of the probabilities and terms of one head, or of the mean over all heads (None).
 
         The mean of the probabilities is not the softmax of the mean logits.
 
@@ -60,7 +60,7 @@ class AttentionParts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PositionProfile:
-    """Position terms of the logits by relative distance r = i - j, averaged over tokens, for each head, on the CPU.
+    """Position terms of the logits as functions of r = i - j, for each head, averaged over tokens, on the CPU.
 
     The softmax only depends on differences along r, not on a constant added to all values.
 
@@ -88,8 +88,8 @@ def attention_parts(
 ) -> AttentionParts:
     """Decompose the attention of one layer into its terms (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
 
-    The model's own projections are used, including adapters. For a masked language model, only the encoder's pass through
-    the layer is decomposed, not the passes of the Enhanced Mask Decoder, in which queries depend on absolute positions.
+    The projections of the model are used, including adapters. In a masked language model, the Enhanced Mask Decoder runs the
+    last layer again with queries from absolute positions; these passes are not decomposed.
 
     Args:
         model: model of this package with any head, also inside a wrapper such as peft's. For a joint model, the
@@ -150,6 +150,7 @@ def position_profile(
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
+    """Return the only encoder in a model or wrapper; for a joint model, the discriminator's."""
     encoders = []
     model = getattr(model, "discriminator", model)
     if isinstance(model, torch.nn.Module):
@@ -163,7 +164,7 @@ def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
 
 
 def _instances(module: torch.nn.Module, kind: type) -> list:
-    """Return the modules of a class, by its name, because remote code has its own copy of the class."""
+    """Return the submodules of class `kind`, compared by name, because remote code has its own copy of the class."""
     return [child for child in module.modules() if kind.__name__ in [base.__name__ for base in type(child).__mro__]]
 
 
@@ -185,8 +186,10 @@ def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.d
 
 
 def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, AttentionInputs]:
-    """Run the encoder, and project the attention input of one layer; return its number and the projections on the CPU, in
-    at least float32."""
+    """Run the encoder on a text, and compute the projections of one layer's attention.
+
+    Return the layer's number, counted from 0, and its `AttentionInputs` on the CPU, in at least float32.
+    """
     L = encoder.config.num_hidden_layers
     if not -L <= layer < L:
         raise ValueError(f"layer must be in 0 to {L - 1}, or negative to count from the end, got {layer}")

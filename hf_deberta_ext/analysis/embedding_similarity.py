@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Average cosine similarity of word embeddings, with which the DeBERTaV3 paper compares methods of sharing embeddings."""
+"""Average cosine similarity of word embeddings, as in the DeBERTaV3 paper's comparison of embedding-sharing methods."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ CHUNK = 16384
 
 
 def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = None) -> float:
-    """Compute the mean cosine of two different word embeddings (DeBERTaV3, He et al. 2021, section 3: NES, ES and GDES).
+    """Compute the mean cosine similarity over all pairs of different word embeddings (DeBERTaV3, He et al. 2021, section 3).
 
     mean over i != j of cos(e_i, e_j) = (|sum_i u_i|^2 - n) / (n (n - 1)),  u_i = e_i / |e_i|
 

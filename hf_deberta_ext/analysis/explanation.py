@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that explain a model, and their numbers. `PREPARE` maps the name of a figure to its function."""
+"""Compute the numbers of `deberta-ext explain`'s figures; `PREPARE` maps a figure's name to its function.
+
+These functions take the model, the tokenized text and the flags; they return the numbers and a function that draws them.
+"""
 
 import argparse
 import dataclasses
@@ -38,7 +41,7 @@ FIGURES = {
     "position_profile": "contribution of position to the logits of each head, by distance",
     "replacement_probabilities": "probability that each token was replaced; needs a replaced token detection head",
     "embedding_similarity": "similarity of the word embeddings; needs a generator and a discriminator",
-    "curves": "losses of finished or running runs, from trainer_state.json; default folder: --model",
+    "curves": "losses of runs during training, from trainer_state.json in the folders --curves; default: --model",
     "influence": "predicted label and the influence of each token on it; needs a text classifier or a regression model",
 }
 # Sentence in the figures of the paper.
@@ -49,7 +52,7 @@ SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 @dataclass
 class ExplainedModel:
-    """Loaded model: encoder, optional generator and discriminator, and the source of the tokenizer."""
+    """Loaded model: its name, the source of its tokenizer, its encoder and, if it has them, discriminator and generator."""
 
     name: str
     tokenizer: str
@@ -117,7 +120,7 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
 
 
 def tokenize_texts(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokenize the text or pair; return the tokenizer, its tensors and the tokens."""
+    """Tokenize `arguments.texts`, one text or a pair; return a dict of the tokenizer, its tensors and the tokens."""
     if not all(map(str.strip, arguments.texts)):
         raise ValueError("--text is empty")
     revision = arguments.revision if arguments.tokenizer is None else None
@@ -143,7 +146,7 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
         raise FigureUnavailableError("the model has no relative positions")
     max_distance = arguments.max_distance
     if max_distance is None:
-        # Longer distances did not occur in training and are noise.
+        # Embeddings of longer distances were not trained.
         max_distance = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
     profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, max_distance=max_distance)
     heads = list(range(len(profile.total)))
@@ -246,7 +249,11 @@ def _history(folder: Path) -> list[dict]:
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:
-    """Return (title, runs, metrics) of each panel. Replaced token detection has two panels, for two separate losses."""
+    """Return (title, names of runs, metrics) of each panel.
+
+    Runs of replaced token detection have a panel for the generator's loss and one for the discriminator's; all others share
+    one panel.
+    """
     joint_runs, single_runs = [], []
     for name, history in runs.items():
         logged = set().union(*history)

@@ -19,9 +19,11 @@ class TokenInfluence(NamedTuple):
     """Influence of a token on the evidence for the predicted label.
 
     Attributes:
-        token (`str`): token as spelled in the vocabulary; in the text it is `texts[number][start:end]`.
-        occlusion (`float`): influence by occlusion.
-        gradients (`float`, *optional*): influence by integrated gradients; None if not computed."""
+        token (`str`): token as spelled in the vocabulary.
+        number, start, end (`int`): place of the token: `texts[number][start:end]`, for `texts` of the `Prediction`.
+        occlusion (`float`): decrease of the evidence if the token is replaced by [MASK].
+        gradients (`float`, *optional*): integrated gradients of the evidence; None if not computed.
+    """
 
     token: str
     number: int
@@ -40,7 +42,8 @@ class Prediction:
     Args:
         texts (`list[str]`): the text, or the two texts of a pair.
         scores (`list[tuple[str, float]]`): each label with its probability, or with the score of a regression.
-        label (`str`): the predicted label: the label with the largest score, or as the model's thresholds decide.
+        label (`str`): the predicted label: the label with the largest score or, if `config.decision_thresholds` is set for
+            two classes, the label that the threshold selects.
         is_regression (`bool`): True for a regression model.
         evidence (`float`): evidence for the label.
         masked_evidence (`float`): evidence for the label if all tokens except special tokens are [MASK].
@@ -57,7 +60,7 @@ class Prediction:
 
 
 def load_classifier(source: str, revision: str | None = None) -> Any | None:
-    """Load the text classifier of a checkpoint or adapter (LoRA) in float32; return None if it has none."""
+    """Load the text classifier of a checkpoint or adapter (LoRA) in float32; return None if there is no classifier."""
     if is_adapter_folder(source):
         return _with_adapter(source)
     config, _ = DebertaExtConfig.get_config_dict(source, revision=revision or "main")
@@ -68,7 +71,7 @@ def load_classifier(source: str, revision: str | None = None) -> Any | None:
 
 
 def load_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """Load a model in float32; return None if a weight is missing whose name starts with a prefix in `head`."""
+    """Load a model in float32; return None if the checkpoint lacks a weight whose name starts with a prefix in `head`."""
     options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
     model, info = model_class.from_pretrained(source, **options)
     if any(str(key).startswith(head) for key in info["missing_keys"]):
@@ -143,7 +146,7 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the label of the largest logit; of two classes, a saved threshold decides, as in `deberta-ext predict`."""
+    """Return the predicted class: with `config.decision_thresholds` and two classes, by the threshold; else the argmax."""
     thresholds = getattr(config, "decision_thresholds", None)
     if not thresholds or config.num_labels != 2 or config.problem_type == "multi_label_classification":
         return int(logits.argmax())

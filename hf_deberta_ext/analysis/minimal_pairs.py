@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy on minimal pairs such as BLiMP (Warstadt et al. 2020): how often the good sentence has the higher score."""
+"""Accuracy on minimal pairs such as BLiMP (Warstadt et al. 2020).
+
+A minimal pair is an acceptable and an unacceptable sentence; a model is right if the acceptable one has the higher score. In
+BLiMP, a phenomenon (such as agreement) has several paradigms, which are sets of pairs of one form.
+"""
 
 import math
 import statistics
@@ -13,7 +17,7 @@ __all__ = ["MinimalPair", "pair_accuracies", "pairs_of_rows", "thin_out", "word_
 
 
 class MinimalPair(NamedTuple):
-    """An acceptable and an unacceptable sentence, with their paradigm, and the phenomenon of the paradigm."""
+    """Minimal pair: the acceptable sentence `good`, the unacceptable sentence `bad`, their paradigm and phenomenon."""
 
     good: str
     bad: str
@@ -25,9 +29,10 @@ def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -
     """Read pairs from rows with BLiMP's columns.
 
     Args:
-        rows: (place, row) tuples. Required columns are sentence_good and sentence_bad; UID (paradigm) and linguistics_term
-            (phenomenon) are optional, and each defaults to the other.
-        default (`str`): paradigm and phenomenon of rows that have neither.
+        rows: (place, row) tuples; a place is a text such as "FILE, line 3" for error messages. Columns sentence_good and
+            sentence_bad are required. UID (paradigm) and linguistics_term (phenomenon) are optional, and each defaults to
+            the other.
+        default (`str`): paradigm and phenomenon of rows that have neither column.
     Raises:
         ValueError: a sentence is missing, empty or not a text; the message names the place.
     """
@@ -59,7 +64,8 @@ def word_frequency_scores(texts: Iterable[str], sentences: Iterable[str]) -> dic
     """Score each sentence by the frequencies of its lower-case words in `texts`.
 
     The score is the sum of log((count + 1) / (number of words + number of distinct words + 1)). It does not depend on the
-    order of the words, not even in rounding."""
+    order of the words, not even in rounding.
+    """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(WORD.findall(text.lower()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a run: metrics for comparing models, and Markdown tables of them."""
+"""Select metrics from the results of a run, summarise them over seeds, and format them as Markdown tables."""
 
 import re
 import statistics
@@ -24,12 +24,12 @@ __all__ = [
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
-# Scores at the threshold that is best on the evaluated data itself, and this threshold.
+# Metrics such as best_f1, measured at the threshold that is best on the evaluated data itself; and that threshold.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Return the number of examples of each evaluation set, by name; the name of the main set is ""."""
+    """Read the number of examples of each evaluation set from `metrics`; return {name of the set: number}, "" = main set."""
     counts = {}
     for name, value in metrics.items():
         if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):
@@ -38,7 +38,7 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Return the metrics without speeds and counts, and without the prefix `stem`.
+    """Select the metrics that start with `stem`_, without speeds and counts; remove this prefix from their names.
 
     Overall metrics such as f1 come first, then metrics of one class or another set such as PER_f1, and losses last."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
@@ -53,12 +53,12 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True for a metric that compares models: not a loss, a threshold, or a score at the best threshold."""
+    """Return True if models can be compared by this metric: it is no loss, threshold, or score at the best threshold."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean, standard deviation (None for one seed) and values of each metric that all runs have.
+    """Return a dict with the mean, standard deviation (None for one seed) and values of each metric that all runs have.
 
     Args:
         results (`dict[int, dict]`): contents of all_results.json, by seed.
@@ -122,7 +122,7 @@ def objectives_table(
     objectives: Mapping[str, str],
     columns: Sequence[str] = ("loss", "perplexity", "accuracy", "targets"),
 ) -> str:
-    """Return a table of the evaluation metrics of a pre-training, with a row per objective.
+    """Return a Markdown table of the evaluation metrics of a pre-training run, with a row per objective.
 
     Args:
         objectives (`dict[str, str]`): name in the metrics -> title.
@@ -147,8 +147,8 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than a constant guess at the share of replaced tokens.
+    """Return True if the discriminator is hardly better than always predicting the share of replaced tokens.
 
-    That is, its loss is above 99 % of the loss of the guess, or above 95 % with a recall below 1 %."""
+    That is, its loss is above 99 % of that guess's loss, or above 95 % with a recall below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of sentences without labels: replacement probabilities of tokens, and pseudo-log-likelihood of sentences."""
+"""Score unlabelled sentences: the probability that each token was replaced, and the pseudo-log-likelihood."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from ..tokenization import check_tokenizer
 __all__ = ["WORD", "SentenceScore", "TokenScore", "pseudo_log_likelihood", "token_replacement_probabilities"]
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
-"""A word, or a punctuation mark."""
+"""Pattern of a word or a punctuation mark."""
 
 
 class TokenScore(NamedTuple):
@@ -54,8 +54,14 @@ class SentenceScore(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """Encoded sentence: input_ids with special tokens, positions of the other tokens, offsets of all tokens (None without
-    a fast tokenizer), and for each token the number of its word, or its own number."""
+    """Encoded sentence.
+
+    Attributes:
+        input_ids: ids of all tokens, including special tokens.
+        positions: indices in `input_ids` of the tokens that are not special.
+        offsets: (start, end) of each token in the text; None without a fast tokenizer.
+        words: number of the word of each token, or of the token itself if words are not needed.
+    """
 
     input_ids: list[int]
     positions: list[int]
@@ -66,7 +72,7 @@ class _Sentence(NamedTuple):
 def token_replacement_probabilities(
     model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32
 ) -> list[TokenScore] | list[list[TokenScore]]:
-    """Compute the probability that each token of a text was replaced, with a discriminator: sigmoid(logit).
+    """Compute with a discriminator the probability that each token of a text was replaced: sigmoid(logit).
 
     Args:
         model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other model that returns
@@ -107,25 +113,25 @@ def pseudo_log_likelihood(
 ) -> SentenceScore | list[SentenceScore]:
     """Compute a score to rank sentences; a higher score means that a sentence is more natural to the model.
 
-    Masked language models (Salazar et al. 2020, Eq. (1)): sum over t of log P(token t | the others), with token t masked, so
-    that a sentence of n tokens takes n rows. Discriminators: sum over t of log P(token t is original) = logsigmoid(-logit),
-    in one row. This is not a likelihood of the sentence, and cannot be compared with scores of masked language models.
-
-    Compare sentences of different lengths by `mean`, because each token makes `total` smaller.
+    With a masked language model (Salazar et al. 2020, Eq. (1)), the score is the sum over t of log P(token t | the others),
+    where token t is masked; a sentence of n tokens takes n rows. With a discriminator, it is the sum over t of
+    log P(token t is original) = logsigmoid(-logit), which takes one row. The discriminator's score is not a likelihood of
+    the sentence, and cannot be compared with scores of masked language models. Compare sentences of different lengths by
+    `mean`, because each token makes `total` smaller.
 
     Args:
         model: masked language model of any package, logits [B, N, V]; or a discriminator.
         tokenizer, texts: as in `token_replacement_probabilities`.
         batch_size (`int`, defaults to 32): rows per batch, all of the same length, so that nothing is padded. Models of
-            other packages compute the logits of whole rows: lower it for long texts and large vocabularies.
+            other packages compute the logits of whole rows: use a smaller batch for long texts or large vocabularies.
         within_word (`bool`, defaults to False): also mask the later tokens of the same word (Kauf and Ivanova 2023,
             PLL-word-l2r), so that the end of a rare word does not reveal its beginning. Only for masked language models.
         show_progress (`bool`, defaults to False): show a progress bar on stderr.
     Returns:
         A score for each text; a single score if `texts` is a `str`.
     Raises:
-        ValueError: the model is of neither kind, the tokenizer does not fit the model or, with `within_word`, has no
-            offsets, or a text is too long or has no tokens.
+        ValueError: the model is neither a masked language model nor a discriminator, the tokenizer does not fit the model,
+            `within_word` is True and the tokenizer has no offsets, or a text is too long or has no tokens.
     """
     if isinstance(texts, str):
         options = dict(within_word=within_word, show_progress=show_progress)
@@ -152,7 +158,7 @@ def pseudo_log_likelihood(
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span without white space; unchanged if it only contains white space."""
+    """Return the span (start, end) of a text without white space at its ends; unchanged if it is only white space."""
     visible = text[start:end].strip()
     if not visible:
         return start, end
@@ -185,7 +191,7 @@ def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentenc
 
 
 def _longest(model, tokenizer) -> float:
-    """Return the maximum number of tokens for tokenizer and model; infinity if neither has a limit."""
+    """Return the largest number of tokens that both tokenizer and model allow; infinity if neither has a limit."""
     limit = math.inf
     # transformers writes 1e30 if no length was set.
     if tokenizer.model_max_length < 1e9:
@@ -208,7 +214,8 @@ def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, sho
 
 
 def _logits(model, rows: list[list[int]] | torch.Tensor, *, dims: tuple[int, ...]) -> torch.Tensor:
-    """Compute logits of rows of ids [B, N] without padding, in float32: [B, N] (`dims` has 2) or [B, N, V] (3)."""
+    """Compute float32 logits of rows of ids [B, N] without padding; `dims` are the accepted numbers of axes: 2 for [B, N], 3
+    for [B, N, V]."""
     ids = torch.as_tensor(rows).to(next(model.parameters()).device)
     with in_eval_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
@@ -232,7 +239,7 @@ def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, sh
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
-    """Compute log P(token | the others, without the later tokens of its word) for the tokens of each sentence."""
+    """Compute log P(token | other tokens) of each token of each sentence, with later tokens of the same word masked, too."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer must have a mask token for a masked language model; set tokenizer.mask_token")
     cases = [(number, position) for number, sentence in enumerate(sentences) for position in sentence.positions]
@@ -252,7 +259,7 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
 
 
 def _logits_at(model, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Compute the logits of one position [B, 1] of each row [B, N], [B, V]."""
+    """Compute the logits [B, V] of one token in each of the `rows` [B, N]; `position` [B, 1] is its index."""
     if isinstance(model, DebertaExtForMaskedLM):
         # Models of this package only compute this position. Subclasses may need other labels in their own forward.
         labels = torch.full_like(rows, -100).scatter(1, position, 0).to(model.device)

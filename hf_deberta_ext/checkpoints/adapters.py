@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of peft on a model with newly initialised weights: save these with the adapter, or refuse to train."""
+"""peft adapters (LoRA) on a model with a newly initialised head: save the head with the adapter, or refuse to train."""
 
 import torch
 from torch import nn
@@ -16,12 +16,15 @@ PEFT_HEADS = {"classifier", "qa_outputs"}
 
 
 class AdapterMixin:
-    """Mixin that saves newly initialised weights with adapters. peft freezes such weights, and only saves modules in
-    `modules_to_save`: by default `classifier`, for the tasks that it knows, but not a pooler."""
+    """Mixin that lets peft train newly initialised modules and save them with the adapter.
+
+    By default, peft freezes every weight outside the adapter and saves none of them, except the modules in
+    `modules_to_save`. For its known tasks, this list contains the classifier, but not the pooler.
+    """
 
     @property
     def peft_config(self) -> dict:
-        """Configuration of each adapter. peft assigns it after it adds the first adapter to the model."""
+        """Configuration of each adapter, by name. peft sets this attribute after it adds an adapter to the model."""
         if "peft_config" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no adapters")
         return self.__dict__["peft_config"]
@@ -37,7 +40,7 @@ class AdapterMixin:
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
                 logger.warning(
-                    f"neither the adapter nor the base model has weights for {', '.join(missing)}; they are random"
+                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: these modules are random"
                 )
             elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
                 # For these tasks, peft applies modules_to_save after this assignment. Modules with adapters are excluded,
@@ -50,10 +53,10 @@ class AdapterMixin:
         del self.__dict__["peft_config"]
 
     def check_adapters(self):
-        """Refuse to train adapters without the newly initialised weights of the model.
+        """Check, in training with an adapter, that newly initialised modules are trained and saved with it.
 
         Raises:
-            ValueError: in training, new weights would be neither trained nor saved with the active adapter.
+            ValueError: a newly initialised module is frozen, and would not be saved with the active adapter.
         """
         if not (self.training and torch.is_grad_enabled() and self.loading_report and self.loading_report.initialised):
             return
@@ -73,8 +76,10 @@ class AdapterMixin:
             )
 
     def _new_modules(self) -> list[str]:
-        """Return the modules with weights that are missing in the checkpoint: modules of the head by name, modules of the
-        base model by path."""
+        """Return the names of the modules with weights that are missing in the checkpoint.
+
+        For the head, these are names of top-level modules ("classifier"); for the encoder, full paths.
+        """
         if self.loading_report is None:
             return []
         reads_positions = self._decodes_absolute_positions or self.config.position_biased_input
@@ -93,8 +98,11 @@ class AdapterMixin:
 
 
 def module_to_save(model: nn.Module, name: str) -> str:
-    """Return the name of a module for `modules_to_save`. peft matches the end of paths, so that "proj" also matches
-    "query_proj"; with a `task_type`, paths start with "model"."""
+    """Return the entry of `modules_to_save` that only matches the module `name`.
+
+    peft matches the end of a path: "proj" also matches "query_proj", but "model.proj" does not. Paths only start with
+    "model" if the adapter has a `task_type`.
+    """
     if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
         return f"model.{name}"
     return name
@@ -105,11 +113,11 @@ def _has_adapters(module: nn.Module) -> bool:
 
 
 def _is_saved(model: nn.Module, path: str) -> bool:
-    """Return True if a module is trained with the active adapter: in peft's wrapper, or because it is not frozen."""
+    """Return True if the module is in peft's wrapper for saved modules of the active adapter, or is not frozen."""
     module = model
     for part in path.split("."):
         module = getattr(module, part)
         if hasattr(module, "modules_to_save"):
-            # A wrapper that contains another adapter, because a submodule has a matching name, cannot be loaded.
+            # If the wrapped module also contains adapter layers, peft cannot load the saved file.
             return bool(module.active_adapters) and not any(_has_adapters(part) for part in module.modules_to_save.values())
     return all(parameter.requires_grad for parameter in module.parameters())

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part of `DebertaExtConfig` that only the package has: validation, published sizes, official configurations."""
+"""Methods of `DebertaExtConfig` that remote code lacks: validation, presets, reading official configurations.
+
+Official configurations are those with model_type "deberta" or "deberta-v2", and files of Microsoft's code without one.
+"""
 
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +22,7 @@ SIZES = (
     "vocab_size hidden_size embedding_size num_hidden_layers num_attention_heads intermediate_size "
     "max_position_embeddings conv_groups emd_layers"
 ).split()
-# Fields in which a generator that shares every weight with the discriminator may differ.
+# With embedding_sharing = "all", the generator may only differ from the discriminator in these fields.
 NOT_WEIGHTS = {"emd_layers", "emd_input", "hidden_dropout_prob", "attention_probs_dropout_prob", "masked_only"}
 
 
@@ -27,7 +30,7 @@ class OfficialConfigMixin:
     """Mixin of `DebertaExtConfig` for validation, presets and official configurations."""
 
     def validate_architecture(self):
-        """Refuse values out of range and contradicting fields; transformers calls it at init and save."""
+        """Raise a ValueError for values out of range and contradicting fields. transformers calls it at init and at save."""
         # Imported late, because it imports the front end of torch.compile.
         from transformers.activations import ACT2FN
 
@@ -80,7 +83,7 @@ class OfficialConfigMixin:
             raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
     def check_generator(self):
-        """Refuse a generator with an unknown field, or a field that contradicts the discriminator or `embedding_sharing`."""
+        """Raise a ValueError if `generator` has an unknown or wrong field, or one that contradicts `embedding_sharing`."""
         names = set(self.single_fields())
         unknown = [str(name) for name in self.generator or () if name not in names]
         if unknown:
@@ -106,19 +109,21 @@ class OfficialConfigMixin:
 
     @staticmethod
     def single_fields() -> list[str]:
-        """Return the names of `DebertaExtConfig`'s fields that apply to a single model, not only to a joint one."""
+        """Return the field names of `DebertaExtConfig` without the fields that only a joint model uses."""
         from ..model.configuration_deberta_ext import JOINT_FIELDS, DebertaExtConfig
 
         # Annotations of this class, without fields of subclasses or of every transformers configuration.
         return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
 
     def difference(self, base: "OfficialConfigMixin") -> dict[str, Any]:
-        """Return the fields of a single model that differ from `base`, with their values in this configuration."""
+        """Return {name: value in this configuration} for each field of `single_fields` that differs from `base`."""
         return {name: getattr(self, name) for name in self.single_fields() if getattr(self, name) != getattr(base, name)}
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":
-        """Create the configuration of a published size, with any fields replaced: `from_preset("v3-small", num_labels=3)`.
+        """Create the configuration of a published model, such as `from_preset("v3-small", num_labels=3)`.
+
+        `overrides` are fields to replace.
 
         Raises:
             ValueError: the preset does not exist, or a value is wrong.
@@ -129,7 +134,7 @@ class OfficialConfigMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
-        """Load a configuration as in transformers, including official ones.
+        """Load a configuration as in transformers; official configurations are converted to the fields of this class.
 
         Raises:
             ValueError: a value in the file or in `kwargs` is wrong.
@@ -154,12 +159,12 @@ class OfficialConfigMixin:
             # transformers would only warn, and load weights whose names match.
             expected = ", ".join((OUR_TYPE, *OFFICIAL_TYPES))
             raise ValueError(f"{cls.__name__} reads the model_types {expected}, got {model_type!r} in {source}")
-        # Also translated here, before from_dict, because transformers warns about another model_type in between.
+        # from_dict also converts, but transformers would warn about an official model_type before it calls from_dict.
         return _translated(config), kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Create a configuration from a dict as in transformers, including official ones."""
+        """Create a configuration from a dict as in transformers; official fields are converted to this class's fields."""
         config_dict = dict(_translated(config_dict))
         # Overrides are passed to the constructor, so that they are checked against each other.
         for field in fields(cls):
@@ -172,12 +177,12 @@ class OfficialConfigMixin:
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
-    """Translate an official config.json to the fields of `DebertaExtConfig`; return any other unchanged."""
+    """Convert an official configuration to the fields of `DebertaExtConfig`; return other configurations unchanged."""
     if config.get("model_type") not in OFFICIAL_TYPES:
         return config
     return from_official(config) | {"model_type": OUR_TYPE}
 
 
 def is_joint(config: dict[str, Any]) -> bool:
-    """Return True for the config.json of a joint model of generator and discriminator."""
+    """Return True if a config.json describes a joint model: a generator and a discriminator in one checkpoint."""
     return config.get("generator") is not None

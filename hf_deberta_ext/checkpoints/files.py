@@ -78,13 +78,13 @@ DTYPES = {
 
 
 def check_source(source: str | os.PathLike, flag: str = ""):
-    """Check that a model or tokenizer is named by a folder, or in the form of a Hub id.
+    """Check that `source` is an existing folder, or has the form of a Hub id.
 
     Args:
-        flag (`str`): beginning of the message, such as "--model: ".
+        flag (`str`): text at the beginning of the error message, such as "--model: ".
 
     Raises:
-        OSError: there is no such folder, and no repository can have this id.
+        OSError: `source` is neither an existing folder nor a possible Hub id, or is a file.
     """
     if Path(source).is_dir():
         return
@@ -96,7 +96,7 @@ def check_source(source: str | os.PathLike, flag: str = ""):
 
 
 def is_weight_file(name: str) -> bool:
-    """Return True for file names of weights: of a model or adapter, in one file, in shards, or of FSDP."""
+    """Return True if `name` is the file name of weights: a single file, a shard, an index, an adapter, or a file of FSDP."""
     return WEIGHTS.fullmatch(name) is not None
 
 
@@ -107,10 +107,10 @@ def is_adapter_folder(folder: str | os.PathLike) -> bool:
 
 
 def microsoft_weights(folder: str | os.PathLike) -> str | None:
-    """Return the name of the weights that Microsoft's trainer wrote to a folder, pytorch.model-NNNNNN.bin, or None.
+    """Return the name of the file pytorch.model-NNNNNN.bin, written by Microsoft's trainer, in a folder; None if missing.
 
     Raises:
-        ValueError: there are several, or also other weights.
+        ValueError: the folder has several such files, or also other weights.
     """
     names = sorted(file.name for file in Path(folder).glob("pytorch.model-*.bin"))
     if not names:
@@ -129,12 +129,12 @@ def weight_files(
     variant: str | None = None,
     **download,
 ) -> list[Path]:
-    """Return the weight files of a folder or repository that would be loaded: one file, or all shards of an index, or [].
+    """Return the weight files that loading a folder or repository reads: one file, all shards of an index, or [] if none.
 
     Args:
         names (`Sequence[str]`): files to look for; the first existing one is used.
         use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
-        variant (`str`, *optional*): as in transformers, model.VARIANT.safetensors, model.safetensors.index.VARIANT.json.
+        variant (`str`, *optional*): read model.VARIANT.safetensors or model.safetensors.index.VARIANT.json.
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
     """
     folder = Path(source, download.get("subfolder") or "")
@@ -165,7 +165,7 @@ def tokenizer_files(folder: str | os.PathLike) -> list[str]:
 
 
 def checkpoint_step(folder: Path) -> int:
-    """Return the step of Trainer's checkpoint folder from its name; -1 for any other name."""
+    """Return the step in the name of a checkpoint folder of Trainer, "checkpoint-STEP"; -1 for any other name."""
     number = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(number[1]) if number else -1
 
@@ -201,10 +201,10 @@ def read_json(file: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_index(file: str | os.PathLike) -> dict[str, str]:
-    """Return the file name of the shard of each tensor from an index; shards are in the folder of the index.
+    """Read an index file; return {tensor name: file name of its shard}. Shards are in the folder of the index.
 
     Raises:
-        ValueError: the index has no file names, or names files in other folders.
+        ValueError: the index has no "weight_map", or names a file in another folder.
     """
     shards = read_json(file).get("weight_map")
     if not isinstance(shards, dict):
@@ -229,14 +229,17 @@ class Tensor:
 
 
 def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
-    """Make a `Tensor` from an entry of a safetensors header, with a dtype name like "F32"."""
+    """Create a `Tensor` from the shape and dtype name ("F32") in a safetensors header."""
     return Tensor(tuple(shape), DTYPES.get(dtype, dtype))
 
 
 @contextmanager
 def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
-    """Convert errors about unreadable weights, and `more` error types, to a ValueError that names the file, because torch's
-    error message suggests to run pickled code."""
+    """Context manager that raises a ValueError with the name `file` if weights cannot be read.
+
+    It replaces errors of safetensors and pickle, and errors of the types `more`. torch's own message would suggest to
+    allow pickled code.
+    """
     try:
         yield
     except (SafetensorError, pickle.UnpicklingError, EOFError, *more) as error:
@@ -259,7 +262,7 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 
 def refuse_integers(tensors: Mapping[str, Any], source: str):
-    """Refuse integer weights, which loading would silently convert.
+    """Check that all weights and biases are floating-point; loading would silently convert integers.
 
     Raises:
         ValueError: a weight or bias has no floating-point dtype.

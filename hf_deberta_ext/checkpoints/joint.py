@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of `DebertaExtForPreTraining`: loading, joining two models, and exporting the two models."""
+"""Checkpoints of the joint model `DebertaExtForPreTraining`: load one, join two models to one, and export the two models."""
 
 import copy
 
@@ -11,7 +11,7 @@ from transformers.utils import logging
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForMaskedLM
 
-# These exist already, although their module imports this one.
+# A circular import: replaced_tokens_deberta_ext.py imports this file after it has defined these names.
 from ..model.replaced_tokens_deberta_ext import TABLES, DebertaExtForReplacedTokenDetection, GradientDisentangledEmbedding
 from .configuration import is_joint
 from .files import GENERATOR_FILE
@@ -23,7 +23,7 @@ logger = logging.get_logger(__name__)
 
 __all__ = ["JointCheckpointsMixin"]
 
-# Fields of a generator that default to values derived from the discriminator.
+# Fields of the generator whose default values are computed from the discriminator's fields.
 DERIVED = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
 # Fields that must be equal for a generator to copy layers of the discriminator.
 SHAPES = (
@@ -38,10 +38,11 @@ class JointCheckpointsMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """Load a joint checkpoint, or pass any other checkpoint to `from_checkpoints`.
+        """Load a joint checkpoint; for a checkpoint of a single model, call `from_checkpoints` with it.
 
         Raises:
-            ValueError: `generator` or `embedding_sharing` differs from the joint checkpoint, or `from_checkpoints` fails.
+            ValueError: `generator` or `embedding_sharing` differs from the value in the joint checkpoint; or as in
+                `from_checkpoints`.
         """
         source = pretrained_model_name_or_path
         stored_config = {}
@@ -75,15 +76,16 @@ class JointCheckpointsMixin:
         output_loading_info: bool = False,
         **kwargs,
     ):
-        """Join two checkpoints (folders or repository ids; official ones or this package's) to a joint model.
+        """Create a joint model from two checkpoints: folders or repository ids, official or saved by this package.
 
         Args:
-            discriminator (`str`): a discriminator with its head, or a masked language model, whose encoder gets a new head.
-            generator_checkpoint (`str`, *optional*): a masked language model; under "gdes", E_delta is the difference of the
-                two tables. None: the file `pytorch_model.generator.bin` of an official discriminator, if there is one;
-                otherwise the first layers of `discriminator`, its tables and its masked-language-model head, if it has one.
-                If the generator's layers have other sizes, only the tables are copied and the rest is newly initialised.
-            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None = the discriminator's.
+            discriminator (`str`): a discriminator with its head, or a masked language model, to which a new head is added.
+            generator_checkpoint (`str`, *optional*): a masked language model. With embedding sharing "gdes", E_delta is the
+                discriminator's table minus the generator's. None: use the file `pytorch_model.generator.bin` of an official
+                discriminator. If there is no such file, copy the first layers, the embedding tables and the
+                masked-language-model head (if present) of `discriminator`; if the generator's layers have other sizes, only
+                copy the tables, and initialise the rest.
+            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None: of `discriminator`.
             dtype (`torch.dtype` or `str`, *optional*): dtype of the joint model; None and "auto" = float32.
             attn_implementation (`str`, *optional*): attention backend, as in transformers.
             output_loading_info (`bool`): also return the loading info of transformers.
@@ -91,7 +93,8 @@ class JointCheckpointsMixin:
                 (`revision`, `token`, ...).
 
         Raises:
-            ValueError: an argument is unknown, vocabularies or tables cannot be shared, or they differ for "es" or "all".
+            ValueError: an argument is unknown, the two models have different vocabularies or table sizes, or, with embedding
+                sharing "es" or "all", weights to share have different values.
         """
         for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
             kwargs.pop(name, None)
@@ -164,7 +167,7 @@ class JointCheckpointsMixin:
 
     @torch.no_grad()
     def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-        """Copy the weights of a generator and a discriminator whose configurations equal those of this model."""
+        """Copy the weights of both models to this joint model; their configurations must equal its two configurations."""
         self.generator.load_state_dict(generator.state_dict())
         self.generator.loading_report = generator.loading_report
         self.discriminator.loading_report = discriminator.loading_report
@@ -198,10 +201,10 @@ class JointCheckpointsMixin:
         )
 
     def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
-        """Return the discriminator as a separate model with its head. Under GDES, its embedding table is E_G + E_delta.
+        """Return the discriminator as a separate model with its head, from which all task models can be fine-tuned.
 
-        If the input does not read absolute positions, the discriminator has not trained them, and the generator's table is
-        used. `save_pretrained` writes a checkpoint from which all task models can be fine-tuned; `.deberta` is the encoder.
+        With GDES, the embedding table of the returned model is E_G + E_delta. If `position_biased_input` is False, the
+        discriminator has no absolute position table, and the generator's is copied. `.deberta` is the encoder.
         """
         embeddings = self.discriminator.deberta.embeddings
         state_dict = dict(self.discriminator.state_dict())
@@ -229,12 +232,12 @@ class JointCheckpointsMixin:
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the word and position tables of an encoder without sharing, by name."""
+    """Return {name: weight} for the embedding tables of an encoder; tables must be ordinary embeddings, not GDES."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
 def joint_info(**halves: dict) -> dict[str, set]:
-    """Merge transformers' loading infos of both models, with the models' names as prefix of the parameter names."""
+    """Merge the loading info of the two models, given by name; parameter names get the name of the model as prefix."""
     joined: dict[str, set] = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": set()}
     for half, info in halves.items():
         for kind, entries in joined.items():
@@ -244,7 +247,7 @@ def joint_info(**halves: dict) -> dict[str, set]:
 
 
 def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_config: dict | None):
-    """Create the generator from the result of `read_generator`; return the model and its loading info."""
+    """Create the generator from the two results of `read_generator`; return the model and its loading info."""
     generator_config = config.generator_config()
     if stock_config is not None:
         generator_config = DebertaExtConfig.from_dict(stock_config, **(config.generator or {}))
@@ -259,14 +262,14 @@ def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_co
 
 
 def derive_generator(source, config: DebertaExtConfig, discriminator: DebertaExtForReplacedTokenDetection, options: dict):
-    """Create a generator from a checkpoint without one; return the model and its loading info."""
+    """Create a generator from the layers or tables of the discriminator `source`; return the model and its loading info."""
     generator_config = config.generator_config()
     different = [name for name in SHAPES if getattr(generator_config, name) != getattr(config, name)]
     if not different:
         return DebertaExtForMaskedLM.from_pretrained(source, config=generator_config, **options)
     logger.warning(
-        f"the generator cannot copy the layers of {source}, because these fields differ: {', '.join(different)}. Except for "
-        "the tables, it is newly initialised"
+        f"the generator cannot copy the layers of {source}, because these fields differ: {', '.join(different)}. Only the "
+        "embedding tables are copied; the other weights of the generator are newly initialised"
     )
     model = DebertaExtForMaskedLM(generator_config)
     tables = embedding_tables(discriminator.deberta)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading checkpoints of Microsoft and of transformers' DeBERTa classes: files, key names, the fused layout of v1."""
+"""Read official checkpoints (of Microsoft, or of transformers' DeBERTa classes) and convert them to this package's names."""
 
 import re
 from collections.abc import Iterator
@@ -47,12 +47,12 @@ _DELTA = re.compile(r"^(.*_embeddings\.)_weight$")
 
 @dataclass
 class LoadingReport:
-    """Report on a loaded checkpoint, for `print`: what happened to each tensor and each parameter of the model.
+    """Report on a loaded checkpoint: which tensors were used, and which parameters were newly initialised.
 
     Args:
         source (`str`): folder or repository id.
         loaded (`list[str]`): parameters that were loaded from the checkpoint.
-        converted (`dict[str, list[str]]`): key in the checkpoint -> names of its parameters, if they differ.
+        converted (`dict[str, list[str]]`): key in the checkpoint -> parameters made from this tensor; renamed tensors only.
         initialised (`list[str]`): parameters that are missing in the checkpoint and newly initialised.
         unused (`dict[str, str]`): key in the checkpoint -> reason why it is not used.
         notes (`list[str]`): decisions that change the outputs of the model.
@@ -66,7 +66,7 @@ class LoadingReport:
     notes: list[str] = field(default_factory=list)
 
     def complete(self, names: set[str], info: dict):
-        """Add the result of loading: `names` are the model's parameters, `info` is the loading info of transformers."""
+        """Fill in the result of loading from the names of the model's parameters and transformers' loading `info`."""
         self.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
         self.loaded = sorted(names - {*self.initialised})
         file_keys = {new: key for key, converted in self.converted.items() for new in converted}
@@ -75,7 +75,7 @@ class LoadingReport:
         self.converted = {key: new for key, new in self.converted.items() if key not in unexpected}
 
     def summary(self) -> str:
-        """Return one line of counts."""
+        """Return one line with the numbers of loaded, converted, newly initialised and unused tensors."""
         return (
             f"{self.source}: {len(self.loaded)} parameters loaded ({len(self.converted)} tensors of the file converted), "
             f"{len(self.initialised)} newly initialised, {len(self.unused)} unused"
@@ -102,7 +102,7 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
     files = weight_files(source, **options)
     if not files:
         if not Path(source).is_dir():
-            # transformers' own error, which tells an absent file from one that is not cached.
+            # Raises transformers' error, which says whether the file is absent or only not cached.
             download = {name: value for name, value in options.items() if name not in ("use_safetensors", "variant")}
             cached_file(source, WEIGHT_FILES[0], **download)
         raise OSError(f"{source} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
@@ -113,8 +113,10 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
 
 
 def read_generator(source: str, **download) -> tuple[dict, dict | None] | None:
-    """Return the generator in an official v3 repository: its tensors, and its configuration or None. Return None if there is
-    no generator."""
+    """Return (tensors, configuration) of the generator in an official v3 repository; None if it has no generator.
+
+    The configuration is None if the repository has no generator_config.json.
+    """
     weights = optional_file(source, GENERATOR_FILE, **download)
     if weights is None:
         return None
@@ -127,17 +129,17 @@ def convert_official(
 ) -> tuple[dict[str, torch.Tensor], LoadingReport]:
     """Convert the tensors of an official checkpoint to this package's names.
 
-    v1's `in_proj.weight` [3·hidden, hidden] contains, for each head, d rows of q, d of k and d of v. v1 has no bias of keys
-    and of `pos_proj`; these biases are set to zero here.
+    In v1, `in_proj.weight` [3·hidden, hidden] is fused: for each head, it has d rows for the query, d for the key and d for
+    the value. v1 has no biases of keys and of `pos_proj`, so these parameters are set to zero.
 
     Args:
         state_dict (`dict`): tensors of the checkpoint by key.
         config (`DebertaExtConfig`): configuration with the number of heads.
-        delta_bases (`dict`, *optional*): tables of the generator by name ("word_embeddings"), for a checkpoint that only
-            has the difference of its tables from them.
+        delta_bases (`dict`, *optional*): the generator's embedding tables by name ("word_embeddings"). They are added to
+            the tables of a checkpoint that only stores the differences from them (GDES).
 
     Returns:
-        the converted tensors, and a `LoadingReport` with `converted`, `unused` and `notes`.
+        The converted tensors by parameter name, and a `LoadingReport` with `converted`, `unused` and `notes`.
 
     Raises:
         ValueError: there is only a GDES delta (`_weight`) of an embedding table, or a fused weight has the wrong shape.
@@ -181,8 +183,8 @@ def _reason_to_drop(key: str, value) -> str | None:
 
 
 def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):
-    """Set the fields that Microsoft's configurations lack, from the shapes of the tensors: the number of labels, and the
-    dense layer of a token classifier."""
+    """Set fields of `config` that Microsoft's configurations lack: the number of labels from the shape of the classifier,
+    and `classifier_act` if a token classifier has a dense layer."""
     labels = len(tensors.get("classifier.weight", ()))
     if labels and stored_config.get("model_type") == MICROSOFT and not {"num_labels", "id2label"} & {*stored_config}:
         config.num_labels = labels

@@ -38,7 +38,7 @@ DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token"
 
 
 class LoadingMixin(AdapterMixin):
-    """Mixin of `DebertaExtPreTrainedModel` with features that only the package has."""
+    """Mixin of `DebertaExtPreTrainedModel` with methods that remote code lacks: loading official checkpoints, publishing."""
 
     loading_report: LoadingReport | None = None
 
@@ -52,7 +52,8 @@ class LoadingMixin(AdapterMixin):
         super().__init__(config, *args, **kwargs)
 
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a forward pass with `parameters`, and convert packed batches to `document_ids`."""
+        """Prepare the `inputs` of a forward pass that has these `parameters`: convert arguments of packed batches of other
+        packages (`OF_PACKED_BATCHES`) to `document_ids`, and check adapters."""
         self.check_adapters()
         if "document_ids" not in parameters or inputs.get("document_ids") is not None:
             return inputs
@@ -64,13 +65,14 @@ class LoadingMixin(AdapterMixin):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
         """Load a model as in transformers, including official `deberta` and `deberta-v2` checkpoints.
 
-        `model.loading_report` lists the loaded, converted, newly initialised and unused tensors. `delta_bases` are the
-        tables of a generator by name ("word_embeddings"), for an official discriminator that was saved with only its deltas.
+        `model.loading_report` lists the loaded, converted, newly initialised and unused tensors. `delta_bases` is only for
+        an official discriminator that was saved with E_delta instead of embedding tables: the generator's tables by name
+        ("word_embeddings"), to which the deltas are added.
 
         Raises:
-            ValueError: the checkpoint only has the `_weight` deltas of RTD pre-training as embeddings, its configuration is
-                not supported, no tensor fits, a joint checkpoint is loaded into a single model, there is an adapter for
-                an official checkpoint, or a file is corrupt.
+            ValueError: the checkpoint has E_delta (`_weight`) instead of embedding tables and `delta_bases` is None; its
+                configuration is not supported; no tensor fits the model; a joint checkpoint is loaded into a single
+                model; the folder has an adapter for an official checkpoint; or a file is corrupt.
         """
         source = pretrained_model_name_or_path
         download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
@@ -86,7 +88,7 @@ class LoadingMixin(AdapterMixin):
         return_info = kwargs.pop("output_loading_info", False)
         if reads_source and "quantization_config" not in stored_config:
             folder = Path(source, kwargs.get("subfolder") or "")
-            # Only for folders; transformers downloads a repository.
+            # Only folders are checked: the files of a repository are not downloaded yet.
             for file in weight_files(folder) if folder.is_dir() else ():
                 refuse_integers(read_tensors(file), str(file))
         with damage_named(f"a file of {source}"):
@@ -177,7 +179,7 @@ class LoadingMixin(AdapterMixin):
             )
 
     def attention_backends(self) -> dict[str, tuple[str, str]]:
-        """Return, for every attention module that ran, the backend of its last call and the reason for the choice."""
+        """Return {module name: (backend of the last call, reason for the choice)} for every attention module that ran."""
         backends = {}
         for name, module in self.named_modules():
             if isinstance(module, DisentangledSelfAttention) and module.last_backend is not None:
@@ -190,7 +192,7 @@ class LoadingMixin(AdapterMixin):
         The relative table does not change.
 
         Raises:
-            ValueError: there is no such table, or it already has `length` rows.
+            ValueError: the model has no absolute position table, or `length` is not greater than its number of rows.
         """
         embeddings = self.base_model.embeddings
         old = getattr(embeddings, "position_embeddings", None)
@@ -210,8 +212,8 @@ class LoadingMixin(AdapterMixin):
         self.config.max_position_embeddings = length
 
     def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
-        """Save the model as in transformers. With `push_to_hub`, `kwargs` are passed to `push_to_hub`; `repo_id` defaults to
-        the folder's name."""
+        """Save the model as in transformers. If `push_to_hub` is True, also call `push_to_hub` with its arguments from
+        `kwargs`; `repo_id` defaults to the name of the folder."""
         pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
@@ -231,7 +233,7 @@ class LoadingMixin(AdapterMixin):
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode within a context, and restore the mode of each module afterwards."""
+    """Context manager that puts a model in eval mode, and restores the mode of each module at the end."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -248,12 +250,13 @@ def packed_document_ids(
     attention_mask: torch.Tensor | None = None,
     **inputs,
 ) -> torch.Tensor | None:
-    """Return document_ids [1, T] for one row of documents without padding; None for any other batch.
+    """Return document_ids [1, T] if a batch is one row of several documents without padding; otherwise None.
 
     Args:
-        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): equal, [D + 1] cumulative document lengths from 0 to T.
-        position_ids (`torch.Tensor`, *optional*): [1, T]. Without cu_seq_lens_q and a mask, a document starts at each 0, as
-            in transformers, unless all are 0.
+        cu_seq_lens_q, cu_seq_lens_k (`torch.Tensor`, *optional*): [D + 1] cumulative document lengths, from 0 to T. Both
+            must be equal.
+        position_ids (`torch.Tensor`, *optional*): [1, T]; only read if cu_seq_lens_q and attention_mask are None. As in
+            transformers, a document starts at each position 0. If all positions are 0, the result is None.
 
     Raises:
         ValueError: cu_seq_lens_q does not fit the batch.
@@ -282,11 +285,11 @@ def packed_document_ids(
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Refuse an adapter for an official v1 checkpoint, because transformers would load the base model without splitting its
-    fused weights, and an official checkpoint with an adapter in its folder, because the adapter would be ignored.
+    """Check that `source` has no adapter that transformers would load wrongly.
 
     Raises:
-        ValueError: `source` has such an adapter.
+        ValueError: `source` has an adapter for an official v1 checkpoint (transformers would not split the fused weights
+            of the base model), or is an official checkpoint with an adapter (transformers would ignore the adapter).
     """
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading configurations of Microsoft's code and of transformers' DeBERTa classes."""
+"""Read configurations of Microsoft's code and of transformers' DeBERTa classes, and convert them to `DebertaExtConfig`."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ __all__ = [
     "stored_configuration",
 ]
 
-# Used as model_type of configurations by Microsoft's code, which have none.
+# model_type that this package assigns to configurations of Microsoft's code, which have no model_type.
 MICROSOFT = "microsoft"
 MICROSOFT_CONFIG = "model_config.json"
 
@@ -44,7 +44,7 @@ OFFICIAL_TYPES = tuple(STOCK_DEFAULTS)
 
 
 def configuration_file(folder: str | os.PathLike | None, subfolder: str | None = None) -> str | None:
-    """Return the path of the model_config.json that Microsoft's trainer wrote to a folder; None if there is none.
+    """Return the path of the file model_config.json of Microsoft's trainer in `folder`; None if it does not exist.
 
     Raises:
         ValueError: the folder also has a config.json.
@@ -60,7 +60,7 @@ def configuration_file(folder: str | os.PathLike | None, subfolder: str | None =
 
 
 def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a configuration of Microsoft's code omits, with the default values of that code."""
+    """Return {name: default value in Microsoft's code} for each field that the configuration `stock` omits."""
     absent = {name: value for name, value in STOCK_DEFAULTS[MICROSOFT].items() if name not in stock}
     return {name: value for name, value in absent.items() if name != "conv_act" or stock.get("conv_kernel_size")}
 
@@ -104,7 +104,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
     for name, (value, only) in supported.items():
         if value != only:
             raise ValueError(f"{name} must be {only!r}, as in all released checkpoints, got {value!r}")
-    # May list several norms, "layer_norm|...".
+    # The value may list several norms, such as "layer_norm|...".
     norm = config["norm_rel_ebd"] or "none"
     if isinstance(norm, str):
         config["norm_rel_ebd"] = "layer_norm" if "layer_norm" in norm.lower() else "none"
@@ -127,7 +127,7 @@ def stored_configuration(source: str | os.PathLike | None, **download) -> dict[s
     try:
         config, _ = transformers.PreTrainedConfig.get_config_dict(file or source, **download)
     except OSError:
-        # transformers loads weights without the file if a configuration is passed, or raises an error.
+        # Without the file, transformers uses the configuration that the user passes, or raises an error.
         return {}
     if set(config) - {"_commit_hash"}:
         config.setdefault("model_type", MICROSOFT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets of the published sizes: the fields of `DebertaExtConfig` that differ from its defaults."""
+"""`PRESETS`: for each published model, the fields of `DebertaExtConfig` that differ from the defaults."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe a checkpoint without reading its weights: configuration, shapes of tensors, heads, tokenizer."""
+"""Describe a checkpoint (configuration, tensor shapes, heads, tokenizer) without loading its weights into memory."""
 
 import math
 import os
@@ -41,7 +41,7 @@ __all__ = [
     "read_contents",
 ]
 
-# All files of a repository except weights. Modules of sentence-transformers ("2_Dense/") can have further weights.
+# File patterns for downloads: all files except weights, and the two formats of weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch.model-*.bin"]
@@ -56,15 +56,16 @@ TITLES = dict(kind="what", sizes="shape", generator_sizes="generator", base_mode
 
 @dataclass
 class CheckpointContents:
-    """Contents of a checkpoint, without the values of its tensors.
+    """Configuration, tensor shapes and problems of a checkpoint, without the values of its tensors.
 
     Args:
-        source (`str`): Folder or repository id that the user gave.
+        source (`str`): Folder or repository id, as passed to `read_contents`.
         folder (`Path`): Local folder with the files.
         stored (`dict`): Fields of config.json.
-        config (`DebertaExtConfig`, *optional*): Configuration of the loaded model; None if it cannot be loaded.
-        tensors (`dict[str, Tensor]`): Shape and dtype by key in the files; empty if the weights are .bin files on the Hub.
-        shapes (`dict[str, tuple]`): Shape by parameter name of this package, without the prefix "deberta.".
+        config (`DebertaExtConfig`, *optional*): Configuration of the loaded model; None if loading would fail.
+        tensors (`dict[str, Tensor]`): Shape and dtype of each tensor by its key in the files; empty if the weights are .bin
+            files on the Hub that are not downloaded.
+        shapes (`dict[str, tuple]`): Shape of each parameter after conversion, by name, without "deberta.".
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
     """
 
@@ -93,7 +94,7 @@ class CheckpointContents:
 
     @property
     def heads(self) -> list[str]:
-        """Names of the heads in the files, except "base"; the head that config.json names comes first."""
+        """Keys of `HEADS` whose weights are in the files, except "base"; heads that config.json names come first."""
         if self.is_joint:
             return ["pretraining"]
         architectures = [name.partition("For")[2] for name in self.stored.get("architectures") or []]
@@ -101,7 +102,7 @@ class CheckpointContents:
         modules = {name.partition(".")[0] for name in self.shapes}
         found = [head for module, head in HEAD_MODULES.items() if module in modules]
         if "classifier" in modules:
-            # All these heads have parameters of the same names.
+            # The heads in `CLASSIFIERS` all name their parameters "classifier".
             if not CLASSIFIERS.isdisjoint(named):
                 found += CLASSIFIERS.intersection(named)
             elif "pooler" in modules:
@@ -120,13 +121,13 @@ class CheckpointContents:
 
 
 def fetch(source: str, *, revision: str | None = None, weights: bool = False) -> Path:
-    """Return the local folder of a folder or Hub repository; download weights only if `weights` is True."""
+    """Return a local folder: `source` itself, or the downloaded repository, with weights only if `weights` is True."""
     if os.path.isdir(source):
         return Path(source)
     check_source(source)
     folder = Path(snapshot_download(source, revision=revision, allow_patterns=SMALL_FILES))
     if weights:
-        # Use the same commit, even if the branch has moved.
+        # The folder is named after the commit: download the weights of the same commit, even if the branch has moved.
         snapshot_download(source, revision=folder.name, allow_patterns=[*SAFETENSORS, GENERATOR_FILE, "[0-9]_*/*"])
         if not [*folder.glob("model*.safetensors")]:
             snapshot_download(source, revision=folder.name, allow_patterns=PICKLES)
@@ -137,7 +138,7 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
     """Read the contents of a folder or Hub repository that has a config.json.
 
     Args:
-        weights (`bool`): Download a repository's weights; otherwise read only the headers of its safetensors files.
+        weights (`bool`): True downloads the weights of a repository; False only reads the headers of its safetensors files.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
@@ -159,11 +160,14 @@ def read_contents(source: str, *, revision: str | None = None, weights: bool = F
 
 
 def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
-    """Read shapes and dtypes of the tensors in a folder, or on the Hub if the safetensors files are not downloaded."""
+    """Read the shape and dtype of each tensor: from weight files in `folder`, else from the Hub repository `source`.
+
+    Return {} for a repository without safetensors files.
+    """
     tensors: dict[str, Tensor] = {}
     files = weight_files(folder)
     if not files and os.path.isdir(source):
-        raise OSError(f"{source} has no weights: none of {', '.join(WEIGHT_FILES)}")
+        raise OSError(f"{source} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
     if os.path.isdir(source) or (files and files[0].is_file()):
         for file in files:
             tensors |= read_tensors(file)
@@ -178,7 +182,7 @@ def read_headers(source: str, folder: Path) -> dict[str, Tensor]:
 
 
 def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters after loading, and set the configuration fields that loading infers."""
+    """Return the shape of each parameter after conversion. Set the fields of `contents.config` that loading would set."""
     tensors = empty_tensors(contents.tensors)
     config, folder = contents.config, contents.folder
     if contents.stored["model_type"] in OFFICIAL_TYPES:
@@ -188,18 +192,19 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
             bases = {key.split(".")[-2]: tensor for key, tensor in generator.items()}
         tensors, _ = convert_official(tensors, config, bases)
         set_fields_of_head(config, tensors, contents.stored)
-        # Same rule as in loading: the Enhanced Mask Decoder needs absolute positions.
+        # As in from_pretrained: without an absolute position table, the model has no Enhanced Mask Decoder.
         if config.has_mask_decoder and not any("embeddings.position_embeddings." in name for name in tensors):
             config.emd_layers, config.emd_input = 1, "hidden"
     return {name.removeprefix("deberta."): tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of the same shapes on the meta device, which have no values."""
     return {key: torch.empty(tensor.shape, device="meta") for key, tensor in tensors.items()}
 
 
 def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[str], list[str]]:
-    """Return messages on parameters of a head's class that are missing in the files, and on mismatched shapes."""
+    """Compare the files with the model class of `head`; return messages about missing parameters, and about wrong shapes."""
     if contents.is_joint:
         head = "pretraining"
     elif head == "pretraining":
@@ -217,7 +222,7 @@ def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[st
 
 
 def describe(source: str, *, revision: str | None = None, download: bool = False) -> dict[str, Any]:
-    """Return the facts about a folder or repository that `deberta-ext info --json` prints."""
+    """Return a dict that describes a folder or repository, as `deberta-ext info --json` prints it."""
     folder = fetch(source, revision=revision, weights=download)
     if is_adapter_folder(folder):
         adapter = read_json(folder / ADAPTER_CONFIG_FILE)
@@ -258,7 +263,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
 
 
 def tokenizer_text(folder: Path, config: DebertaExtConfig | None) -> str:
-    """Return one line about a folder's tokenizer, or the reason why it does not fit the model."""
+    """Return one line about the tokenizer in `folder`, or the reason why it cannot be loaded or does not fit `config`."""
     try:
         tokenizer = load_tokenizer(folder)
         check_tokenizer(tokenizer, config)
@@ -268,7 +273,7 @@ def tokenizer_text(folder: Path, config: DebertaExtConfig | None) -> str:
 
 
 def description_text(facts: dict[str, Any]) -> str:
-    """Format the facts of `describe` as lines of titles and values."""
+    """Format the result of `describe` for people: one line for each entry, with its title and value."""
     lines = [facts["source"]]
     for name, value in facts.items():
         if name in ("sizes", "generator_sizes"):

@@ -19,7 +19,7 @@ from .deberta_v2 import save_as_deberta_v2
 
 __all__ = ["convert"]
 
-# Head -> the half of a joint model that it is exported from.
+# Head to write -> which of the two models in a joint model has this head.
 HALVES = {"replaced-token-detection": "discriminator", "base": "discriminator", "masked-lm": "generator"}
 # Files and folders of sentence-transformers: activation function of the scores, prompts, further modules.
 MODULES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*")
@@ -38,13 +38,16 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Convert a checkpoint into a new folder, which appears only when it is complete and checked, and print a report.
+    """Convert a checkpoint, write the result to the folder `output`, and print a report.
+
+    The result is written to a temporary folder, checked, and then renamed to `output`.
 
     `deberta-ext convert --help` describes the arguments.
 
     Raises:
-        OSError: If the source does not exist, or the output exists.
-        ValueError: If the source is incomplete or lacks the head, or if the written folder differs from the source.
+        OSError: If `source` does not exist, or `output` exists and `overwrite` is False.
+        ValueError: If `source` is incomplete or has no weights for the head, or if the written folder has other tensors or
+            outputs than `source`.
     """
     target = Path(os.path.abspath(output))
     if is_in_use(target) and not overwrite:
@@ -68,7 +71,7 @@ def convert(
         raise ValueError(f"{source}: {resized[0]}; check the number of labels (id2label)")
     if dtype is None:
         dtype = "float32"
-        # Half precision would round the difference between the two tables of Microsoft's generator and discriminator.
+        # Not for "pretraining": half precision would round E_delta, the difference of two tables of Microsoft's models.
         if len(contents.dtypes) == 1 and (head != "pretraining" or contents.is_joint):
             dtype = contents.dtypes[0]
     print(f"head: {head}; the files contain {', '.join(contents.heads) or 'none'} (choose with --head)")
@@ -98,7 +101,7 @@ def convert(
 
 
 def choose_head(contents: CheckpointContents, to: str) -> str:
-    """Return the head to write if the user does not choose one."""
+    """Return the default head to write in format `to`: the head of the checkpoint, or "base" if it has none."""
     heads = contents.heads
     if "pretraining" in heads and (to == "deberta-ext" or contents.is_joint):
         return "pretraining"
@@ -109,7 +112,7 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load the source as a model of this package, in eval mode, with a loading report."""
+    """Load the checkpoint with a head, in eval mode; from a joint model, export the model that has this head."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()
@@ -123,10 +126,10 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Warn if the head is newly initialised.
+    """Print a warning if the head is newly initialised and `is_chosen`, the user's choice.
 
     Raises:
-        ValueError: If parameters of the encoder, or of a head that the user did not choose, would be newly initialised.
+        ValueError: If parameters of the encoder are newly initialised, or if those of the head are and `is_chosen` is False.
     """
     new = model.loading_report.initialised
     encoder = [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]
@@ -139,7 +142,10 @@ def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen:
 
 
 def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
-    """Load the tokenizer from `source` (None: from the checkpoint, if it has one; "none": no tokenizer)."""
+    """Load the tokenizer from `source`, or from the checkpoint if `source` is None.
+
+    Return None if `source` is "none", or if `source` is None and the checkpoint has no tokenizer.
+    """
     if source == "none":
         return None
     try:
@@ -156,7 +162,7 @@ def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
 def write_folder(
     model: DebertaExtPreTrainedModel, tokenizer: Any, folder: Path, *, to: str, lossy: bool, max_shard_size: str | None
 ) -> None:
-    """Write model and tokenizer into `folder`; print notes on what the format cannot hold."""
+    """Save model and tokenizer in `folder`; print a note for each feature that the format `to` does not support."""
     if to == "deberta-v2":
         for note in save_as_deberta_v2(model, folder, lossy=lossy):
             print(f"note: {note}")
@@ -169,7 +175,7 @@ def write_folder(
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy the settings of sentence-transformers; without them, the scores of a cross-encoder change."""
+    """Copy files of sentence-transformers (`MODULES`) to `folder`; without them, the scores of a cross-encoder change."""
     for pattern in MODULES:
         for path in sorted(source.glob(pattern)):
             print(f"sentence-transformers: {path.name} is copied")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save models of this package as transformers' deberta-v2 checkpoints; `from_pretrained` also loads them back."""
+"""Save models of this package as deberta-v2 checkpoints of transformers, which this package can also load."""
 
 import json
 import os
@@ -36,14 +36,14 @@ def save_as_deberta_v2(
 ) -> list[str]:
     """Save `model` in a folder that transformers loads as DebertaV2 with the same outputs.
 
-    Models of DebertaV1 shape are saved as deberta-v2, too. Tables and heads that transformers' classes ignore (absolute
-    positions of EMD, `mask_predictions`) are also saved, so that this package loads the folder as the same model.
+    Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of EMD
+    and the head `mask_predictions`; they are also saved, so that this package loads the folder as the same model.
 
     Args:
-        lossy (`bool`, default False): Also save a masked-language model with EMD, which transformers computes differently.
+        lossy (`bool`, default False): Also save a masked language model with EMD; transformers predicts without EMD.
         overwrite (`bool`, default False): Replace a checkpoint in the folder.
     Returns:
-        `list[str]`: Notes on features that the folder does not fully preserve.
+        `list[str]`: A note for each feature that transformers does not support or computes differently.
     Raises:
         ValueError: If the model has a feature that deberta-v2 does not support.
         FileExistsError: If the folder already contains a checkpoint.
@@ -72,7 +72,7 @@ def save_as_deberta_v2(
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
-    """Return transformers' configuration of the encoder. `legacy=False` makes transformers read `lm_predictions`."""
+    """Return a `DebertaV2Config` of the same encoder. `legacy=False` makes transformers load the head `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
     for name in FLOAT_FIELDS:
         if same[name] is not None:
@@ -86,7 +86,7 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
 
 
 def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights under transformers' names, without tied copies, and with a copy for each shared layer."""
+    """Return the weights by transformers' names: tied weights once, and layers shared by `share_layers` once per layer."""
     state_dict = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
     for key in list(state_dict):
         before, first, parameter = key.partition("encoder.layer.0.")
@@ -98,7 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return notes on the features that a deberta-v2 folder does not preserve."""
+    """Return a note for each feature that deberta-v2 lacks but can be saved; raise a ValueError for any other."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; save one of its parts instead")

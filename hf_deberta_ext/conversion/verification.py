@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
-    """Load a written folder and compare it with the model; return a line for each comparison.
+    """Load the checkpoint in `folder` and compare it with `model`; return one line of text for each comparison.
 
     Raises:
         ValueError: If a tensor or an output of the encoder differs from the model's.
@@ -42,7 +42,7 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
     states = encoder_states(getattr(model, "discriminator", model).base_model)
     for name, other in others.items():
         difference = (encoder_states(other) - states).abs().max() / states.abs().max()
-        # Also True for NaN, from weights that overflow the dtype.
+        # Also True if the difference is NaN, because weights overflowed the dtype.
         if not difference <= TOLERANCE:
             raise ValueError(f"the outputs of {name} differ from the source by {difference:.1g} of the largest output")
         checks.append(f"the outputs of {name} differ by at most {difference:.1g} of the largest output")
@@ -51,7 +51,7 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
 
 @torch.no_grad()
 def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
-    """Return the encoder's states at real tokens of a fixed input; in float32, since half precision depends on sum order."""
+    """Return the encoder's states at the real tokens of a fixed input, computed in float32, where rounding is small."""
     length = min(16, encoder.config.max_position_embeddings)
     ids = (torch.arange(2 * length) * 7 + 5).view(2, length) % encoder.config.vocab_size
     mask = torch.ones_like(ids)

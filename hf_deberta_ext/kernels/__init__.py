@@ -23,7 +23,7 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
 
 
 def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return why Triton does not support such tensors, or None if it does."""
+    """Return the reason why Triton does not support this device, dtype or head size; None if it does."""
     from .attention_triton import triton_unavailable
 
     return triton_unavailable(device, dtype, head_size)

@@ -16,7 +16,7 @@ def registered() -> bool:
 
 
 def native_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return why the kernel does not support such tensors, or None if it does."""
+    """Return the reason why the kernel does not support this device, dtype or head size; None if it does."""
     if not 16 <= head_size <= 128:
         return f"it supports head sizes from 16 to 128, not {head_size}"
     if dtype not in DTYPES:

@@ -49,12 +49,12 @@ __all__ = ["disentangled_attention_triton", "dropout_mask", "triton_unavailable"
 # Disables ptxas optimizations that take more registers: with them, dq and dkv precompute addresses and spill them.
 FEW_REGISTERS = {} if INTERPRETED or torch.version.hip else {"ptx_options": "--register-usage-level=0"}
 
-# Launches that need more shared memory than the GPU has, by kernel and kind of call, so that each fails only once.
+# Launch parameters that needed more shared memory than the GPU has: they are not tried again.
 TOO_LARGE: set = set()
 
 
 def launch(kernel: str, call: "Call", start: Callable):
-    """Call `start` with the first launch parameters in the table that fit this GPU."""
+    """Call `start` with launch parameters from `LAUNCHES`: the first whose tiles fit the shared memory of the GPU."""
     launches = find_launches(kernel, call.q.dtype, call.block_d, call.N, capability(call.q.device))
     for parameters in launches:
         key = (kernel, *call.key, parameters)
@@ -112,7 +112,7 @@ class Call:
         self.bias, *self.side = (q if x is None else x for x in (bias, mask, documents, seed))
 
     def prepare(self, *, bounds=False):
-        """Compute the tables by offset, the logits of far tiles and, for the backward pass, the bounds of table rows."""
+        """Launch `disentangled_prepare_kernel`, whose results the other kernels read."""
         q, k, tables = self.q, self.k, []
         self.kx = self.qx = self.ends = self.bounds = q
         self.R = 0
@@ -174,7 +174,7 @@ def on_its_device(operator: Callable) -> Callable:
 
 @on_its_device
 def attend(*operands):
-    """Compute out [B, H, N, d] and LSE [B, H, N] in base 2 from the arguments of `Call`: the forward operator."""
+    """Forward operator: compute out [B, H, N, d] and the base-2 LSE [B, H, N]; `Call` documents the arguments."""
     call = Call(*operands)
     call.prepare()
     out, lse = fake_forward(*operands)
@@ -184,7 +184,7 @@ def attend(*operands):
 
 @on_its_device
 def attend_backward(grad, out, lse, *operands):
-    """Compute the gradients of q, k, v, K_r, Q_r and bias; empty tensors if not wanted: the backward operator."""
+    """Backward operator: compute the gradients of q, k, v, K_r, Q_r and bias; unwanted gradients are empty tensors."""
     *operands, wanted = operands
     call = Call(*operands)
     q, k, v = call.q, call.k, call.v
@@ -242,7 +242,7 @@ def attend_backward(grad, out, lse, *operands):
 
 
 def fold(call, windows, sums, *, block, inner):
-    """Return the gradients of K_r and Q_r, [H, R, d] or empty, from the bands' windows and the sums over far pairs."""
+    """Return the gradients of K_r and Q_r, [H, R, d] or empty: sums over near (`windows`) and far offsets (`sums`)."""
     terms, H, splits, bands = windows.shape[:4]
     far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
     far = windows
@@ -265,7 +265,7 @@ def fold(call, windows, sums, *, block, inner):
 
 
 def fold_bias(call, windows, sums, *, block, inner):
-    """Return the gradient of the p2p scores, [H, 2·span + 1]."""
+    """Return the gradient of `bias` (the p2p term), [H, 2·span + 1]."""
     H, _, bands, _ = windows.shape
     windows = windows.sum(1)
     folded = windows.new_zeros(H, bands + 1, block)
@@ -297,7 +297,7 @@ attend_op.register_autograd(differentiate_by(attend_backward_op), setup_context=
 
 
 def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return why the kernels do not support such tensors, or None if they do."""
+    """Return the reason why the kernels do not support this device, dtype or head size; None if they do."""
     if triton is None:
         return "the package triton is not installed"
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared code of the kernels' torch operators.
+"""Code that the torch operators of the Triton and native kernels share.
 
 forward(q, k, v, K_r, Q_r, bias, ...) returns (out, lse). backward(grad, out, lse, all operands of forward, wanted) returns
 the gradients of the first six operands; `wanted` are three bools that select the gradients of K_r, Q_r and bias.
@@ -13,7 +13,7 @@ __all__ = ["differentiate_by", "empty_heads", "fake_backward", "fake_forward", "
 
 
 def empty_heads(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor [B, H, N, d] like `x` with memory layout [B, N, H, d], so that heads join without a copy."""
+    """Return an empty tensor like `x` [B, H, N, d], stored as [B, N, H, d], so that heads can be joined without a copy."""
     B, H, N, d = x.shape
     return x.new_empty(B, N, H, d).transpose(1, 2)
 
@@ -32,14 +32,14 @@ def fake_backward(grad, out, lse, q, k, v, K_r, Q_r, bias, *others):
 
 
 def save_operands(ctx, inputs, output):
-    """Save the tensors for the backward pass; the last three operands are numbers."""
+    """Save the operator's tensors, and its last three operands, which are numbers, for the backward pass."""
     ctx.save_for_backward(*output, *inputs[:-3])
     ctx.numbers = inputs[-3:]
     ctx.mark_non_differentiable(output[1])
 
 
 def differentiate_by(backward: Callable) -> Callable:
-    """Return the autograd function of a forward operator, which calls the operator `backward`."""
+    """Return a function for `register_autograd` that computes gradients with the operator `backward`."""
 
     def differentiate(ctx, grad, _):
         wanted = list(ctx.needs_input_grad[3:6])

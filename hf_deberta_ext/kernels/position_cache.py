@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache of relative positions: at inference on CPU, the relative table and its projections are kept between calls."""
+"""Cache, for inference on CPU, of the relative table and its projections, so that calls do not compute them again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ __all__ = ["PositionCache"]
 class PositionCache(nn.Module):
     """Base class of modules that cache tensors computed from their weights.
 
-    `position_cache` is one immutable entry that includes its inputs. A call reads the attribute once, compares the inputs,
-    and replaces the whole entry if they differ. Calls in several threads are therefore safe, and the entry never has to be
-    cleared for correctness. `train()` clears it, and copies and pickles omit it.
+    The attribute `position_cache` is one immutable tuple of cached tensors and the values they were computed from. A call
+    reads it once, compares these values, and replaces the whole tuple if they differ. Several threads can therefore share
+    a module, and outdated tuples are never used. `train()` clears the attribute; copies and pickles omit it.
     """
 
     position_cache: torch.Tensor | tuple | None = None
@@ -29,7 +29,7 @@ class PositionCache(nn.Module):
         return {name: value for name, value in vars(self).items() if name != "position_cache"}
 
     def kept_table(self, P: torch.Tensor) -> torch.Tensor:
-        """Return a tensor equal to the relative table `P` [R, hidden]; the same object until its values change."""
+        """Return a tensor equal to the relative table `P` [R, hidden]; always the same object until the values change."""
         kept = self.position_cache
         if kept is None or not same_values(kept, P):
             self.position_cache = kept = P.clone()
@@ -38,7 +38,8 @@ class PositionCache(nn.Module):
     def kept_projections(self, table: torch.Tensor, modules: list[nn.Module], project: Callable) -> Any:
         """Return `project(table)`, cached until another table is passed or a module changes (`module_state`).
 
-        Modules with hooks are always called, and only with the table, so that hooks of a calibration see real inputs.
+        Modules with hooks are never cached, and are only called with the table, so that hooks that calibrate a quantiser
+        see real inputs.
         """
         if any(map(has_hooks, modules)):
             return project(table)

@@ -330,8 +330,10 @@ def disentangled_bwd_kernel_far(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, H, N, batch, far_splits,
     C2P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of the end rows, far[terms, 2, H, far_splits, D]: sums over b, n of (row or column sum of dS) · (q
-    or k)."""
+    """Compute the gradients of the tables' end rows from far tiles, far [terms, 2, H, far_splits, D].
+
+    Each is the sum over batch and tokens of (row sum of dS) · q for c2p, or (column sum of dS) · k for p2c.
+    """
     h, split, side = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     # side is the index in `sums`, from the first term: c2p high, c2p low, p2c high, p2c low.
     source = side
@@ -360,7 +362,7 @@ def disentangled_bwd_kernel_fold(
     FAR: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     FAR_SPLITS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients [H, R, D] of the tables. A row sums the windows and far sums of all offsets that map to it."""
+    """Compute the gradients [H, R, D] of the tables: for each row, the sum over all offsets that read this row."""
     r, h, term = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     offs_d, offs_s = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     inside = offs_d[None, :] < D

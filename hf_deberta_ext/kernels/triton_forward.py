@@ -28,7 +28,7 @@ def disentangled_prepare_kernel(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, FAR: tl.constexpr, BOUNDS: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute everything that the other kernels read from the tables and end rows, in one launch.
+    """Compute, in one launch, the tensors kx, qx, ends and bounds that the other kernels read.
 
     kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables by offset. ends [4, B, H, N], float32, if FAR: the position logits of
     far tiles in base 2, c2p (with p2p) for o >= max_distance and for o <= -max_distance, then p2c. bounds [R + 1], if

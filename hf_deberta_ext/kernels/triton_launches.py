@@ -2,10 +2,10 @@
 """Launch parameters of the Triton kernels: the table `LAUNCHES`, and `find_launches`, which reads it.
 
 A key of the table is a kernel ("forward", "dq", "dkv", "bands"), "half" (float16 and bfloat16) or "float32", and a head
-size (16, 32, 64, 128; others are rounded up). A value is a list of (capability, longest, Launch). The first entry is used
-for which the GPU has at least this compute capability (80, 90) and the input at most this length (None: any), so higher
-capabilities come first and, for the same capability, shorter lengths. `FALLBACKS` follow for a GPU with too little shared
-memory for the tiles.
+size (16, 32, 64, 128; others are rounded up). A value is a list of (capability, longest, Launch). An entry applies if the
+GPU has at least this compute capability (80, 90) and the input has at most this length (None: any). The first entry that
+applies is used; higher capabilities therefore come first and, for the same capability, shorter lengths. If its tiles need
+more shared memory than the GPU has, `FALLBACKS` are tried.
 
 The entries for head size 64 on 9.0 are the fastest of seven on an H200. The others were chosen by the resources of the
 compiled kernels (registers, spills, shared memory). Changes of `LAUNCHES` take effect from the next call.
@@ -19,8 +19,8 @@ __all__ = ["LAUNCHES", "Launch", "find_launches"]
 
 
 class Launch(NamedTuple):
-    """Launch parameters: tiles of BLOCK x BLOCK, warps, stages of the loops over far and near tiles ("bands" only has near
-    tiles)."""
+    """Launch parameters: size of a tile, number of warps, and numbers of pipeline stages of the loops over far and near
+    tiles (the kernel "bands" only has near tiles)."""
 
     BLOCK: int
     num_warps: int
@@ -51,7 +51,7 @@ LAUNCHES: dict[tuple[str, str, int], list[tuple[int, int | None, Launch]]] = {
 
 
 def find_launches(kernel: str, dtype: torch.dtype, head_size: int, N: int, capability: tuple[int, int]) -> list[Launch]:
-    """Return the launch parameters of a kernel, the first choice first.
+    """Return the launch parameters for a kernel call, in the order in which to try them.
 
     Args:
         kernel (`str`): "forward", "dq", "dkv" or "bands".

@@ -57,7 +57,7 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 @device_function
 def unknown_zero(start):
-    """Return zero as an expression of `start` < 2^30, which the compiler does not recognise as constant.
+    """Return zero, written as an expression of `start` < 2^30 that the compiler does not recognise as a constant.
 
     Expressions that include this zero are computed in place. Without it, the compiler would hoist indices, masks and
     addresses out of the loop and keep hundreds of them in registers.
@@ -67,7 +67,7 @@ def unknown_zero(start):
 
 @device_function
 def hide(start):
-    """Hide `start` from the compiler's constant folding."""
+    """Return `start` as an expression that the compiler cannot replace by a constant."""
     return start ^ unknown_zero(start)
 
 
@@ -169,7 +169,7 @@ def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 @device_function
 def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load W rows of a table by offset from offset `first`, [W, BLOCK_D]."""
+    """Load the W rows of a table by offset that begin at the offset `first`, [W, BLOCK_D]."""
     offs_d = tl.arange(0, BLOCK_D)
     # The padding covers the offsets of near tiles; clamping keeps all other reads inside of the table.
     first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)
@@ -198,7 +198,7 @@ def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 @device_function
 def near_range(start, lo, hi, max_distance, BLOCK: tl.constexpr, STEP: tl.constexpr, FAR: tl.constexpr):
-    """Return the range in [lo, hi) of the tiles, STEP wide, that are near the block [start, start + BLOCK)."""
+    """Return the part of [lo, hi) whose tiles of width STEP are near tiles for the block [start, start + BLOCK)."""
     first, last = lo, hi
     if FAR:
         first = tl.minimum(tl.maximum(tl.maximum(start - max_distance + 1, 0) // STEP * STEP, lo), hi)
@@ -208,7 +208,7 @@ def near_range(start, lo, hi, max_distance, BLOCK: tl.constexpr, STEP: tl.conste
 
 @device_function
 def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexpr, PACKED: tl.constexpr):
-    """Return the range [lo, hi) to which the block [start, start + BLOCK) may attend; lo is a multiple of STEP."""
+    """Return the token range [lo, hi) to which tokens [start, start + BLOCK) may attend; lo is a multiple of STEP."""
     lo, hi = 0, N
     if PACKED:
         lo = tl.load(document_ptr + start) // STEP * STEP
@@ -218,7 +218,7 @@ def visible_range(document_ptr, start, N, BLOCK: tl.constexpr, STEP: tl.constexp
 
 @device_function
 def flagged_range(flags_ptr, stride, lo, hi, STEP: tl.constexpr):
-    """Return the smallest range [first, last) in [lo, hi) with all set flags; first is a multiple of STEP."""
+    """Return the smallest range [first, last) in [lo, hi) that contains all set flags; first is a multiple of STEP."""
     first, last = hi, lo
     for start in tl.range(lo, hi, 1024):
         x = start + tl.arange(0, 1024)
@@ -237,7 +237,7 @@ def any_flag(flags_ptr, start, stride, N, BLOCK: tl.constexpr):
 
 @device_function
 def key_logits(ends_ptr, mask_ptr, cols, N, stride_mn, FAR: tl.constexpr, MASK: tl.constexpr):
-    """Return the logit of each key for its whole column: p2c in far tiles, and -inf if no query may attend to the key."""
+    """Return the number to add to all logits of each key: p2c in far tiles, and -inf if no query may attend to the key."""
     if FAR:
         key = tl.load(ends_ptr + cols, mask=cols < N, other=float("-inf"))
     else:
@@ -253,7 +253,7 @@ def mask_tile(
     s, mask_ptr, document_ptr, rows, cols, N, stride_mq, stride_mn,
     MASK: tl.constexpr, PACKED: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """Set masked pairs of a tile to -inf; TURNED: the tile is [keys, queries]."""
+    """Set the logits of masked pairs in a tile to -inf. If TURNED, the tile is [keys, queries], else [queries, keys]."""
     if PACKED:
         first = tl.load(document_ptr + rows, mask=rows < N, other=0)
         stop = tl.load(document_ptr + N + rows, mask=rows < N, other=0)
@@ -280,7 +280,7 @@ def near_scores(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits A of a near tile, [BLOCK, BLOCK], from query m0 and key n0."""
+    """Return the logits A of the near tile [BLOCK queries, BLOCK keys] that begins at query m0 and key n0."""
     a, b = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     window = m0 - n0 - (BLOCK - 1)
     s = dot(q, tl.trans(k), WIDEN)
@@ -305,7 +305,7 @@ def near_scores_turned(
     C2P: tl.constexpr, P2C: tl.constexpr, P2P: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits A of a near tile as [keys, queries]."""
+    """Return the same logits as `near_scores`, transposed to [keys, queries]."""
     a, b = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
     window = m0 - n0 - (BLOCK - 1)
     s = dot(k, tl.trans(q), WIDEN)

@@ -205,7 +205,7 @@ LINE = 16
 
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return why the backend is unavailable now, or None. It supports every device, dtype and head size."""
+    """Return the reason why the backend cannot run now, or None. It supports every device, dtype and head size."""
     return "it cannot be compiled, traced or transformed" if is_traced() else None
 
 
@@ -293,7 +293,7 @@ def _blocks(length: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _chunks(q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p, seed) -> "Iterator[_Chunk]":
-    """Yield groups of heads and sequences, small enough for the scores of a block to stay in cache."""
+    """Yield groups of heads and sequences so small that the scores of one block of queries stay in the cache."""
     H, B, N, _ = q.shape
     blocked = dead = None
     if mask is not None:
@@ -335,7 +335,7 @@ def _rows(N: int) -> int:
 
 
 def _tile(N: int) -> int:
-    """Return the number of keys in a product with Q_x."""
+    """Return the number of keys that are multiplied with Q_x at a time."""
     if N <= SHORT:
         return _round_up(N, LINE)
     return 64 if N <= 1024 else 32
@@ -352,7 +352,7 @@ def _round_up(x: int, multiple: int) -> int:
 
 
 class _Chunk:
-    """G = heads · batch attention matrices that are computed together. Unless G = 1, each sequence is one tile."""
+    """Group of G = heads · batch attention matrices, computed together. Unless G = 1, each sequence is one tile."""
 
     def __init__(self, place, q, k, v, K_x, Q_x, bias_x, blocked, dead, max_distance, dropout_p, generator, scratch):
         self.place, self.generator, self.scratch = place, generator, scratch
@@ -376,12 +376,12 @@ class _Chunk:
         return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
-        """Return the range [a, z) of near keys, in whole tiles; outside, delta is constant for the queries [i0, i1)."""
+        """Return the range [a, z) of whole tiles of keys outside of which delta is constant for the queries [i0, i1)."""
         a = max(0, self.N - i1 - self.max_distance + 1) // self.keys * self.keys
         return a, _round_up(min(self.N, self.N - 1 - i0 + self.max_distance), self.keys)
 
     def saturated(self, a: int, z: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the keys before and after the near keys, each with the end of the tables that they read."""
+        """Yield the range of keys before, and after, the near keys, each with the index of the table row that they read."""
         if a > 0:
             yield slice(0, a), slice(0, 1)
         if z < self.N:
@@ -577,8 +577,8 @@ class Backend(NamedTuple):
     Attributes:
         function (`Callable`): takes `AttentionInputs` and returns out [B, H, Q, d], or (out, probabilities).
         description (`str`): one line for the guide.
-        unavailable (`Callable`, *optional*): takes device, dtype and head size; returns why the backend does not support
-            such tensors, or None. Without it, the backend supports every call.
+        unavailable (`Callable`, *optional*): takes device, dtype and head size; returns the reason why the backend does
+            not support such tensors, or None. Without it, the backend supports every call.
         best_on (`tuple[str, ...]`): device types on which the backend is chosen automatically.
         not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is not chosen automatically.
         returns_probs (`bool`): the function also returns the probabilities.
@@ -635,7 +635,7 @@ if kernels is not None:
 def backend_unavailable(
     name: str, device: torch.device, dtype: torch.dtype, head_size: int, needs_probs: bool = False
 ) -> str | None:
-    """Return why a backend does not support a call, or None if it does."""
+    """Return the reason why a backend does not support a call; None if it does."""
     backend = BACKENDS[name]
     if needs_probs and not backend.returns_probs:
         return "it does not return attention probabilities"
@@ -666,7 +666,7 @@ def choose_backend(
     Args:
         requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
         query_share: number of queries / number of keys, for queries at given positions.
-        served: description of the call for the error message.
+        served: text for the error message that describes the call.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
@@ -800,7 +800,7 @@ class PackedSequences:
 
     @functools.cached_property
     def rows(self) -> "tuple[PackedSequences, torch.Tensor | None]":
-        """The documents as rows of a batch [D, longest], and its mask [D, 1, 1, longest], None for equal lengths."""
+        """Documents as rows of a batch [D, longest], and the batch's mask [D, 1, 1, longest], None for equal lengths."""
         shape = len(self.lengths), max(self.lengths)
         rows = PackedSequences(self.documents * shape[1] + self.positions, self.lengths, shape)
         mask = rows.pad(torch.ones_like(self.positions, dtype=torch.bool)[None])[:, None, None]

@@ -71,7 +71,7 @@ def model_forward(forward: Callable) -> Callable:
 
 
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
-    """Raise a ValueError for labels that are not integers of one of these shapes and would be truncated or reshaped."""
+    """Raise a ValueError if labels are not integers in one of the `shapes`, as they would be truncated or reshaped."""
     if list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
     check_integers(name, labels)
@@ -167,7 +167,7 @@ def check_fractions(labels: torch.Tensor):
 
 
 class DebertaExtEmbeddings(nn.Module):
-    """word (+ token type) (+ position) -> embed_proj if E != hidden -> LayerNorm -> padding to zero -> dropout."""
+    """Embeddings: word (+ token type) (+ position) -> embed_proj if E != hidden -> LayerNorm -> padding to 0 -> dropout."""
 
     def __init__(self, config):
         super().__init__()
@@ -293,7 +293,7 @@ class FeedForward(nn.Module):
 
 
 class DebertaExtLayer(GradientCheckpointingLayer):
-    """Encoder layer. Under ALBERT's cross-layer sharing, layers after the first do not own the shared half."""
+    """Encoder layer. With `share_layers` "ffn" or "attention", layers after the first do not have the shared half."""
 
     def __init__(self, config, index: int = 0):
         super().__init__()
@@ -622,7 +622,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return PackedSequences.from_mask(token_mask)
 
     def wanted(self, attentions: bool | None = None, hidden_states: bool | None = None) -> tuple[bool, bool]:
-        """Return output_attentions and output_hidden_states, from the configuration if None."""
+        """Return output_attentions and output_hidden_states; None is replaced by the configuration's value."""
         config = self.config
         return (
             config.output_attentions if attentions is None else attentions,
@@ -893,7 +893,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
 
 class PooledClassifier(DebertaExtPreTrainedModel):
-    """Encoder with `outputs` logits on the pooled [CLS] state; None = `config.num_labels`."""
+    """Encoder with a linear layer on the pooled [CLS] state. `outputs` logits; None = `config.num_labels`."""
 
     def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)

@@ -76,7 +76,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Set the generator's table. The tuple hides `source` from nn.Module, which would register it a second time."""
+        """Set `source` to the generator's table, in a tuple, so that nn.Module does not register it a second time."""
         self._source = (source,)
 
     @property
@@ -144,7 +144,7 @@ class DebertaExtForReplacedTokenDetection(DebertaExtPreTrainedModel):
 def real_tokens(
     labels: torch.Tensor, attention_mask: torch.Tensor | None, document_ids: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the mask of real tokens, [B, N] bool, for `labels` [B, N]; False = padding."""
+    """Return the mask of real tokens, bool in the shape of `labels` [B, N]; False = padding."""
     _, real = attention_masks(attention_mask, labels.shape)
     if real is None:
         real = torch.ones_like(labels, dtype=torch.bool)
@@ -333,7 +333,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     def _discriminate(
         self, corrupted_ids, discriminator_labels, inputs: dict, **generated
     ) -> DebertaExtForPreTrainingOutput:
-        """Run the discriminator; `generated` are the outputs of the generator, if it ran."""
+        """Run the discriminator. `generated` are outputs of the generator to include in the result, if it ran."""
         found = self.discriminator(corrupted_ids, labels=discriminator_labels, **inputs)
         losses = [generated["generator_loss"]] if "generator_loss" in generated else []
         if found.loss is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native CPU kernel of disentangled attention as torch operators, if `pip install` built its library.
+"""Register the native CPU kernel of disentangled attention as torch operators, if `pip install` built its library.
 
 `kernels/attention_native.py` only calls `torch.ops.hf_deberta_ext.disentangled_attention`.
 """
@@ -38,7 +38,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Arguments(ctypes.Structure):
-    """Python form of `struct Arguments` in disentangled_attention.cpp, which documents the fields. `load` compares sizes."""
+    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares the sizes of both."""
 
     _fields_ = (
         *fields(c_int64, "size dtype isa"),
@@ -68,10 +68,12 @@ class Arguments(ctypes.Structure):
         self.tensors = []
 
     def point(self, name: str, x: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], axes: int = 0):
-        """Set the pointer of a tensor and the strides of its first `axes` axes; with 0 axes, it is contiguous. None: null.
+        """Set the field `name` to the address of x, and NAME_strides to the strides of its first `axes` axes.
+
+        With `axes` = 0, x is made contiguous. If x is None, the address stays null.
 
         Raises:
-            ValueError: wrong dtype or shape, for which the library would read beyond the end.
+            ValueError: x has another dtype or shape; the library would read beyond its end.
         """
         if x is None:
             return
@@ -85,10 +87,10 @@ class Arguments(ctypes.Structure):
             setattr(self, f"{name}_strides", x.stride()[:axes])
 
     def run(self, function):
-        """Call a function of the library.
+        """Call a function of the library with these arguments.
 
         Raises:
-            ValueError: sizes are not supported, or an index is out of range.
+            ValueError: the head size is not supported, or an index is out of range.
             MemoryError: not enough memory for scratch buffers.
         """
         result = function(ctypes.byref(self))
@@ -102,7 +104,7 @@ class Arguments(ctypes.Structure):
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
-    """Load the library of the kernel. Import torch first, because the library shares its threads.
+    """Load the kernel's library. torch must be imported before, because the library uses torch's threads.
 
     Raises:
         OSError: the library is missing, cannot be loaded, or has another version.
@@ -126,7 +128,9 @@ def kernel_status() -> str:
 def arguments_of(
     out, lse, q, k, v, K_r, Q_r, bias, delta, mask, cu_seqlens, positions, seed, max_distance, scale, dropout
 ) -> Arguments:
-    """Convert the operator's arguments (`AttentionInputs`, with p2p as a bias by offset) to the library's.
+    """Convert the arguments of the torch operator to the library's `Arguments`.
+
+    They are fields of `AttentionInputs`; `bias` [H, 2L - 1] is the position term p2p, one value per offset i - j.
 
     Raises:
         ValueError: shapes or dtypes do not match.

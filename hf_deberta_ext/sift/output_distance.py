@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the distance between the outputs of two forward passes over one batch, for every head."""
+"""Measure the distance between the outputs of two forward passes over the same batch, for any task head.
+
+The clean pass is the normal forward pass; the perturbed pass adds δ to the embeddings (see `perturbation.py`). An item is a
+row of the batch or, in token classification, a token.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +23,10 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
             tokens with a label other than -100 count (without labels: tokens of the attention mask); or `logits` [B, C],
             where choices with label -100 (`labels` [B, C]) are ignored.
         inputs (`dict`): the batch, for its mask and labels.
-        config (`PretrainedConfig`): model configuration; `problem_type` and `num_labels` tell what logits [B, C] are.
+        config (`PretrainedConfig`): model configuration; `problem_type` and `num_labels` give the meaning of logits [B, C].
         loss (`str`, default `"symmetric_kl"`): one of `LOSSES`, see `SiftOptions`.
     Returns:
-        (D [items] float32, counts [items] bool: True for items that count, change: mean absolute change of the logits).
+        (distances [items] in float32, counts [items] bool, False for items to ignore, mean absolute change of the logits).
     """
     mask = real_tokens(inputs)
     if "start_logits" in outputs:
@@ -56,6 +60,7 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
 
 
 def is_choice(inputs: Mapping[str, Any]) -> bool:
+    """Return True for a batch of multiple choice: input_ids [B, C, N] or inputs_embeds [B, C, N, E]."""
     if inputs.get("input_ids") is not None:
         return inputs["input_ids"].dim() == 3
     return inputs.get("inputs_embeds") is not None and inputs["inputs_embeds"].dim() == 4
@@ -88,7 +93,7 @@ def real_tokens(inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def upcast(logits: torch.Tensor) -> torch.Tensor:
-    """Upcast to at least float32."""
+    """Convert half-precision logits to float32."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

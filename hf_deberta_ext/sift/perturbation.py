@@ -34,23 +34,23 @@ class SiftOptions:
     """Options of the gradient ascent and the adversarial loss. Sizes are in standard deviations of the embeddings.
 
     Args:
-        learning_rate (`float`): size of an ascent step, measured in `norm`.
-        init_size (`float`): standard deviation of the initial normal noise of δ, truncated at twice this value.
+        learning_rate (`float`): size of an ascent step, in the norm `norm`.
+        init_size (`float`): δ starts as normal noise of this standard deviation, clipped at twice its value.
         steps (`int`): number of ascent steps K; with 0, δ is only the initial noise.
-        radius (`float`): maximum size of δ, measured in `norm`.
+        radius (`float`): maximum size of δ, in the norm `norm`.
         norm (`str`): norm of the gradient and of δ: "linf" (largest element of a token), "rms" (root mean square of a
             token's elements) or "sequence_rms" (root mean square over all real tokens of the sequence).
-        projection (`str`): what limits δ after each step: "ball" scales it down to `radius`, "clamp" clips each element to
+        projection (`str`): how δ is limited after a step: "ball" scales it down to `radius`, "clamp" clips each element to
             ±`radius`, "none" does not limit it.
         loss (`str`): distance between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)),
             "symmetric_cross_entropy" (both directions, targets detached), "kl" (KL(p‖q), p detached) or "mse" of the logits.
-            Regression always uses the squared error. (The released code applies softmax over the batch for regression, and
-            uses "kl" or "mse" only in the ascent; its loss is then the symmetric cross-entropy.)
+            Regression always uses the squared error. The released code differs in two ways: for regression, it applies a
+            softmax over the batch; it uses "kl" and "mse" only in the ascent, with the symmetric cross-entropy as loss.
         form (`str`): "virtual" compares outputs and needs no labels; "adversarial" uses the model's loss on the labels.
         same_dropout (`bool`): use the dropout noise of the clean pass in all passes of a step.
         detach_embeddings (`bool`): pass no gradient from the perturbed pass to the embeddings.
-        gradient_eps (`float`): added to |g|, which shortens the step if the gradient is not much larger; with 0, every step
-            has its full size.
+        gradient_eps (`float`): number added to |g|, so that small gradients make shorter steps; 0: every step has the size
+            `learning_rate`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -101,12 +101,12 @@ PRESETS: dict[str, SiftOptions] = {
 
 @dataclass(frozen=True)
 class SiftOutput:
-    """Result of a perturbation.
+    """Result of a call of `Sift`: the adversarial loss, and measurements of δ.
 
     Args:
         loss (`torch.Tensor`): adversarial loss, scalar with gradient.
         size (`torch.Tensor`): root mean square of δ over real tokens.
-        change (`torch.Tensor`): mean absolute change of the logits that count.
+        change (`torch.Tensor`): mean absolute change of the logits by δ, without ignored tokens and choices.
         delta (`torch.Tensor`): δ, in the shape of the embeddings.
     """
 
@@ -117,11 +117,11 @@ class SiftOutput:
 
 
 def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.Module]:
-    """Return (name, module) of the LayerNorm over the sum of a model's embeddings.
+    """Find the LayerNorm whose input is the sum of a model's embeddings; return its name and module.
 
     Args:
-        name (`str`, *optional*): name of the LayerNorm, or the end of its name; None finds the LayerNorm in a module named
-            "embeddings".
+        name (`str`, *optional*): name of the LayerNorm, or the end of its name; None: the LayerNorm directly inside a
+            module named "embeddings".
     Raises:
         ValueError: if no LayerNorm matches, or more than one.
     """
@@ -220,15 +220,17 @@ class Sift:
         Args:
             outputs (`ModelOutput`): outputs of the clean pass, with their graph.
             inputs (`dict`): the batch.
-            forward (`Callable`, *optional*): runs the forward pass and returns its outputs; default: `model(**inputs)`.
-            labelled (`Callable`, *optional*): runs the forward pass for form "adversarial" and returns (loss on the labels,
-                outputs); default: the model's loss.
-            generator (`torch.Generator`, *optional*): draws the initial δ, on its device; default: torch's generator.
-            num_items (`int`, *optional*): divisor of the sum of the distances; default: number of items that count.
-            scale (`Callable`, *optional*): a gradient scaler's `scale`, against underflow in float16.
+            forward (`Callable`, *optional*): function that runs the forward pass and returns its outputs; default:
+                `model(**inputs)`.
+            labelled (`Callable`, *optional*): only for the form "adversarial": function that runs the forward pass and
+                returns (loss on the labels, outputs); default: `forward` and the loss in its outputs.
+            generator (`torch.Generator`, *optional*): generator for the initial δ; default: torch's default generator.
+            num_items (`int`, *optional*): number by which the sum of distances is divided; default: number of items that
+                `divergence` counts.
+            scale (`Callable`, *optional*): `GradScaler.scale`, so that float16 gradients of δ do not underflow.
         Raises:
             RuntimeError: if called outside of `with sift`, or without a clean pass before.
-            ValueError: if the LayerNorm's input has not one vector for each token.
+            ValueError: if the LayerNorm's input does not have one vector for each token.
         """
         if self._handle is None or self._seen is None:
             raise RuntimeError("run the model first, with gradients, inside `with sift:` and `with sift.clean_pass():`")
@@ -259,7 +261,11 @@ class Sift:
         return SiftOutput(loss, size, change, delta)
 
     def _measure(self, target, inputs, forward, labelled) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Run a perturbed pass; return (sum of distances or loss on labels, number of distances or None, logit change)."""
+        """Run a perturbed pass; return (loss, number of distances, mean change of the logits).
+
+        For form "virtual", the loss is the sum of distances; for "adversarial", it is the loss on the labels, and the number
+        is None.
+        """
         if self.options.form == "virtual":
             values, counts, change = divergence(target, forward(), inputs, self.model.config, self.options.loss)
             return values.masked_fill(~counts, 0).sum(), counts.sum(), change
@@ -286,7 +292,7 @@ class Sift:
     def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw the initial δ; return it with the mask of real tokens [.., .., 1] and the row number of each token.
 
-        A model that removes padding embeds only the T real tokens, row after row, as [1, T, E].
+        If the model removes padding before its embeddings, the T real tokens of all rows form one row, [1, T, E].
         """
         shape, device, dtype = self._seen
         real = torch.ones(shape[:2], dtype=torch.bool, device=device)
@@ -307,7 +313,7 @@ class Sift:
         return delta.masked_fill(~real[..., None], 0), real[..., None], rows
 
     def ascend(self, delta: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Compute Π(δ + lr · g / (|g| + gradient_eps)). A zero or non-finite gradient leaves δ unchanged."""
+        """Take one ascent step: Π(δ + lr · g / (|g| + gradient_eps)). Non-finite elements of g count as 0."""
         options = self.options
         gradient = gradient.masked_fill(~gradient.isfinite(), 0)
         # Divide by the largest element, so that squares do not underflow.
@@ -324,7 +330,11 @@ class Sift:
 
 
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Compute the norm of each token or of its sequence, [.., .., E] -> [.., .., 1]. x must be 0 where `real` is False."""
+    """Compute the `norm` of x [.., .., E] for each token, [.., .., 1].
+
+    For "sequence_rms", all tokens with the same number in `rows` get the norm of their sequence. x must be 0 where `real` is
+    False.
+    """
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)
     squares = x.square().mean(-1)

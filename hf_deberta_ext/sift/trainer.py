@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train with SiFT in transformers' Trainer: `SiftTrainer` and its arguments."""
+"""`SiftTrainer`, a transformers Trainer with SiFT, and its arguments."""
 
 import contextlib
 import dataclasses
@@ -20,10 +20,10 @@ __all__ = ["SiftArguments", "SiftTrainer"]
 
 @dataclass
 class SiftArguments(TrainingArguments):
-    """`TrainingArguments` with the options of SiFT; units and values are documented in `SiftOptions`."""
+    """`TrainingArguments` with SiFT's options; `SiftOptions` documents their units and values."""
 
-    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0 disables SiFT. Published: 5 with 'official'")
-    sift_preset: str = option("default", "preset for the sift flags that are not given", choices=[*PRESETS])
+    sift_weight: float = option(0.0, "weight of SiFT's adversarial loss; 0 disables SiFT. Published: 5 (preset official)")
+    sift_preset: str = option("default", "values for the --sift_ flags that are not given", choices=[*PRESETS])
     sift_learning_rate: float | None = option(None, "size of an ascent step, in standard deviations of the embeddings")
     sift_init_size: float | None = option(None, "standard deviation of the initial noise")
     sift_steps: int | None = option(None, "number of ascent steps K")
@@ -34,7 +34,7 @@ class SiftArguments(TrainingArguments):
     sift_form: str | None = option(None, "virtual: compare outputs; adversarial: use the loss on labels", choices=[*FORMS])
     sift_same_dropout: bool | None = option(None, "use the same dropout noise in all passes of a step")
     sift_detach_embeddings: bool | None = option(None, "pass no gradient from the perturbed pass to the embeddings")
-    sift_gradient_eps: float | None = option(None, "added to the gradient norm, so that small gradients make short steps")
+    sift_gradient_eps: float | None = option(None, "number added to the gradient norm; it shortens steps of small gradients")
     sift_start_step: int = option(0, "optimizer steps before SiFT starts")
     sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings; default: found automatically")
 
@@ -62,7 +62,7 @@ class SiftArguments(TrainingArguments):
 
     @property
     def sift_options(self) -> SiftOptions:
-        """Options of the preset, overridden by the flags that are given."""
+        """Options of `sift_preset`; fields that are not None replace its values."""
         given = {}
         for field in dataclasses.fields(SiftOptions):
             value = getattr(self, f"sift_{field.name}")
@@ -76,14 +76,14 @@ class SiftTrainer(Trainer):
 
     Supports sequence classification (single label, multi-label, regression), token classification, question answering and
     multiple choice. Logs "loss" (both parts), "sift_loss", "sift_size" (root mean square of δ) and "sift_change" (mean
-    absolute change of the logits), averaged since the last log. δ is drawn from (seed, number of the micro-batch), so that a
-    resumed run draws the same values.
+    absolute change of the logits), averaged since the last log. The seed of δ is computed from the run's seed and the
+    number of the micro-batch, so that a resumed run draws the same values.
 
-    A virtual loss is averaged over the items of the step, as the model's loss is, if Trainer passes their number
-    (`num_items_in_batch`); otherwise over the micro-batch.
+    With form "virtual", the adversarial loss is averaged over all items of the optimizer step if Trainer passes
+    `num_items_in_batch`, as the model's loss is; otherwise, over the items of the micro-batch.
 
     Raises:
-        ValueError: if there is not one LayerNorm over the embeddings, if one process has several GPUs, or if
+        ValueError: if the model does not have one LayerNorm over its embeddings, if a process has several GPUs, or if
             `training.distributed.check_sharding` rejects FSDP.
     """
 
@@ -121,7 +121,7 @@ class SiftTrainer(Trainer):
             items = num_items_in_batch
         labels, logits = inputs.get("labels"), outputs.get("logits")
         if items is not None and logits is not None and logits.dim() == 2 and labels.shape == logits.shape:
-            # Trainer counts all labels that are not -100, and an example has several.
+            # Labels are [B, C]: Trainer counts several for each example, but SiFT counts an example once.
             items = items * len(labels) / (labels != -100).sum().clamp(min=1)
         scale = None
         if getattr(self.accelerator, "scaler", None) is not None:

@@ -51,7 +51,7 @@ JOINT_FIELDS = (
 
 
 def installed_module(name: str) -> Any:
-    """Import a module of the package hf_deberta_ext, also from remote code; return None if it is not installed."""
+    """Import a module of hf_deberta_ext, also if this file is remote code; return None if it is not installed."""
     try:
         return importlib.import_module(f"hf_deberta_ext.{name}")
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" does not (v1).
         share_att_key (`bool`): project the relative table with the content's key and query projections (v2, v3).
         conv_kernel_size, conv_act, conv_groups: convolution parallel to the first layer (v2); odd size, or 0 = none.
-        share_layers (`str`): ALBERT's cross-layer sharing: "none", "all", "ffn" or "attention". Stored and counted once.
+        share_layers (`str`): ALBERT's cross-layer sharing: "none", "all", "ffn" or "attention". Stored once.
         emd_layers (`int`): passes of the last layer in the Enhanced Mask Decoder.
         emd_input (`str`): first query of the Enhanced Mask Decoder: "position+hidden" (published), "position" or "hidden".
             One pass on "hidden" is BERT's decoder.

@@ -68,7 +68,7 @@ def plot_attention(
 
 
 def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int] | None = None) -> Path | list[Path]:
-    """Draw the contribution of position to the logits by distance of query and key, in a panel per head, on one scale.
+    """Draw the position terms of the logits against the distance of query and key: a panel per head, all on one scale.
 
     Args:
         profile (`PositionProfile`): result of `position_profile`.
@@ -101,7 +101,7 @@ def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int
 
 
 def _panels(figure, count: int, columns: int, **options) -> list:
-    """Return `count` axes, in rows of `columns`."""
+    """Create `count` axes in a grid with `columns` columns."""
     panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False, **options).flat)
     for axes in panels[count:]:
         axes.remove()
@@ -109,7 +109,7 @@ def _panels(figure, count: int, columns: int, **options) -> list:
 
 
 def _label_tokens(axes, tokens: Sequence[str], size: float, *, across: bool, down: bool):
-    """Label the axes of a map, `size` inches wide, with the tokens; without `across` or `down`, an axis only has ticks."""
+    """Label the axes of a map of `size` inches with the tokens: the x axis if `across`, the y axis if `down`."""
     N = len(tokens)
     every = math.ceil(N / MAX_LABELS)
     labels = readable_tokens(tokens)[::every]

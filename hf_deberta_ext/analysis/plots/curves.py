@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the curves of Trainer runs."""
+"""Figures of logged losses and metrics of Trainer runs against steps."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +70,7 @@ def plot_curves(
 
 
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Drop evaluations after training that repeat an earlier result.
+    """Remove evaluations at the last step that repeat the result of an earlier step.
 
     With --load_best_model_at_end, the restored model would otherwise cause a jump at the last step."""
     kept: list[Mapping[str, Any]] = []
@@ -120,7 +120,7 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
 
 
 def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tuple[str, list, dict[str, Any]]]:
-    """Return (metric, [(step, value), ...], style) for every run and logged metric.
+    """Return (metric, [(step, value), ...], style) of each curve in a panel: one for every run and metric it logged.
 
     Raises:
         ValueError: no metric was logged.

@@ -80,7 +80,7 @@ def plot_thresholds(
 
 
 def plot_residuals(scores: np.ndarray, predicted: np.ndarray, path: FigurePath) -> Path | list[Path]:
-    """Draw the residuals of a regression, predicted [N] minus scores [N], against the scores."""
+    """Draw the residuals of a regression, `predicted` [N] minus `scores` [N], against the true `scores`."""
     figure = new_figure(5.4)
     axes = figure.subplots()
     axes.axhline(0, color="0.35", linestyle=":")

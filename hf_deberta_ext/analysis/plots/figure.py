@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def new_figure(width: float, height: float = 3.8):
-    """Create a figure of this size in inches, without a window and without changing pyplot's state or settings.
+    """Create a figure of the given size in inches. No window is opened, and pyplot's state and settings do not change.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -31,7 +31,7 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: FigurePath) -> Path | list[Path]:
-    """Save a figure to one or several paths, in fonts that have all its letters; missing folders are created."""
+    """Save a figure to one or several paths, with fonts that have all of its characters. Create missing folders."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -53,13 +53,13 @@ def save_figure(figure, path: FigurePath) -> Path | list[Path]:
 
 @functools.cache
 def fonts_for(letters: frozenset[str]) -> list[str]:
-    """Return installed fonts that have letters missing in matplotlib's own font; report letters that no font has."""
+    """Return installed fonts for characters that matplotlib's default font lacks; print characters that no font has."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
-    # Of one name the regular font comes last; others may lack letters.
+    # Fonts of the same name: the regular one comes last and is used, because others may lack characters.
     by_style = sorted(fontManager.ttflist, key=lambda font: font.style == "normal" and font.weight == 400)
-    # Matplotlib's last resort has a box for every letter.
+    # Matplotlib's font "Last Resort" is excluded: it has a box for every character.
     installed = {font.name: font.fname for font in by_style if not font.name.startswith("Last Resort")}
     names = sorted(installed, key=lambda name: (name != "DejaVu Sans", "CJK" not in name, "Sans" not in name, name))
     fonts, missing = [], {*letters}

@@ -31,7 +31,7 @@ def colour_of(value: float) -> str:
 
 
 def bars_html(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
-    """Return bars for (name, value in [0, 1]) rows, with values in the format `form`."""
+    """Return HTML of horizontal bars for (name, value in [0, 1]) rows; `form` is the format of the printed values."""
     cells = []
     for name, value in rows:
         width = 100 * min(max(value, 0), 1)
@@ -53,13 +53,13 @@ def marked_text_html(text: str, marks: Iterable[tuple[int, int, float, str]]) ->
 
 
 def answer_html(prediction: Any) -> str:
-    """Show the labels of a `Prediction` with bars of their probabilities, or the scores of a regression."""
+    """Return HTML with a bar for the probability of each label of a `Prediction`, or with the scores of a regression."""
     form = ".3f" if prediction.is_regression else ".1%"
     return f"<h4>Answer</h4>{bars_html(sorted(prediction.scores, key=lambda score: -score[1]), form)}"
 
 
 def influence_html(prediction: Any, method: str) -> str:
-    """Show the texts of a `Prediction`, with tokens coloured by the field `method` of `TokenInfluence`."""
+    """Return HTML of the texts of a `Prediction`, with tokens coloured by the field `method` of `TokenInfluence`."""
     largest = max((abs(getattr(token, method)) for token in prediction.tokens), default=0) or 1
     marks: list[list] = [[] for _ in prediction.texts]
     for token in prediction.tokens:

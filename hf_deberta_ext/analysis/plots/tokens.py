@@ -76,7 +76,7 @@ def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
 def _draw_texts(
     texts: Mapping[str, Sequence[float]], spelt: Sequence[str], *, form: str, limit: float | None = None, begins: int = 0
 ) -> tuple[Any, Any]:
-    """Draw the tokens once per title, coloured by values in [0, limit], or of both signs without a limit."""
+    """Draw all tokens once for each title, coloured by values in [0, limit]; without `limit`, by values of both signs."""
     labels = readable_tokens(spelt)
     cells = _layout(spelt, labels, begins)
     width = max(24, max(x + size for x, _, size in cells))
@@ -111,7 +111,7 @@ def _draw_texts(
 
 
 def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
-    """Return the cell of each token as (left, row, width), in letters; the token number `begins` starts a new row."""
+    """Return the cell of each token as (left, row, width), in units of a letter. Token `begins` starts a new row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)
