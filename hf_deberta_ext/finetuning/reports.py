@@ -3,7 +3,7 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -47,7 +47,10 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`."""
+    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`.
+
+    `trainer_class` takes the arguments of `TaskTrainer`.
+    """
 
     data: TaskData
     task: EncodedTask
@@ -58,6 +61,7 @@ class PreparedRun:
     args: FineTuningArguments
     checkpoint: str | None
     model: nn.Module | None = None
+    trainer_class: Callable[..., TaskTrainer] = TaskTrainer
 
 
 def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
