@@ -121,14 +121,13 @@ def cached_signals(
     digests = tokenizer_digest(tokenizer), tokenizer_digest(teacher.tokenizer), weights_digest(teacher.source)
     settings = teacher.args.teacher_layer, teacher.order, teacher.max_length, teacher.args.bf16, longest, width, dtype
     folder = folder / json_digest([teacher.source, names, digests, settings, json_digest([texts, ids])])
-    if not folder.exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    projected = {name: folder / f"{name}_directions.npy" for name in names if name in ("embeddings", "hidden")}
+    if not all(file.is_file() for file in projected.values()):
         sample = teacher.run([texts[row] for row in np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int)])
-        folder.mkdir(parents=True)
-        for name in {"embeddings", "hidden"} & {*names}:
-            values = np.concatenate([row[name] for row in sample])
-            if values.shape[1] > width:
-                save(folder / f"{name}_directions.npy", principal_directions(values, width))
-    directions = {name: np.load(file) for name in names if (file := folder / f"{name}_directions.npy").is_file()}
+        for name, file in projected.items():
+            save(file, principal_directions(np.concatenate([row[name] for row in sample]), width))
+    directions = {name: np.load(file) for name, file in projected.items()}
     tokens = not_aligned = 0
     starts = range(0, len(texts), CHUNK)
     for start in tqdm(starts, unit=f" x {CHUNK} rows", desc="teacher", mininterval=10):
@@ -169,7 +168,11 @@ def save(file: Path, array: np.ndarray):
 
 
 def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
-    """Return the `width` principal directions of vectors [n, W], [W, width]; not centred, so that cosines are kept."""
+    """Return the `width` principal directions of vectors [n, W], [W, width], not centred, so that cosines are kept.
+
+    Without wider vectors, it is the identity."""
+    if values.shape[1] <= width:
+        return np.eye(values.shape[1], dtype=np.float32)
     _, vectors = np.linalg.eigh(values.T.astype(np.float64) @ values)
     return vectors[:, : -width - 1 : -1].astype(np.float32)
 
