@@ -103,7 +103,8 @@ def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, i
         kinds = {"regression": "scores", "multi_label_classification": "labels"}
         options["kind"], teacher.order = kinds.get(config.problem_type, "classes"), label_order(teacher.config, config)
     ids, outputs = prepared.task.train["input_ids"][:], Path(args.teacher_outputs or folder / "teacher_outputs")
-    signals = cached_signals(teacher, texts_of(prepared), ids, prepared.tokenizer, config.hidden_size, outputs)
+    with args.main_process_first(local=False, desc="running the teacher"):
+        signals = cached_signals(teacher, texts_of(prepared), ids, prepared.tokenizer, config.hidden_size, outputs)
     return partial(DistillationTrainer, cached=signals, **options)
 
 

@@ -93,7 +93,12 @@ class Teacher:
 
 
 class CachedSignal:
-    """Signal of the training rows in files of `CHUNK` rows: `signal[row]` is [N, W]; `lengths` has N of each row."""
+    """Signal of the training rows in files of `CHUNK` rows: `signal[row]` is [N, W].
+
+    Args:
+        files (`list[Path]`): .npy files, [sum of N, W] of their rows.
+        lengths (`list[int]`): N of each row.
+    """
 
     def __init__(self, files: Sequence[Path], lengths: Sequence[int]):
         self.chunks = [np.load(file, mmap_mode="r") for file in files]
@@ -123,41 +128,53 @@ def cached_signals(
     folder = folder / json_digest([teacher.source, names, digests, settings, json_digest([texts, ids])])
     folder.mkdir(parents=True, exist_ok=True)
     projected = {name: folder / f"{name}_directions.npy" for name in names if name in ("embeddings", "hidden")}
-    if not all(file.is_file() for file in projected.values()):
+    if not all(map(Path.is_file, projected.values())):
         sample = teacher.run([texts[row] for row in np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int)])
         for name, file in projected.items():
             save(file, principal_directions(np.concatenate([row[name] for row in sample]), width))
     directions = {name: np.load(file) for name, file in projected.items()}
-    tokens = not_aligned = 0
+    tokens = missing = 0
     starts = range(0, len(texts), CHUNK)
     for start in tqdm(starts, unit=f" x {CHUNK} rows", desc="teacher", mininterval=10):
         files = {name: folder / f"{name}-{start}.npy" for name in names}
-        if all(file.is_file() for file in files.values()):
+        if all(map(Path.is_file, files.values())):
             continue
-        part = texts[start : start + CHUNK]
-        rows = teacher.run(part)
-        of_tokens = {*names} - teacher.per_row
-        if of_tokens:
-            spans = [encode_spans(tokenizer, part, longest), encode_spans(teacher.tokenizer, part, teacher.max_length)]
-            for row, student, taught, row_ids in zip(rows, *spans, ids[start : start + CHUNK], strict=True):
-                aligned = alignment(student, taught, row_ids, digests[0] == digests[1])
-                tokens, not_aligned = tokens + len(aligned), not_aligned + int((~aligned.any(1)).sum())
-                for name in of_tokens:
-                    row[name] = for_student(row[name], aligned, name == "soft_labels", teacher.is_answer)
+        part = slice(start, start + CHUNK)
+        rows, not_aligned = rows_for_student(teacher, texts[part], ids[part], tokenizer, longest)
+        tokens, missing = tokens + sum(map(len, ids[part])), missing + not_aligned
         found = {name: np.concatenate([row[name] for row in rows]) for name in names}
         found |= {name: found[name] @ matrix for name, matrix in directions.items()}
         arrays = {name: values.astype(dtype) for name, values in found.items()}
-        size = sum(array.nbytes for array in arrays.values()) * len(texts) // len(part)
+        size = sum(array.nbytes for array in arrays.values()) * len(texts) // len(rows)
         if start == 0:
-            print(f"outputs of the teacher: {len(texts):,} rows, about {format_size(size)} in {folder}", flush=True)
+            # Above the progress bar
+            tqdm.write(f"outputs of the teacher: {len(texts):,} rows, about {format_size(size)} in {folder}")
         if size > teacher.args.max_cache_gb * 1e9:
             raise ValueError(f"the outputs need {format_size(size)}: raise --max_cache_gb, or use fewer rows or objectives")
         for name, array in arrays.items():
             save(files[name], array)
-    if tokens:
-        print(f"not aligned with the teacher: {not_aligned:,} of {tokens:,} tokens", flush=True)
+    if tokens and not teacher.per_row.issuperset(names):
+        print(f"not aligned with the teacher: {missing:,} of {tokens:,} tokens", flush=True)
     lengths = {name: [1] * len(ids) if name in teacher.per_row else [*map(len, ids)] for name in names}
     return {name: CachedSignal([folder / f"{name}-{start}.npy" for start in starts], lengths[name]) for name in names}
+
+
+def rows_for_student(
+    teacher: Teacher, texts: Texts, ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, longest: int
+) -> tuple[list[dict[str, np.ndarray]], int]:
+    """Return the teacher's signals of rows for the tokens of the student, and the number of tokens that are not aligned."""
+    rows, missing = teacher.run(texts), 0
+    of_tokens = {*teacher.names} - teacher.per_row
+    if not of_tokens:
+        return rows, 0
+    is_same = tokenizer_digest(tokenizer) == tokenizer_digest(teacher.tokenizer)
+    sides = encode_spans(tokenizer, texts, longest), encode_spans(teacher.tokenizer, texts, teacher.max_length)
+    for row, student, taught, row_ids in zip(rows, *sides, ids, strict=True):
+        aligned = alignment(student, taught, row_ids, is_same)
+        missing += int((~aligned.any(1)).sum())
+        for name in of_tokens:
+            row[name] = for_student(row[name], aligned, name == "soft_labels", teacher.is_answer)
+    return rows, missing
 
 
 def save(file: Path, array: np.ndarray):
