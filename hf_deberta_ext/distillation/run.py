@@ -15,6 +15,7 @@ from transformers import AutoModel, PretrainedConfig
 
 from ..analysis.results import markdown_table, measured_metrics, shown_metric
 from ..checkpoints.files import read_json
+from ..data.columns import cells
 from ..files import replace_text
 from ..finetuning.arguments import ModelArguments, parse
 from ..finetuning.input_lengths import longest_row
@@ -31,7 +32,7 @@ from .alignment import encode_spans
 from .arguments import DistillationArguments
 from .objectives import OBJECTIVES
 from .teacher import Teacher, cached_signals
-from .text import TextArguments, TextData, head_of, similarity
+from .text import TextArguments, TextData, similarity
 from .trainer import DistillationTrainer
 
 __all__ = ["distil", "keep_layers", "main"]
@@ -60,7 +61,7 @@ def distil(
     if not args.objectives or (of_text and args.soft_labels_weight):
         needed = [f"--{name}_weight" for name in OBJECTIVES if not of_text or name != "soft_labels"]
         raise ValueError(f"expected at least one of {', '.join(needed)} above 0, and of text --soft_labels_weight 0")
-    auto_class = head_of(data_args)[0] if of_text else task.read.auto_class
+    auto_class = data_args.auto_class if of_text else task.read.auto_class
     model_args = initial_student(model_args, args, auto_class, folder / "initial")
     own = dict(token=model_args.token, cache_dir=model_args.cache_dir, trust_remote_code=model_args.trust_remote_code)
     taught = ModelArguments(model_name_or_path=args.teacher, **own)
@@ -112,7 +113,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
     """Return the text or pair of each training row."""
     data, rows = prepared.data, prepared.task.train
     if isinstance(data, TextData):
-        return data.texts()
+        return [(text,) for text in cells(data.train, "text")]
     if data.pipeline == "token-classification":
         return [(" ".join(data.sets["train"][number].words),) for number in rows["sentence"]]
     if data.pipeline == "question-answering":
@@ -179,11 +180,11 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
     part.output_dir, part.do_train, part.seeds, part.resume_from_checkpoint = str(folder), False, [], None
     if task.read is not TextData:
         return train_and_report(prepare(task.read, copy.deepcopy(data_args), taught, part, flags))
-    texts, scores = TextData(data_args).scored()
+    data = TextData(data_args)
     part.embeddings_weight, part.hidden_weight, part.relations_weight = 1.0, 0.0, 0.0
-    rows = Teacher(taught, part, AutoModel, "encoder", data_args.max_seq_length or 512).run([(text,) for text in texts])
+    rows = Teacher(taught, part, AutoModel, "encoder", data_args.max_seq_length or 512).run([(text,) for text in data.pairs])
     vectors = np.concatenate([row["embeddings"] for row in rows])
-    metrics = {f"eval_{name}": value for name, value in similarity(vectors, scores).items()}
+    metrics = {f"eval_{name}": value for name, value in similarity(vectors, data.scores).items()}
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / "all_results.json", json.dumps(metrics, indent=4) + "\n")
     return metrics
