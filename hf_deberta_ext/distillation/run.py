@@ -16,7 +16,7 @@ from transformers import AutoModel, PretrainedConfig
 from ..analysis.results import markdown_table, measured_metrics, shown_metric
 from ..checkpoints.files import read_json
 from ..data.columns import cells
-from ..files import replace_text
+from ..files import replace_text, shown_source
 from ..finetuning.arguments import ModelArguments, parse
 from ..finetuning.input_lengths import longest_row
 from ..finetuning.loop import prepare, train_and_report
@@ -62,7 +62,8 @@ def distil(
         needed = [f"--{name}_weight" for name in OBJECTIVES if not of_text or name != "soft_labels"]
         raise ValueError(f"expected at least one of {', '.join(needed)} above 0, and of text --soft_labels_weight 0")
     auto_class = data_args.auto_class if of_text else task.read.auto_class
-    model_args = initial_student(model_args, args, auto_class, folder / "initial")
+    with args.main_process_first(local=False, desc="creating the student"):
+        model_args = initial_student(model_args, args, auto_class, folder / "initial")
     own = dict(token=model_args.token, cache_dir=model_args.cache_dir, trust_remote_code=model_args.trust_remote_code)
     taught = ModelArguments(model_name_or_path=args.teacher, **own)
     results: dict[str, Any] = {}
@@ -77,12 +78,16 @@ def distil(
         if args.resume_from_checkpoint is not None:
             part.resume_from_checkpoint = "auto"
         prepared = prepare(task.read, copy.deepcopy(data_args), copy.deepcopy(model_args), part, flags)
-        trainer_class = trainer_of(prepared, taught, folder, is_taught=name == "student")
-        results[name] = train_and_report(replace(prepared, trainer_class=trainer_class))
+        trainer_class, rows = trainer_of(prepared, taught, folder, is_taught=name == "student"), {}
+        if name == "student":
+            rows = {"teacher": shown_source(args.teacher), "label weight": args.label_weight}
+            rows |= {OBJECTIVES[name].title: f"weight {weight:g}" for name, weight in args.objectives.items()}
+        results[name] = train_and_report(replace(prepared, trainer_class=trainer_class, card_rows=rows))
     table = comparison_table(results)
-    replace_text(folder / "comparison.json", json.dumps(results, indent=2) + "\n")
-    replace_text(folder / "comparison.md", table + "\n")
-    print(f"\n{table}", flush=True)
+    if args.should_save:
+        replace_text(folder / "comparison.json", json.dumps(results, indent=2) + "\n")
+        replace_text(folder / "comparison.md", table + "\n")
+        print(f"\n{table}", flush=True)
     return results
 
 
@@ -185,8 +190,9 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
     rows = Teacher(taught, part, AutoModel, "encoder", data_args.max_seq_length or 512).run([(text,) for text in data.pairs])
     vectors = np.concatenate([row["embeddings"] for row in rows])
     metrics = {f"eval_{name}": value for name, value in similarity(vectors, data.scores).items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / "all_results.json", json.dumps(metrics, indent=4) + "\n")
+    if args.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / "all_results.json", json.dumps(metrics, indent=4) + "\n")
     return metrics
 
 

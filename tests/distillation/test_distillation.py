@@ -79,6 +79,8 @@ def test_a_student_learns_from_a_teacher_of_another_family_tokenizer_and_width(t
     assert [*results] == ["teacher", "student", "without_teacher"]
     assert json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8")) == results
     assert "| without teacher |" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    cards = [(tmp_path / part / "README.md").read_text(encoding="utf-8") for part in ("student", "without_teacher")]
+    assert f"| teacher | {Path(given['teacher']).name} |" in cards[0] and "| teacher |" not in cards[1]
     names = ["hidden", "relations", "labels", "embeddings" if task == "text" else "soft_labels"]
     for name in names:
         found = losses(tmp_path / "student", name)
