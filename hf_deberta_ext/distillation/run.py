@@ -120,7 +120,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
     if isinstance(data, TextData):
         return [(text,) for text in cells(data.train, "text")]
     if data.pipeline == "token-classification":
-        return [(" ".join(data.sets["train"][number].words),) for number in rows["sentence"]]
+        return [(" ".join(data.sets["train"][number].words),) for number in rows["sentence"][:]]
     if data.pipeline == "question-answering":
         pairs = [(question.question.strip(), question.context) for question in data.sets["train"]]
         spans = encode_spans(prepared.tokenizer, pairs, longest_row(rows))

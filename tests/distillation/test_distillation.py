@@ -162,6 +162,23 @@ def test_no_gradient_reaches_the_teacher(made, tmp_path, monkeypatch):
         CachedSignal([file], [1] * 40)[0][:] = 0
 
 
+def test_embeddings_of_a_sentence_transformer_are_its_own(made, tmp_path):
+    """Here [CLS], not the mean."""
+    library = pytest.importorskip("sentence_transformers")
+    files, teachers_, student = made
+    # A folder without modules.json gets mean pooling.
+    model = library.SentenceTransformer(teachers_["classification", "bert"], device="cpu")
+    model[1] = type(model[1])(48, "cls")
+    model.save(str(tmp_path / "teacher"))
+    given = dict(teacher=tmp_path / "teacher", model_name_or_path=student, without_teacher="false", do_eval="false")
+    distil("text", files, tmp_path / "run", **given, cache_dtype="float32")
+    [file] = tmp_path.rglob("embeddings-0.npy")
+    expected = model.encode(Path(files["text"]["train_file"]).read_text(encoding="utf-8").splitlines())
+    # 48 numbers of the teacher on 32 principal directions
+    expected = expected @ np.load(file.with_name("embeddings_directions.npy"))
+    np.testing.assert_allclose(np.load(file), expected, atol=1e-5)
+
+
 def test_a_student_of_layers_of_the_teacher_or_of_a_preset(made, tmp_path, monkeypatch):
     files, teachers_, _ = made
     source = teachers_["classification", "bert"]
