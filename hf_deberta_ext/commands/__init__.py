@@ -24,7 +24,7 @@ from ..training.user_errors import ExitOnUserError
 __all__ = ["COMMANDS", "PROGRAM", "command_parser", "main"]
 
 PROGRAM = "deberta-ext"
-COMMANDS = ("finetune", "predict", "pretrain", "prepare", "convert", "info", "card", "push", "explain", "eval", "demo")
+COMMANDS = (*"finetune distill predict pretrain prepare convert info card push explain eval demo".split(),)
 # RuntimeError: weights that do not fit, a truncated .bin file, out of memory.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, SafetensorError)
 # First command of each group -> heading of the group.
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     overview = ["DeBERTa v1, v2, v3 and mDeBERTa for transformers. COMMAND --help shows arguments and examples."]
     usage = f"{PROGRAM} [-h] [--version] [--debug] COMMAND ..."
     parser = CommandParser(f"{PROGRAM} finetune --help", prog=PROGRAM, usage=usage, epilog=None)
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    # Shown by the usage line: the help must fit in a screen of 24 lines.
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help=argparse.SUPPRESS)
     # Shown by the help of each command.
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM, help=argparse.SUPPRESS)

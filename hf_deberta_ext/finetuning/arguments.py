@@ -187,12 +187,18 @@ class FineTuningArguments(RunArguments, SiftArguments):
 
 
 def parse(
-    argv: Sequence[str] | None, data_arguments: type[DataArguments], *, description: str, program: str = "%(prog)s"
+    argv: Sequence[str] | None,
+    data_arguments: type[DataArguments],
+    *,
+    description: str,
+    program: str = "%(prog)s",
+    arguments: type[FineTuningArguments] = FineTuningArguments,
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
     """Parse a command line of flags, or of one .json or .yaml file that contains them; see `parse_flags`.
 
     Returns:
-        Data flags (a `data_arguments`), model flags, training flags, and the values set by the command line by flag name.
+        Data flags (a `data_arguments`), model flags, training flags (an `arguments`), and the values set by the command line
+        by flag name.
     """
 
     def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str | None]:
@@ -202,7 +208,7 @@ def parse(
         settings = recipe_arguments(name, task, flags, processes=processes, device=device)
         return settings, recipe_table(name, task, settings, flags)
 
-    groups = (data_arguments, ModelArguments, FineTuningArguments)
+    groups = (data_arguments, ModelArguments, arguments)
     usage = f"{program} --model_name_or_path MODEL --output_dir FOLDER --do_train --do_eval ... (--help shows the flags)"
     (data_args, model_args, args), flags = parse_flags(groups, argv, description=description, usage=usage, recipe=recipe)
     return data_args, model_args, args, flags

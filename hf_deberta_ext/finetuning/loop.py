@@ -40,7 +40,7 @@ from .reports import (
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .tasks import Task, load_task
-from .trainer import TaskTrainer, check_arguments, check_losses, set_prefix
+from .trainer import check_arguments, check_losses, set_prefix
 
 __all__ = ["fine_tune", "main", "prepare", "train_and_report"]
 
@@ -238,7 +238,7 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
         if not names:
             return metrics
     model = prepared.model or build_model(prepared, args.seed)
-    trainer = TaskTrainer(model, args, task=prepared.task, processing_class=prepared.tokenizer)
+    trainer = prepared.trainer_class(model, args, task=prepared.task, processing_class=prepared.tokenizer)
     trainer.flags = repeated_arguments((prepared.data_args, prepared.model_args), args)
     if is_done:
         trainer.restore(folder)

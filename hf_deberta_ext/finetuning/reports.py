@@ -3,8 +3,8 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`."""
+    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`.
+
+    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are more rows of the training table in the card.
+    """
 
     data: TaskData
     task: EncodedTask
@@ -58,6 +61,8 @@ class PreparedRun:
     args: FineTuningArguments
     checkpoint: str | None
     model: nn.Module | None = None
+    trainer_class: Callable[..., TaskTrainer] = TaskTrainer
+    card_rows: Mapping[str, Any] = field(default_factory=dict)
 
 
 def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
@@ -246,6 +251,7 @@ def training_facts(
         training["epochs"] = results.get("epoch", args.num_train_epochs)
     if args.sift_weight:
         training["SiFT"] = f"weight {args.sift_weight:g}, {args.sift_preset}"
+    training |= prepared.card_rows
     if model_args.lora:
         training["LoRA"] = f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}"
     if not args.seeds:

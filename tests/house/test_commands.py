@@ -92,7 +92,7 @@ def test_help_shows_the_commands_by_groups_in_one_screen(capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_without_its_arguments_says_what_to_give_with_an_example(name, capsys):
     first = importlib.import_module(f"hf_deberta_ext.commands.{name}").EXAMPLE.strip().splitlines()[0]
-    words = {"finetune": ["glue"], "pretrain": ["mlm"]}.get(name, [])
+    words = {"finetune": ["glue"], "distill": ["text"], "pretrain": ["mlm"]}.get(name, [])
     for given in ([name], [name, *words]):
         assert main(given) == 2
         printed = capsys.readouterr().err

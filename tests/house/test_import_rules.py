@@ -39,14 +39,15 @@ ALLOWED = {
     "analysis": {"tokenization"},
     # The command line is on top, as the examples are: it imports public names of all rooms.
     "commands": {
-        "", "analysis", "conversion", "data", "demo", "finetuning", "native", "pretraining", "publishing", "tokenization",
-        "training",
+        "", "analysis", "conversion", "data", "demo", "distillation", "finetuning", "native", "pretraining", "publishing",
+        "tokenization", "training",
     },
     "checkpoints": set(),
     "conversion": {"tokenization"},
     "data": set(),
     "files": set(),
     "demo": {"analysis", "tokenization"},
+    "distillation": {"analysis", "data", "finetuning", "pretraining", "training"},
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
     "heads": set(),

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Align the tokens of two tokenizers by the characters that they stand for.
+
+A text is divided where both tokenizers have a token border, and the tokens between two such borders are aligned with one
+another: of "un|believ|able" and "unbeliev|able", both tokens of "unbeliev" with that of the other side. [CLS] is aligned
+with [CLS]. Other special tokens, and tokens beyond the end of a side that is truncated earlier, are not aligned.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Spans", "align", "encode_spans"]
+
+
+class Spans(NamedTuple):
+    """Token ids [N] of an input, and the start and end of each token [N, 2] in its texts joined together, without white
+    space around the token; (0, 0) for special tokens."""
+
+    ids: list[int]
+    places: np.ndarray
+
+
+def encode_spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], max_length: int) -> list[Spans]:
+    """Tokenise texts or pairs with a fast tokenizer, truncated to `max_length` tokens."""
+    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=max_length)
+    rows = []
+    for text, encoding in zip(texts, encoded.encodings, strict=True):
+        places = np.zeros((len(encoding.ids), 2), dtype=int)
+        for token, (part, (start, end)) in enumerate(zip(encoding.sequence_ids, encoding.offsets, strict=True)):
+            if part is None:
+                continue
+            piece, offset = text[part][start:end], len(text[0]) * part
+            if piece.strip():
+                places[token] = offset + start + len(piece) - len(piece.lstrip()), offset + start + len(piece.rstrip())
+        rows.append(Spans(encoding.ids, places))
+    return rows
+
+
+def align(student: Spans, teacher: Spans) -> np.ndarray:
+    """Return which tokens are aligned, [N of the student, N of the teacher] bool."""
+    cuts = np.intersect1d(borders(student.places), borders(teacher.places))
+    segments = []
+    for side in (student, teacher):
+        segment = np.searchsorted(cuts, side.places[:, 0], side="right")
+        # Before the first and after the last common border, and special tokens
+        segments.append(np.where((segment == len(cuts)) | ~side.places.any(1), 0, segment))
+    aligned = (segments[0][:, None] == segments[1]) & (segments[0] > 0)[:, None]
+    aligned[0, 0] |= not student.places[0].any() and not teacher.places[0].any()
+    return aligned
+
+
+def borders(places: np.ndarray) -> np.ndarray:
+    """Return the starts and ends of tokens [N, 2] that are not inside of a token: bytes of a character share its place."""
+    ends = np.unique(places[places.any(1)])
+    return ends[~((places[:, :1] < ends) & (ends < places[:, 1:])).any(0)]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unlabelled texts as the data of a distillation, evaluated by the similarity of pairs with scores."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoModel, AutoModelForMaskedLM, DataCollatorWithPadding
+
+from ..data.columns import as_numbers, cells, check_columns, first
+from ..data.files import FLAGS
+from ..finetuning.arguments import DataArguments
+from ..finetuning.input_lengths import longest_input
+from ..finetuning.metrics import pearson, spearman
+from ..finetuning.task import EncodedTask, EvaluationSet, TaskData
+from ..finetuning.tasks.text_classification import tokenise_texts
+from ..pretraining.corpus import load_corpus
+from ..training.flags import option
+
+__all__ = ["TextArguments", "TextData", "similarity"]
+
+
+@dataclass
+class TextArguments(DataArguments):
+    """Flags of unlabelled text."""
+
+    train_file: list[str] = option(list, "texts: lines of .txt, or rows of csv, tsv, json, jsonl, parquet; also folders")
+    validation_file: list[str] = option(list, "pairs of texts with a score of their similarity")
+    text_column: str = option("text", "column of the texts to train on")
+    pair_columns: list[str] = option(list, "two columns of the pairs; default: sentence1 sentence2")
+    label_column: str = option("label", "column of the scores")
+    masked_share: float = option(0.0, "share of the rows that predict masked words, and are not compared with the teacher")
+    masking_rate: float = option(0.15, "share of their tokens to mask, as whole words")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.masked_share < 1:
+            raise ValueError(f"--masked_share must be at least 0 and below 1, got {self.masked_share:g}")
+        if len(self.pair_columns) not in (0, 2):
+            raise ValueError(f"--pair_columns must be two columns, got {' '.join(self.pair_columns)}")
+
+    @property
+    def auto_class(self) -> Any:
+        """Auto class of the student: a masked language model if words are masked."""
+        return AutoModelForMaskedLM if self.masked_share else AutoModel
+
+
+class TextData(TaskData):
+    """Texts to train on, and pairs with scores to evaluate mean pooled embeddings on; see `TaskData`."""
+
+    name = "text"
+
+    def __init__(self, data_args: TextArguments, hub: Any = None):
+        self.data_args, self.auto_class = data_args, data_args.auto_class
+        self.pipeline = "fill-mask" if data_args.masked_share else "encoder"
+        texts = load_corpus(data_args.train_file, documents="line", text_column=data_args.text_column)
+        self.train = first(texts, data_args.max_train_samples)
+        self.dataset, self.num_train = ", ".join(Path(file).name for file in data_args.train_file), len(self.train)
+        self.pairs, self.scores = [], np.zeros(0)
+        if data_args.validation_file:
+            columns, label = data_args.pair_columns or ["sentence1", "sentence2"], data_args.label_column
+            rows = data_args.read(data_args.validation_file, FLAGS["validation"])
+            check_columns(rows, [*columns, label], source=FLAGS["validation"], flag="--pair_columns, --label_column")
+            rows = first(as_numbers(rows, label), data_args.max_eval_samples)
+            # All first texts, then all second texts
+            self.pairs = [text for column in columns for text in cells(rows, column)]
+            self.scores = np.array(cells(rows, label), dtype=np.float64)
+        self.num_evaluation = len(self.scores)
+
+    def config_fields(self) -> dict[str, Any]:
+        return {}
+
+    def encode(self, tokenizer, config) -> EncodedTask:
+        length = longest_input(tokenizer, config, self.data_args.max_seq_length, 128)
+        options, sets = dict(tokenizer=tokenizer, columns=["text"], length=length), {}
+        sets["train"] = self.data_args.tokenise(self.train, tokenise_texts, "train", **options).remove_columns("cut")
+        if self.pairs:
+            rows = Dataset.from_dict({"text": self.pairs})
+            rows = self.data_args.tokenise(rows, tokenise_texts, "validation", **options).remove_columns("cut")
+
+            def metrics(embeddings: np.ndarray, labels: Any) -> dict[str, float]:
+                return similarity(embeddings, self.scores)
+
+            sets["validation"] = EvaluationSet(rows, metrics, lambda *_: [], len(self.scores))
+        return EncodedTask.of_splits(sets, DataCollatorWithPadding(tokenizer, **self.data_args.padding(length)), "spearmanr")
+
+
+def similarity(embeddings: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Return the correlations of scores [n] with the cosines of the embeddings i and n + i of [2 n, d]."""
+    embeddings = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
+    cosines = (embeddings[: len(scores)] * embeddings[len(scores) :]).sum(-1)
+    return {"pearson": pearson(cosines, scores), "spearmanr": spearman(cosines, scores)}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DistillationTrainer`: train a student on labels and on the signals of a teacher."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from ..finetuning.task import EncodedTask
+from ..finetuning.trainer import TaskTrainer
+from ..pretraining.dynamic_masking import EpochCallback, MaskingCollator, NumberedExamples
+from ..training.distributed import spread_seed
+from .arguments import DistillationArguments
+from .objectives import OBJECTIVES, attention_recorded, signals
+from .teacher import CachedSignal
+
+__all__ = ["DistillationCollator", "DistillationTrainer"]
+
+COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions"}
+
+
+class DistillationCollator:
+    """Collate rows with a task's `collator`; add the teacher's signals "teacher_NAME" [B, N, W] to training rows.
+
+    With `masking`, a `masked_share` of the rows of a batch (at least one) predict masked words. They are not compared with
+    the teacher, which has read all words.
+    """
+
+    def __init__(
+        self, collator: Any, cached: Mapping[str, CachedSignal], masking: MaskingCollator | None, masked_share: float
+    ):
+        self.collator, self.cached, self.masking, self.masked_share = collator, cached, masking, masked_share
+        # Compared when a run is resumed
+        self.options = masked_share, masking and masking.options
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
+        if "example" not in features[0]:
+            return batch
+        for name, signal in self.cached.items():
+            rows = [torch.from_numpy(signal[row["example"]].astype(np.float32)) for row in features]
+            batch[f"teacher_{name}"] = pad_sequence(rows, batch_first=True, padding_value=math.nan)
+        if self.masking is not None:
+            draws = [spread_seed(self.masking.seed, row["epoch"], row["example"], 1) for row in features]
+            self.mask(batch, features, np.argsort(draws)[: max(1, round(self.masked_share * len(draws)))])
+        return batch
+
+    def mask(self, batch: dict[str, torch.Tensor], features: Sequence[Mapping[str, Any]], rows: np.ndarray):
+        """Mask the words of some rows of a batch, and add "labels"; the teacher's signals of these rows become NaN."""
+        masked = self.masking([features[row] for row in rows])
+        batch["labels"] = torch.full_like(batch["input_ids"], -100)
+        for place, row in enumerate(rows):
+            length = int(masked["attention_mask"][place].sum())
+            batch["input_ids"][row, :length] = masked["input_ids"][place, :length]
+            batch["labels"][row, :length] = masked["labels"][place, :length]
+        for name in self.cached:
+            batch[f"teacher_{name}"][rows] = math.nan
+
+
+class DistillationTrainer(TaskTrainer):
+    """`TaskTrainer` with the loss label_weight * L_labels + sum of weight_o * L_o(student, teacher) over the objectives o.
+
+    Logs the mean of each loss ("labels_loss", "soft_labels_loss", ...). Without `cached`, the loss is that of the labels.
+
+    Args:
+        cached (`dict[str, CachedSignal]`): signals for the rows of `task.train`, as `cached_signals` returns them.
+        kind (`str`): kind of the soft labels, see `soft_label_loss`.
+        embeds (`bool`): predict mean pooled embeddings [rows, d] in evaluations.
+        masking, masked_share: see `DistillationCollator`.
+    """
+
+    args: DistillationArguments
+    uniform_loss = None
+
+    def __init__(
+        self, model, args: DistillationArguments, *, task: EncodedTask, cached: Mapping[str, CachedSignal],
+        kind: str = "classes", embeds: bool = False, masking: MaskingCollator | None = None, masked_share: float = 0.0,
+        **kwargs,
+    ):  # fmt: skip
+        self.kind, self.embeds, self.losses = kind, embeds, {}
+        collator, train = DistillationCollator(task.collator, cached, masking, masked_share), task.train
+        if train is not None:
+            train = NumberedExamples(train)
+        super().__init__(model, args, task=replace(task, train=train, collator=collator), **kwargs)
+        self.add_callback(EpochCallback())
+        if hasattr(model, "set_unpadding") and "relations" in cached:
+            # Recorded projections must be [B, N, W].
+            model.set_unpadding(False)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.get("labels")
+        if self.embeds and labels is not None and self.model.config.model_type == "deberta-ext":
+            # Logits of words that are not masked would take as long as the rest of the model.
+            inputs["masked_only"] = True
+        names = [name for name in self.args.objectives if f"teacher_{name}" in inputs]
+        if not names:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        weight, losses = inputs.pop("weight", 1.0), {}
+        targets = {name: inputs.pop(f"teacher_{name}") for name in names}
+        inputs["output_hidden_states"] = True
+        with attention_recorded(self.accelerator.unwrap_model(model), -1, names) as attention:
+            if labels is None and "start_positions" not in inputs:
+                outputs = model(**inputs)
+            else:
+                losses["labels"], outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        options: dict[str, dict[str, Any]] = {"relations": dict(heads=self.args.relation_heads)}
+        options["soft_labels"] = dict(kind=self.kind, T=self.args.temperature)
+        for name, student in signals(names, outputs, inputs["attention_mask"], attention).items():
+            target = targets[name]
+            student = student[:, : target.shape[1]].float()
+            if name == "soft_labels" and labels is not None and target.shape[1] > 1:
+                # The teacher's logits are only trained at the tokens that have labels.
+                target = target.masked_fill((labels == -100)[:, : target.shape[1], None], math.nan)
+            losses[name] = student.sum() * 0
+            if not target.isnan().any(-1).all():
+                losses[name] = OBJECTIVES[name].loss(student, target, **options.get(name, {}))
+        for name, loss in losses.items():
+            self.losses.setdefault(name, []).append(loss.detach())
+        weights = {"labels": self.args.label_weight, **self.args.objectives}
+        total = weight * sum(weights[name] * loss for name, loss in losses.items())
+        return (total, outputs) if return_outputs else total
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Return embeddings instead of logits if `embeds`."""
+        if not self.embeds:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            states = self.accelerator.unwrap_model(model).base_model(**inputs).last_hidden_state
+        found = signals(["embeddings"], {"hidden_states": [states.float()]}, inputs["attention_mask"], {})
+        return None, found["embeddings"][:, 0], None
+
+    def log(self, logs: dict[str, float], *args, **kwargs):
+        if "loss" in logs:
+            for name, losses in self.losses.items():
+                logs[f"{name}_loss"] = float(self.accelerator.reduce(torch.stack(losses).mean(), "mean"))
+            self.losses.clear()
+        super().log(logs, *args, **kwargs)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of `deberta-ext distill`: every task, caches, exact resume, comparison and refused flags."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from distilled import SECOND, save_model, write_data
+from safetensors.torch import load_file
+from scripts import command_line
+
+from hf_deberta_ext.distillation import teacher as teachers
+from hf_deberta_ext.distillation.run import keep_layers, label_order, main
+from hf_deberta_ext.distillation.teacher import CachedSignal, Teacher, principal_directions
+
+for package in ("accelerate", "datasets"):
+    pytest.importorskip(package)
+
+AUTO = {
+    "text": "AutoModelForMaskedLM",
+    "classification": "AutoModelForSequenceClassification",
+    "ner": "AutoModelForTokenClassification",
+    "qa": "AutoModelForQuestionAnswering",
+}
+# In the other order than the labels of the data
+LABELS = {"classification": ("good", "bad"), "ner": ("B-X", "O")}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the flags of the data by task, teachers by task and family, and a student."""
+    folder = tmp_path_factory.mktemp("made")
+    teachers = {}
+    for task, auto in AUTO.items():
+        names = LABELS.get(task, ("LABEL_0", "LABEL_1"))
+        labels = dict(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})
+        teachers[task, "bert"] = save_model(folder / f"{task}-bert", auto, SECOND, "bert", hidden_size=48, **labels)
+        teachers[task, "ours"] = save_model(folder / f"{task}-ours", auto, seed=1, **labels)
+    return write_data(folder), teachers, save_model(folder / "student", AUTO["text"], seed=2, num_hidden_layers=2)
+
+
+def distil(task, files, folder, **given):
+    flags = dict(
+        output_dir=folder, max_steps=6, per_device_train_batch_size=8, learning_rate=1e-3, report_to="none",
+        disable_tqdm="true", logging_steps=1, save_strategy="no", do_train="true", do_eval="true", max_seq_length=32,
+    )  # fmt: skip
+    if task == "text":
+        flags |= dict(soft_labels_weight=0, embeddings_weight=1)
+    if task == "qa":
+        flags["doc_stride"] = 8
+    return main(task, command_line(flags | files[task] | given))
+
+
+def losses(folder, name):
+    history = json.loads(Path(folder, "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    return [entry[f"{name}_loss"] for entry in history if f"{name}_loss" in entry]
+
+
+def equal_weights(*folders):
+    first, second = (load_file(Path(folder, "model.safetensors")) for folder in folders)
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("task", AUTO)
+def test_a_student_learns_from_a_teacher_of_another_family_tokenizer_and_width(task, made, tmp_path, capsys):
+    files, teachers, student = made
+    # The labels of the data and the answers of a random teacher differ.
+    weights = {"hidden_weight": 1, "relations_weight": 1, "label_weight": 0.01}
+    given = dict(teacher=teachers[task, "bert"], model_name_or_path=student, max_steps=30, learning_rate=3e-3)
+    weights |= {"masked_share": 0.25} if task == "text" else {"soft_labels_weight": 5}
+    results = distil(task, files, tmp_path, **given, **weights, logging_steps=10)
+    said = capsys.readouterr().out
+    assert "outputs of the teacher: 40 rows, about" in said and "not aligned with the teacher: " in said
+    assert [*results] == ["teacher", "student", "without_teacher"]
+    assert json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8")) == results
+    assert "| without teacher |" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    cards = [(tmp_path / part / "README.md").read_text(encoding="utf-8") for part in ("student", "without_teacher")]
+    assert f"| teacher | {Path(given['teacher']).name} |" in cards[0] and "| teacher |" not in cards[1]
+    names = ["hidden", "relations", "labels", "embeddings" if task == "text" else "soft_labels"]
+    for name in names:
+        found = losses(tmp_path / "student", name)
+        assert len(found) == 3 and all(map(math.isfinite, found))
+        if name != "labels":
+            assert found[-1] < found[0], name
+    assert not losses(tmp_path / "without_teacher", names[-1])
+    assert not equal_weights(tmp_path / "student", tmp_path / "without_teacher")
+
+
+@pytest.mark.parametrize("task", AUTO)
+def test_a_student_that_is_the_teacher_has_no_loss(task, made, tmp_path):
+    files, teachers, _ = made
+    source = teachers[task, "ours"]
+    objectives = dict(label_weight=0, hidden_weight=1, relations_weight=1, learning_rate=0, cache_dtype="float32")
+    plain = "hidden_dropout_prob=0,attention_probs_dropout_prob=0,cls_dropout=0"
+    given = dict(teacher=source, model_name_or_path=source, config_overrides=plain, without_teacher="false", max_steps=2)
+    distil(task, files, tmp_path, **given, **objectives)
+    for name in ("hidden", "relations", "embeddings" if task == "text" else "soft_labels"):
+        assert max(map(abs, losses(tmp_path / "student", name))) < 1e-5, name
+
+
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(made, tmp_path, monkeypatch):
+    files, teachers, student = made
+    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, masked_share=0.25, without_teacher="false")
+    given |= dict(save_strategy="steps", save_steps=2, hidden_weight=1, gradient_accumulation_steps=2, max_steps=8)
+    distil("text", files, tmp_path / "whole", **given)
+    distil("text", files, tmp_path / "run", **given)
+    for entry in (tmp_path / "run" / "student").iterdir():
+        # As if stopped after step 4, in the second epoch.
+        if entry.name in ("checkpoint-6", "checkpoint-8"):
+            shutil.rmtree(entry)
+        elif entry.is_file() and entry.name != "run_arguments.json":
+            entry.unlink()
+    monkeypatch.setattr(Teacher, "run", lambda *_: pytest.fail("the outputs are already on disk"))
+    distil("text", files, tmp_path / "run", **given, resume_from_checkpoint="last")
+    assert equal_weights(tmp_path / "whole" / "student", tmp_path / "run" / "student")
+    for name in ("labels", "embeddings", "hidden"):
+        assert losses(tmp_path / "whole" / "student", name) == losses(tmp_path / "run" / "student", name)
+
+
+def test_the_teacher_runs_once_for_each_chunk_of_rows_and_does_not_change(made, tmp_path, monkeypatch):
+    files, teachers_, student = made
+    monkeypatch.setattr(teachers, "CHUNK", 16)
+    run, calls = Teacher.run, []
+    monkeypatch.setattr(Teacher, "run", lambda self, texts: calls.append(len(texts)) or run(self, texts))
+    source = Path(teachers_["classification", "bert"])
+    before = (source / "model.safetensors").read_bytes()
+    given = dict(teacher=source, model_name_or_path=student, hidden_weight=1, without_teacher="false", do_eval="false")
+    given["teacher_outputs"] = tmp_path / "outputs"
+    distil("classification", files, tmp_path / "first", **given)
+    # A sample for the principal directions of 48-wide states, and three chunks
+    assert calls == [40, 16, 16, 8]
+    distil("classification", files, tmp_path / "second", **given)
+    assert calls == [40, 16, 16, 8] and equal_weights(tmp_path / "first" / "student", tmp_path / "second" / "student")
+    next((tmp_path / "outputs").rglob("hidden-16.npy")).unlink()
+    distil("classification", files, tmp_path / "third", **given)
+    assert calls == [40, 16, 16, 8, 16] and equal_weights(tmp_path / "first" / "student", tmp_path / "third" / "student")
+    distil("classification", files, tmp_path / "fourth", **given, teacher_layer=-2)
+    assert len(calls) == 9
+    assert (source / "model.safetensors").read_bytes() == before
+
+
+def test_no_gradient_reaches_the_teacher(made, tmp_path, monkeypatch):
+    files, teachers_, student = made
+    kept, build = [], Teacher.__init__
+
+    def keep(self, *args):
+        build(self, *args)
+        kept.append(self)
+
+    monkeypatch.setattr(Teacher, "__init__", keep)
+    given = dict(teacher=teachers_["ner", "bert"], model_name_or_path=student, hidden_weight=1, do_eval="false")
+    distil("ner", files, tmp_path, **given, without_teacher="false")
+    [teacher] = kept
+    assert all(weight.grad is None for weight in teacher.model.parameters()) and not teacher.model.training
+    [file] = tmp_path.rglob("hidden-0.npy")
+    with pytest.raises(ValueError, match="read-only"):
+        CachedSignal([file], [1] * 40)[0][:] = 0
+
+
+def test_embeddings_of_a_sentence_transformer_are_its_own(made, tmp_path):
+    """Here [CLS], not the mean."""
+    library = pytest.importorskip("sentence_transformers")
+    files, teachers_, student = made
+    # A folder without modules.json gets mean pooling.
+    model = library.SentenceTransformer(teachers_["classification", "bert"], device="cpu")
+    model[1] = type(model[1])(48, "cls")
+    model.save(str(tmp_path / "teacher"))
+    given = dict(teacher=tmp_path / "teacher", model_name_or_path=student, without_teacher="false", do_eval="false")
+    distil("text", files, tmp_path / "run", **given, cache_dtype="float32")
+    [file] = tmp_path.rglob("embeddings-0.npy")
+    expected = model.encode(Path(files["text"]["train_file"]).read_text(encoding="utf-8").splitlines())
+    # 48 numbers of the teacher on 32 principal directions
+    expected = expected @ np.load(file.with_name("embeddings_directions.npy"))
+    np.testing.assert_allclose(np.load(file), expected, atol=1e-5)
+
+
+def test_a_student_of_layers_of_the_teacher_or_of_a_preset(made, tmp_path, monkeypatch):
+    files, teachers_, _ = made
+    source = teachers_["classification", "bert"]
+    distil("classification", files, tmp_path / "layers", teacher=source, student_layers=2, without_teacher="false")
+    whole, kept = (load_file(Path(folder, "model.safetensors")) for folder in (source, tmp_path / "layers" / "initial"))
+    for name in (name for name in kept if "encoder.layer." in name):
+        number, rest = name.split("encoder.layer.")[1].split(".", 1)
+        # The first and the last of four
+        assert torch.equal(kept[name], whole[f"bert.encoder.layer.{[0, 3][int(number)]}.{rest}"])
+    monkeypatch.setitem(
+        teachers.load_config.__globals__["DebertaExtConfig"].from_preset.__globals__["PRESETS"], "tiny",
+        dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16),
+    )  # fmt: skip
+    distil("classification", files, tmp_path / "preset", teacher=source, preset="tiny", without_teacher="false")
+    config = json.loads((tmp_path / "preset" / "student" / "config.json").read_text(encoding="utf-8"))
+    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("deberta-ext", 16, 1)
+
+
+def test_layers_are_evenly_spaced():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = type("Config", (), {"num_hidden_layers": 12})()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(12))
+
+    for count, expected in ((6, [0, 2, 4, 7, 9, 11]), (1, [0]), (12, [*range(12)])):
+        model = Model()
+        layers = [*model.layers]
+        assert [layers.index(layer) for layer in keep_layers(model, count).layers] == expected
+    with pytest.raises(ValueError, match="at most its 12, got 13"):
+        keep_layers(Model(), 13)
+
+
+def test_principal_directions_keep_the_cosines_of_vectors_of_lower_rank():
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(50, 6)) @ generator.normal(size=(6, 20))
+    projected = values @ principal_directions(values, 6)
+    np.testing.assert_allclose(projected @ projected.T, values @ values.T, rtol=1e-4, atol=1e-3)
+
+
+def test_seeds_and_finished_parts(made, tmp_path):
+    files, teachers_, student = made
+    given = dict(teacher=teachers_["classification", "bert"], model_name_or_path=student)
+    flags = dict(given, seeds="1", resume_from_checkpoint="auto")
+    results = distil("classification", files, tmp_path, **flags)
+    assert results["student"]["eval_accuracy"]["values"]
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    assert distil("classification", files, tmp_path, **flags)["student"] == results["student"]
+    assert times == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "message"),
+    [
+        ("text", dict(teacher=None), "a distillation needs --teacher and --do_train"),
+        ("text", dict(do_train=None), "there is nothing to do|needs --teacher and --do_train"),
+        ("text", dict(soft_labels_weight=1), "of text --soft_labels_weight 0"),
+        ("text", dict(embeddings_weight=0), "expected at least one of --embeddings_weight"),
+        ("text", dict(masked_share=1), "--masked_share must be at least 0 and below 1, got 1"),
+        ("text", dict(label_column="score"), "must have the columns 'score'"),
+        ("text", dict(pair_columns="sentence1"), "--pair_columns must be two columns, got sentence1"),
+        ("classification", dict(hidden_weight=-1), "--hidden_weight must be positive, or a weight 0, got -1"),
+        ("classification", dict(temperature=0), "must be positive, or a weight 0"),
+        ("classification", dict(sift_weight=1), "--sift_weight cannot be used in a distillation"),
+        ("classification", dict(student_layers=2), "expected one of --student_layers, --preset and"),
+        ("classification", dict(max_cache_gb=1e-9), "raise --max_cache_gb"),
+    ],
+)
+def test_refused_flags(task, given, message, made, tmp_path, capsys):
+    files, teachers_, student = made
+    flags = dict(teacher=teachers_[task, "bert"], model_name_or_path=student, without_teacher="false", do_eval=None) | given
+    with pytest.raises(SystemExit):
+        distil(task, files, tmp_path, **flags)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_labels_of_the_teacher_are_those_of_the_data():
+    class Labels:
+        def __init__(self, *names):
+            self.num_labels, self.id2label = len(names), dict(enumerate(names))
+            self.label2id = {name: number for number, name in self.id2label.items()}
+
+    assert label_order(Labels("b", "c", "a"), Labels("a", "b", "c")) == [2, 0, 1]
+    assert label_order(Labels("LABEL_0"), Labels("score")) is None
+    with pytest.raises(ValueError, match="must have the labels a, b of the data, got LABEL_0, LABEL_1"):
+        label_order(Labels("LABEL_0", "LABEL_1"), Labels("a", "b"))
