@@ -6,6 +6,7 @@ import transformers
 from ._version import __version__
 from .checkpoints.layouts import LoadingReport
 from .heads import HEADS, model_class
+from .int8 import Int8Quantizer  # noqa: F401  (registers the method with transformers)
 from .model.attention_deberta_ext import BACKENDS as ATTENTION_BACKENDS
 from .model.attention_deberta_ext import (
     AttentionInputs,

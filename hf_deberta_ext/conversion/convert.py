@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert checkpoints to the format of this package or to transformers' deberta-v2, and check the result."""
+"""Convert checkpoints to the format of this package, to its int8 form or to transformers' deberta-v2; check the result."""
 
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from ..checkpoints.files import read_json
 from ..files import free_name
 from ..heads import model_class
+from ..int8 import quantise
 from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..tokenization import check_tokenizer, load_tokenizer
 from . import verification
@@ -37,6 +39,7 @@ def convert(
     tokenizer: str | None = None,
     revision: str | None = None,
     overwrite: bool = False,
+    texts: str | None = None,
 ) -> None:
     """Convert a checkpoint, write the result to the folder `output`, and print a report.
 
@@ -54,6 +57,11 @@ def convert(
         raise OSError(f"{output} already exists: choose another folder, or pass --overwrite to rename the existing one")
     if max_shard_size and to != "deberta-ext":
         raise ValueError("--max_shard_size is only supported with --to deberta-ext")
+    if to == "int8" and dtype not in (None, "float32"):
+        raise ValueError(f"--to int8 converts from float32: remove --dtype {dtype}")
+    if texts and to != "int8":
+        raise ValueError("--texts are compared with --to int8 only; remove --texts")
+    compared = Path(texts).read_text(encoding="utf-8").splitlines() if texts else None
     contents = read_contents(source, revision=revision, weights=True)
     if contents.problems:
         raise ValueError("\n".join([f"{source} cannot be converted:", *contents.problems]))
@@ -66,10 +74,14 @@ def convert(
             f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
             "masked-lm (the generator) or base, and convert the result for another head"
         )
+    if to == "int8" and head == "pretraining":
+        raise ValueError("--to int8 converts a single model: choose --head replaced-token-detection or masked-lm")
     _, resized = compare_with_class(contents, head)
     if resized:
         raise ValueError(f"{source}: {resized[0]}; check the number of labels (id2label)")
-    if dtype is None:
+    if to == "int8":
+        dtype = "float32"
+    elif dtype is None:
         dtype = "float32"
         # Not for "pretraining": half precision would round E_delta, the difference of two tables of Microsoft's models.
         if len(contents.dtypes) == 1 and (head != "pretraining" or contents.is_joint):
@@ -82,6 +94,9 @@ def convert(
     print("\n".join([model.loading_report.summary(), *model.loading_report.notes]))
     if encoder is not None:
         check_tokenizer(encoder, model)
+    original = model
+    if to == "int8":
+        model = quantise(copy.deepcopy(model))
 
     target.parent.mkdir(parents=True, exist_ok=True)
     written = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -91,6 +106,9 @@ def convert(
             copy_modules(contents.folder, written)
         for check in verification.check_folder(model, written, to):
             print(f"checked: {check}")
+        if to == "int8" and encoder is not None:
+            for line in verification.compare_int8(original, model, encoder, compared):
+                print(f"compared: {line}")
         if is_in_use(target):
             print(f"renamed: the previous {output} is now {target.rename(free_name(target)).name}")
         # Also replaces an empty folder.

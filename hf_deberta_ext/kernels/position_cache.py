@@ -77,9 +77,11 @@ def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int
     Args:
         table (`torch.Tensor`): the input of the projection, [R, hidden].
     """
-    weights = list(module.parameters())
+    weights = [*module.parameters(), *module.buffers()]
     # `_version` is torch's only count of writes; tensors of inference mode have none.
     versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+    if getattr(module, "is_frozen", False):
+        return versions, weights[-1]
     plain = type(module) is nn.Linear and "forward" not in vars(module)
     if plain and all(type(weight) is nn.Parameter for weight in weights):
         return versions, torch.cat([weights[0].diagonal(), *weights[1:]])

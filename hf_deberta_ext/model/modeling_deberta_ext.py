@@ -613,9 +613,9 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
             return None
         _, token_mask = attention_masks(attention_mask, shape)
         if unpadding is None:
+            few = token_mask.device.type != "cpu" or token_mask.sum() > 0.9 * token_mask.numel()
             # Hooks read or replace outputs [B, N, ...]. In training, gradient checkpointing has a hook that does neither.
-            has_hooks = not self.training and any(module._forward_hooks for module in self.modules())
-            if token_mask.device.type != "cpu" or token_mask.sum() > 0.9 * token_mask.numel() or has_hooks:
+            if few or (not self.training and any(module._forward_hooks for module in self.modules())):
                 return None
         if labels is not None and bool((labels.reshape(shape) != -100)[~token_mask].any()):
             return None

@@ -51,6 +51,7 @@ ALLOWED = {
     "export": set(),
     "finetuning": {"analysis", "data", "publishing", "sift", "tokenization", "training"},
     "heads": set(),
+    "int8": set(),
     "kernels": {"native"},
     "native": {"kernels"},
     "pretraining": {"analysis", "data", "publishing", "tokenization", "training"},

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""int8 models for inference on CPUs: a quarter of the size, and several times as fast as float32.
+
+Weights of linear layers have one scale per output, and activations one scale per call, which torch's quantised operator
+computes. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative table stay in float32.
+
+`quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again: importing
+hf_deberta_ext registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how many
+decisions stay the same.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+__all__ = ["Int8Config", "Int8Embedding", "Int8Linear", "Int8Quantizer", "quantise"]
+
+METHOD = "deberta_ext_int8"
+# Attention in bfloat16 is faster and not less exact than these products in int8.
+ATTENTION_INPUTS = ("query_proj", "key_proj", "value_proj")
+
+
+def int8_rows(weight: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `weight` [rows, columns] as int8 in [-largest, largest], and the scale [rows] of each row, float32."""
+    weight = weight.detach().float()
+    scale = weight.abs().amax(1).clamp(min=1e-12) / largest
+    return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+class Int8Linear(nn.Module):
+    """Linear layer with int8 weights; activations are quantised to 8 bits in each call.
+
+    Weights are in [-64, 64], because CPUs without VNNI add two products in 16 bits, which saturates with weights up to 127.
+
+    Args:
+        in_features, out_features (`int`): sizes, as in `torch.nn.Linear`.
+        dtype (`torch.dtype`): dtype of the output.
+    """
+
+    # `kernels.position_cache` then compares buffers by version only.
+    is_frozen = True
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8))
+        self.register_buffer("scale", torch.ones(out_features))
+        self.register_buffer("bias", torch.zeros(out_features))
+        self.dtype = dtype
+        self.packed: Any = None
+
+    def __getstate__(self):
+        return vars(self) | {"packed": None}
+
+    def fill(self, linear: nn.Linear):
+        """Set the weights to the rounded weights of `linear`."""
+        self.weight, self.scale = int8_rows(linear.weight, 64)
+        if linear.bias is not None:
+            self.bias = linear.bias.detach().float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = self.packed
+        if packed is None:
+            self.packed = packed = pack(self.weight, self.scale, self.bias)
+        return torch.ops.quantized.linear_dynamic.default(x.float(), packed).to(self.dtype)
+
+
+def pack(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> Any:
+    """Return the weights of a linear layer in the form that torch's quantised operator reads on this CPU."""
+    zeros = torch.zeros(len(scale), dtype=torch.long)
+    with warnings.catch_warnings():
+        # torch 2.13 announces that quantised tensors will be removed, but the operator takes nothing else.
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
+        quantised = torch.quantize_per_channel(weight * scale[:, None], scale, zeros, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantised, bias)
+
+
+class Int8Embedding(nn.Module):
+    """Embedding table with int8 rows; returns float32."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.register_buffer("weight", torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8))
+        self.register_buffer("scale", torch.ones(num_embeddings))
+
+    def fill(self, table: nn.Embedding):
+        """Set the rows to the rounded rows of `table`."""
+        self.weight, self.scale = int8_rows(table.weight, 127)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.weight[ids] * self.scale[ids][..., None]
+
+
+@register_quantization_config(METHOD)
+class Int8Config(QuantizationConfigMixin):
+    """`quantization_config` of an int8 model in config.json."""
+
+    def __init__(self, **kwargs):
+        self.quant_method = METHOD
+
+
+@register_quantizer(METHOD)
+class Int8Quantizer(HfQuantizer):
+    """Loads and saves int8 models in `from_pretrained` and `save_pretrained`."""
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs):
+        if not self.pre_quantized:
+            raise ValueError("expected an int8 checkpoint: create one with `deberta-ext convert MODEL FOLDER --to int8`")
+        replace_modules(model)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def replace_modules(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Module]]:
+    """Replace the linear layers of the encoder and pooler, and the word embeddings, by empty int8 modules.
+
+    Word embeddings that an output layer shares stay in float32.
+
+    Returns:
+        (replaced module, int8 module) pairs.
+    """
+    replaced = []
+    for parent in (model.base_model, getattr(model, "pooler", None)):
+        if parent is None:
+            continue
+        for path, module in list(parent.named_modules()):
+            if type(module) is nn.Linear:
+                dtype = torch.bfloat16 if path.endswith(ATTENTION_INPUTS) else torch.float32
+                new = Int8Linear(module.in_features, module.out_features, dtype)
+                parent.set_submodule(path, new)
+                replaced.append((module, new))
+    if model.get_output_embeddings() is None:
+        table = model.get_input_embeddings()
+        new = Int8Embedding(table.num_embeddings, table.embedding_dim)
+        model.set_input_embeddings(new)
+        replaced.append((table, new))
+    return replaced
+
+
+def quantise(model: PreTrainedModel) -> PreTrainedModel:
+    """Convert a float32 model of this package to int8, in place, and return it in eval mode.
+
+    Raises:
+        ValueError: the model is not float32 on the CPU, or is already int8.
+    """
+    weights = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
+    if weights != {(torch.float32, "cpu")} or getattr(model, "is_quantized", False):
+        raise ValueError(
+            f'expected a float32 model on the CPU, got {sorted(map(str, weights))}; load it with dtype="float32"'
+        )
+    with torch.no_grad():
+        for old, new in replace_modules(model):
+            new.fill(old)
+    model.config.quantization_config = Int8Config()
+    model.hf_quantizer = Int8Quantizer(model.config.quantization_config)
+    model.is_quantized = True
+    return model.eval()

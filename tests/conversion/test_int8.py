@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""int8 models: their arithmetic, saving and loading, and `deberta-ext convert --to int8`."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from tiny_models import tiny_tokenizer
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from hf_deberta_ext import (
+    DebertaExtForMaskedLM,
+    DebertaExtForSequenceClassification,
+    DebertaExtForTokenClassification,
+    DebertaExtModel,
+)
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.int8 import Int8Config, Int8Embedding, Int8Linear, quantise
+
+IDS = torch.randint(5, 63, (3, 20), generator=torch.Generator().manual_seed(0))
+
+
+def cosine(a, b):
+    return torch.cosine_similarity(a.float().flatten(), b.float().flatten(), dim=0).item()
+
+
+def test_a_linear_layer_rounds_weights_and_activations_and_does_not_saturate():
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(64, 48), torch.randn(5, 64)
+    int8 = Int8Linear(64, 48)
+    int8.fill(linear)
+    # Half a step of each weight and of each activation, at most.
+    steps = int8.scale * x.abs().sum(1, keepdim=True) + (x.max() - x.min()) / 255 * linear.weight.abs().sum(1)
+    assert ((int8(x) - linear(x)).abs() <= 0.51 * steps).all()
+    # The largest products: they overflow 16 bits without the limit of 64.
+    linear.weight.data.fill_(1.0)
+    int8 = Int8Linear(64, 48)
+    int8.fill(linear)
+    ones = torch.ones(2, 64)
+    assert torch.allclose(int8(ones), linear(ones), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model_class, fields",
+    [
+        (DebertaExtForSequenceClassification, dict(num_labels=3)),
+        (DebertaExtForTokenClassification, dict(num_labels=5)),
+        (DebertaExtModel, dict(type_vocab_size=2, conv_kernel_size=3)),
+        (DebertaExtForMaskedLM, {}),
+    ],
+)
+def test_a_model_keeps_its_outputs_roughly_and_its_copies_exactly(model_class, fields, tiny_config, shake, tmp_path):
+    model = shake(model_class(tiny_config(**fields)))
+    int8 = quantise(copy.deepcopy(model))
+    with torch.no_grad():
+        exact, rounded = model(IDS)[0], int8(IDS)[0]
+        assert cosine(exact, rounded) > 0.99
+        int8.save_pretrained(tmp_path)
+        others = [model_class.from_pretrained(tmp_path), copy.deepcopy(int8), pickle.loads(pickle.dumps(int8))]
+        for other in others:
+            assert torch.allclose(other.eval()(IDS)[0].float(), rounded.float(), atol=1e-5)
+    kinds = {type(module) for module in int8.modules()}
+    # A table that the output layer shares stays in float32.
+    assert Int8Linear in kinds and (Int8Embedding in kinds) == (model_class is not DebertaExtForMaskedLM)
+
+
+def test_padding_does_not_change_an_int8_model_more_than_rounding(tiny_config, shake):
+    int8 = quantise(shake(DebertaExtForSequenceClassification(tiny_config())))
+    padded = torch.nn.functional.pad(IDS, (0, 12))
+    mask = (torch.arange(32) < 20).long().expand(3, -1)
+    with torch.no_grad():
+        assert torch.allclose(int8(padded, attention_mask=mask).logits, int8(IDS).logits, atol=1e-4)
+
+
+def test_models_that_cannot_be_converted_are_refused(tiny_config, tmp_path):
+    model = DebertaExtForSequenceClassification(tiny_config())
+    with pytest.raises(ValueError, match=r"expected a float32 model on the CPU, got .*bfloat16"):
+        quantise(copy.deepcopy(model).bfloat16())
+    with pytest.raises(ValueError, match="expected a float32 model"):
+        quantise(quantise(copy.deepcopy(model)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected an int8 checkpoint"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, quantization_config=Int8Config())
+
+
+def test_the_command_converts_and_reports_decisions(tiny_config, shake, tmp_path, capsys):
+    tokenizer = tiny_tokenizer()
+    config = tiny_config(vocab_size=len(tokenizer), id2label={0: "no", 1: "yes"})
+    shake(DebertaExtForSequenceClassification(config)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("one text\nanother text, which is longer\n")
+    source, output, texts = (str(tmp_path / name) for name in ("model", "int8", "texts.txt"))
+    assert main(["convert", source, output, "--to", "int8", "--texts", texts]) == 0
+    printed = capsys.readouterr().out
+    assert "compared: 2 texts, one at a time: " in printed and " of 2 decisions are equal" in printed
+    assert "cosine of the logits: " in printed
+    assert json.loads((tmp_path / "int8/config.json").read_text())["quantization_config"] == {
+        "quant_method": "deberta_ext_int8"
+    }
+    (answer,) = pipeline("text-classification", output)(["one text"])
+    assert answer["label"] in ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--to", "int8", "--dtype", "bfloat16"], "--to int8 converts from float32: remove --dtype bfloat16"),
+        (["--texts", "texts.txt"], "--texts are compared with --to int8 only"),
+    ],
+)
+def test_options_that_contradict_int8_are_refused(options, message, tiny_config, tmp_path, capsys):
+    DebertaExtForSequenceClassification(tiny_config()).save_pretrained(tmp_path / "model")
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_joint_model_is_refused(joint, tmp_path, capsys):
+    joint().save_pretrained(tmp_path / "joint")
+    assert main(["convert", str(tmp_path / "joint"), str(tmp_path / "out"), "--to", "int8"]) == 2
+    assert "--to int8 converts a single model: choose --head" in capsys.readouterr().err
