@@ -3,12 +3,15 @@
 
     # 2 cores, about 12 minutes: two layers of v3-base's shape, uniform lengths, then the texts of a file sorted by length
     python examples/benchmarks/benchmark_serving.py --threads 2 --lengths_from texts.txt
+    # a classifier of yours, one short text at a time
+    python examples/benchmarks/benchmark_serving.py --model mine --threads 1 --shapes 1x16 1x64 1x160 1x512 --repeats 12
     # only a check that it runs; half a minute
     python examples/benchmarks/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
 
 All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
-Weights and tokens are random. transformers' DeBERTa and all sides of this package have the same weights, so the
-largest difference of their logits shows the error of int8 or bfloat16. BERT and ModernBERT have the same width and depth.
+Tokens are random, and weights too without --model. transformers' DeBERTa and all sides of this package have the same
+weights, so the largest difference of their logits shows the error of int8 or bfloat16. BERT and ModernBERT have the same
+width and depth.
 Memory is the peak of a new process that loads one side and computes the largest shape. ONNX Runtime needs `pip install
 'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table shows the reason.
 """
@@ -36,14 +39,16 @@ from tqdm import tqdm
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.analysis.results import markdown_table
 from hf_deberta_ext.export import export_onnx, quantise_onnx
+from hf_deberta_ext.int8 import quantise
 from hf_deberta_ext.training.user_errors import ExitOnUserError
 
 Answer = Callable[[dict[str, torch.Tensor]], torch.Tensor]
-STOCK, BERT = "stock DeBERTa", "BERT, SDPA"
+STOCK, BERT = "transformers' DeBERTa", "BERT, SDPA"
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or Hub id of a classifier; default: random weights of --preset and --layers")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
     measuring.add_flags(parser, repeats=7, output_dir="serving_output")
     args = parser.parse_args(argv)
@@ -54,6 +59,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def config_of(args: argparse.Namespace) -> DebertaExtConfig:
+    if args.model:
+        return DebertaExtConfig.from_pretrained(args.model)
     return DebertaExtConfig.from_preset(args.preset, num_hidden_layers=args.layers, vocab_size=args.vocab_size)
 
 
@@ -65,6 +72,8 @@ def logits_of(module: nn.Module) -> Answer:
 
 
 def own_model(args: argparse.Namespace) -> DebertaExtForSequenceClassification:
+    if args.model:
+        return DebertaExtForSequenceClassification.from_pretrained(args.model, dtype="float32").eval()
     torch.manual_seed(args.seed)
     model = DebertaExtForSequenceClassification(config_of(args)).eval()
     if model.config.relative_table_size:
@@ -77,9 +86,7 @@ def ours(args: argparse.Namespace, folder: Path, *, backend: str | None = None, 
     if backend is not None:
         model.set_attn_implementation(backend)
     if int8:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+        return logits_of(quantise(model))
     return logits_of(model.to(dtype))
 
 
@@ -137,6 +144,7 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
 
 SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
     STOCK: lambda args, folder: logits_of(stock(args)),
+    f"{STOCK}, bfloat16": lambda args, folder: logits_of(stock(args).to(torch.bfloat16)),
     "this package": ours,
     "this package, blocked": partial(ours, backend="blocked"),
     "this package, bfloat16": partial(ours, dtype=torch.bfloat16),

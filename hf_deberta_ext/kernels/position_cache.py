@@ -41,6 +41,9 @@ class PositionCache(nn.Module):
         Modules with hooks are never cached, and are only called with the table, so that hooks that calibrate a quantiser
         see real inputs.
         """
+        packed = [getattr(module, "packed", None) for module in modules]
+        if all(weights is not None for weights in packed):
+            return self.kept_of_packed(table, packed, project)
         if any(map(has_hooks, modules)):
             return project(table)
         states = [module_state(module, table) for module in modules]
@@ -53,6 +56,15 @@ class PositionCache(nn.Module):
                 return projected
         projected = project(table)
         self.position_cache = table, versions, samples, projected
+        return projected
+
+    def kept_of_packed(self, table: torch.Tensor, packed: list[object], project: Callable) -> Any:
+        """Return `project(table)`, cached until another table or other packed weights (`int8.Int8Linear`) are passed."""
+        entry = self.position_cache
+        if entry is not None and entry[0] is table and all(a is b for a, b in zip(entry[1], packed, strict=True)):
+            return entry[3]
+        projected = project(table)
+        self.position_cache = table, packed, None, projected
         return projected
 
 
@@ -77,11 +89,9 @@ def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int
     Args:
         table (`torch.Tensor`): the input of the projection, [R, hidden].
     """
-    weights = [*module.parameters(), *module.buffers()]
+    weights = list(module.parameters())
     # `_version` is torch's only count of writes; tensors of inference mode have none.
     versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-    if getattr(module, "is_frozen", False):
-        return versions, weights[-1]
     plain = type(module) is nn.Linear and "forward" not in vars(module)
     if plain and all(type(weight) is nn.Parameter for weight in weights):
         return versions, torch.cat([weights[0].diagonal(), *weights[1:]])

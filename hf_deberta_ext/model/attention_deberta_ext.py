@@ -822,9 +822,8 @@ class PackedSequences:
 
 
 class DisentangledSelfAttention(PositionCache):
-    """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection.
-
-    `last_backend` is the name of the backend of the last call, and the reason for the choice.
+    """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection. `last_backend` is the
+    name of the backend of the last call, and the reason for the choice.
 
     Args:
         config: any object with `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob`, `hidden_dropout_prob`,
@@ -835,7 +834,6 @@ class DisentangledSelfAttention(PositionCache):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
         # transformers' models count the named terms even if relative_attention is False.
@@ -861,6 +859,11 @@ class DisentangledSelfAttention(PositionCache):
     def keys_and_values(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project hidden states [B, N, hidden] to K_c and V_c, [B, H, N, d] each."""
         return self.split_heads(self.key_proj(hidden_states)), self.split_heads(self.value_proj(hidden_states))
+
+    def project_content(self, hidden_states, query_states, keys_values) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project to Q_c, K_c and V_c, [B, H, Q or N, d]; see `forward` for the arguments."""
+        Q_c = self.split_heads(self.query_proj(hidden_states if query_states is None else query_states))
+        return Q_c, *(self.keys_and_values(hidden_states) if keys_values is None else keys_values)
 
     def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the modules that compute K_r and Q_r, each None if no term needs it."""
@@ -918,9 +921,7 @@ class DisentangledSelfAttention(PositionCache):
         Raises:
             ValueError: `config._attn_implementation` names a backend that does not support this call.
         """
-        queries = hidden_states if query_states is None else query_states
-        Q_c = self.split_heads(self.query_proj(queries))
-        K_c, V_c = self.keys_and_values(hidden_states) if keys_values is None else keys_values
+        Q_c, K_c, V_c = self.project_content(hidden_states, query_states, keys_values)
         K_r, Q_r = self.project_positions(rel_embeddings)
         inputs = AttentionInputs(Q_c, K_c, V_c, self.scale, K_r, Q_r, delta, self.terms, attention_mask, query_positions)
         inputs = inputs._replace(dropout_p=self.dropout_p, max_distance=max_distance)
@@ -987,8 +988,7 @@ class ResidualOutput(nn.Module):
 class DebertaExtAttention(nn.Module):
     """Disentangled self-attention and its output projection; the residual is the query stream."""
 
-    # Not in modeling_deberta_ext.py: transformers disables `set_attn_implementation` for a model whose file defines a class
-    # *Attention*(nn.Module).
+    # Not in modeling_deberta_ext.py, where a class *Attention*(nn.Module) disables transformers' `set_attn_implementation`.
 
     def __init__(self, config):
         super().__init__()

@@ -7,7 +7,7 @@ import pytest
 from scripts import module_of
 
 serving = module_of("benchmark_serving")
-STOCK, OURS, ONNX = "stock DeBERTa", "this package", "ONNX Runtime, ours"
+STOCK, OURS, ONNX = "transformers' DeBERTa", "this package", "ONNX Runtime, ours"
 SIZES = ["--preset", "v3-xsmall", "--layers", "1", "--vocab_size", "100", "--repeats", "1", "--threads", "1"]
 
 

@@ -26,7 +26,7 @@ def official_emd(model, ids, mask):
     layer, table, N = deberta.encoder.layer[-1], deberta.encoder.get_rel_embedding(), ids.shape[1]
     attention, delta = layer.attention.self, deberta.encoder.relative_position(N)
     q = deberta.embeddings.position_embeddings.weight[:N] + h
-    H, d = attention.num_heads, attention.head_size
+    H, d = attention.config.num_attention_heads, attention.head_size
 
     def heads(x):
         return x.view(*x.shape[:-1], H, d).movedim(-2, -3)
