@@ -23,7 +23,7 @@ from .recipes import recipe_arguments, recipe_table
 
 __all__ = ["DataArguments", "FineTuningArguments", "ModelArguments", "parse"]
 
-# Flags that are at least 1.
+# Flags whose value must be at least 1.
 COUNTS = (
     "max_seq_length pad_to_multiple_of max_train_samples max_eval_samples max_predict_samples preprocessing_num_workers"
 ).split()
@@ -31,7 +31,7 @@ COUNTS = (
 
 @dataclass
 class DataArguments:
-    """Flags of the data: a known task, a data set on the Hub, or files. Subclasses add the flags of a task."""
+    """Flags of the data: a published task, a data set on the Hub, or files. Subclasses add the flags of a task."""
 
     task_name: str | None = option(None, "known task; sets the data set on the Hub, the columns and the metrics")
     dataset_name: str | None = option(None, "Hub id of the data set, instead of the data set of --task_name")
@@ -83,7 +83,7 @@ class DataArguments:
         return options
 
     def tokenise(self, rows: Dataset, encode: Callable[..., dict[str, list]], name: str, **options: Any) -> Dataset:
-        """Map `encode(batch, **options)` over rows with --preprocessing_num_workers processes; return its features."""
+        """Map `encode(batch, **options)` over `rows` in --preprocessing_num_workers processes; drop the old columns."""
         return rows.map(
             encode,
             batched=True,

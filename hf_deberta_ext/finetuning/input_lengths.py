@@ -9,7 +9,7 @@ __all__ = ["longest_input", "longest_row", "position_limit"]
 
 logger = logging.get_logger(__name__)
 
-# Model types whose first token has position pad_token_id + 1.
+# Model types whose positions start at pad_token_id + 1, so that fewer positions are left for tokens.
 _SHIFTED = (
     "camembert data2vec-text ibert lilt longformer luke markuplm mpnet roberta roberta-prelayernorm xlm-roberta "
     "xlm-roberta-xl xmod"

@@ -90,10 +90,10 @@ def prepare(
     args: FineTuningArguments,
     given_flags: Mapping[str, Any],
 ) -> PreparedRun:
-    """Run the stages before the training; only create the output folder after flags, data and model are checked.
+    """Check the flags, load data and model, then create the output folder; return all that the training needs.
 
     Args:
-        given_flags (`dict`): flags of the command line by name; task-dependent defaults do not replace them.
+        given_flags (`dict`): flags that the user set, by name; defaults of the task do not replace them.
     """
     if args.process_index:
         logging.set_verbosity_error()
@@ -147,16 +147,19 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
         raise ValueError("--model_name_or_path is missing: give the folder or Hub id of a model")
     if model_args.dtype == "float16" and args.do_train:
         raise ValueError(
-            "--dtype float16 cannot be trained: small updates of float16 parameters are lost and losses overflow. Use "
-            "--dtype float32, with --fp16 or --bf16 for speed"
+            "--dtype must be float32 or bfloat16 with --do_train, got float16: float16 parameters lose small updates, and "
+            "losses overflow. Use --dtype float32, and --fp16 or --bf16 for speed"
         )
     if model_args.dtype == "bfloat16" and args.do_train:
-        logger.warning("--dtype bfloat16 loses updates below 1/256 of a parameter; --bf16 keeps parameters in float32")
+        logger.warning(
+            "--dtype bfloat16: updates smaller than 1/256 of a parameter are lost; use --bf16, which keeps parameters in "
+            "float32"
+        )
     check_arguments(args)
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
-            f"--push_to_hub needs an adapter of a model on the Hub, got the local folder {model}: others could not load it. "
-            "Push the base model first, and give its Hub id as --model_name_or_path"
+            f"--push_to_hub with --lora needs a base model on the Hub, got the local folder {model}, which nobody else can "
+            "load. Push the base model first, and give its Hub id as --model_name_or_path"
         )
     if str(args.resume_from_checkpoint).lower() == "false":
         args.resume_from_checkpoint = None
@@ -175,13 +178,13 @@ def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: in
         files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:
-            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or Hub data set with such a split")
+            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or Hub data set with this split")
 
 
 def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
-    """Set the recipe's classifier dropout; for a recipe that starts from an MNLI model, allow a new head.
+    """Set the recipe's classifier dropout in `config`, and allow a new head if the recipe starts from an MNLI model.
 
-    Warns if the name of the model does not contain "mnli" in the latter case.
+    Warns if a recipe starts from an MNLI model, but the name of the model does not contain "mnli".
     """
     recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
@@ -191,8 +194,8 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
         model_args.ignore_mismatched_sizes = True
         if "mnli" not in model.lower():
             logger.warning(
-                f"the recipe {name} for {data_args.task_name} was published for a model that was first fine-tuned on MNLI "
-                f"(it gets a new head), but the name {model} does not contain mnli"
+                f"the recipe {name} for {data_args.task_name} expects a model that was first fine-tuned on MNLI (its head "
+                f"is replaced), but the name {model} does not contain mnli"
             )
 
 
@@ -226,9 +229,9 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
 
 
 def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
-    """Train, evaluate and predict one seed as set by the flags; returns the metrics.
+    """Train, evaluate and predict with one seed, as the flags say; return the metrics.
 
-    If `is_done` (a finished run), only evaluate or predict the sets without saved results, with the saved model.
+    If `is_done` (a finished run), load the saved model, and only evaluate or predict sets without saved results.
     """
     args, folder = prepared.args, Path(prepared.args.output_dir)
     names, metrics = result_names(prepared.task, args), {}

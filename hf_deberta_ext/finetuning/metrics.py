@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of classification, regression and multiple choice, and the metrics of each task.
 
-They are computed by scikit-learn and scipy, which raise errors for invalid inputs. One exception: the correlation with a
-constant is 0.0 instead of scipy's NaN, because JSON has no NaN and a constant prediction must not end a run. All metrics are
-fractions (0.9, not 90).
+They are computed by scikit-learn and scipy, which raise errors for invalid inputs. The correlation with a constant is 0.0
+instead of scipy's NaN, because JSON has no NaN and a constant prediction must not end a run. All metrics except correlations
+are fractions (0.9, not 90).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -41,13 +41,13 @@ def f1(predictions: Any, references: Any, average: str = "binary") -> float:
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
-    """Compute the mean of the labels' F1; labels that occur neither in predictions nor in references are ignored."""
+    """Compute the mean of the F1 of each label, ignoring labels that occur neither in predictions nor in references."""
     return f1(predictions, references, average="macro")
 
 
 def micro_f1(predictions: Any, references: Any) -> float:
     """Compute F1 over all (example, label) pairs of predictions and references [examples, labels] of 0 and 1."""
-    # Flattened: scikit-learn reads [examples, 1] as classes.
+    # Flattened, because scikit-learn would read [examples, 1] as class numbers.
     predictions, references = np.asarray(predictions), np.asarray(references)
     if predictions.shape != references.shape:
         raise ValueError(f"expected predictions of shape {list(references.shape)}, got {list(predictions.shape)}")

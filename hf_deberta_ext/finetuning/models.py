@@ -24,7 +24,7 @@ __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "s
 
 logger = logging.get_logger(__name__)
 
-# Model types that use this package's tokenizers, the only ones that equal the published tokenizers.
+# Model types that use this package's tokenizers, because only these split texts exactly as the published ones.
 DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
 # Projections that get adapters (the first row that a model has): queries and values if they are separate layers.
 ADAPTED = (
@@ -39,7 +39,7 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def load_config(model_args: ModelArguments) -> PretrainedConfig:
-    """Load the model's configuration with --config_overrides; for official DeBERTa checkpoints, as `DebertaExtConfig`."""
+    """Load the configuration and set the fields of --config_overrides; official DeBERTa files become `DebertaExtConfig`."""
     source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
         source, flag = model_args.config_name, "--config_name"
@@ -197,11 +197,11 @@ def load_model(
             return PeftModel.from_pretrained(model, adapter, is_trainable=True), []
     if new_weights and not is_trained:
         raise ValueError(
-            f"{source} lacks {', '.join(new_weights)}: predictions would be random. Give --do_train, or a model that was "
-            "fine-tuned for this task"
+            f"{source} has no weights for {', '.join(new_weights)}, so predictions would be random: give --do_train, or a "
+            "model that was fine-tuned for this task"
         )
     if new_weights:
-        logger.warning(f"newly initialised weights, to be trained: {', '.join(new_weights)}")
+        logger.warning(f"{source} has no weights for {', '.join(new_weights)}: they start from random values")
     return model, new_weights
 
 

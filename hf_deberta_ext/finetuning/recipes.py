@@ -82,7 +82,7 @@ def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
 
 
 RECIPES = _recipes()
-# Tokens per micro-batch that fit an accelerator with 24 GB (a conservative estimate), by size of the model.
+# Tokens per micro-batch that fit in 24 GB of accelerator memory (a conservative estimate), by size of the model.
 GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
@@ -114,7 +114,7 @@ def recipe_arguments(
     processes: int = 1,
     device: torch.device | None = None,
 ) -> dict[str, Any]:
-    """Return the training arguments of a recipe on this hardware by name, without the arguments that `flags` set.
+    """Return the training arguments of a recipe for this hardware, by name; leave out arguments that `flags` contains.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags to
     train with another batch size. The classifier dropout is not included: it is a field of the model (see `find_recipe`).
@@ -151,7 +151,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Format a table of the settings by source: recipe, hardware (see `recipe_arguments`), or flags that override them."""
+    """Format a table of the settings, grouped by what sets them: recipe, hardware (see `recipe_arguments`) or flags."""
     recipe = find_recipe(name, task)
     on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
     published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}

@@ -24,10 +24,10 @@ class EvaluationSet:
 
     Args:
         rows (`Dataset`): columns of the model's `forward`, and "labels" if the data has labels.
-        metrics (`Callable`, *optional*): (predictions, labels) as in `EvalPrediction`, in the order of `rows` -> metrics by
-            name, without a prefix; None if the data has no labels.
-        write (`Callable`): (predictions, folder, stem) -> the files that it wrote to `folder`. Their names start with
-            `stem`: "eval", "predict", or these followed by the name of the set ("eval_mm").
+        metrics (`Callable`, *optional*): (predictions, labels) of all rows, as in `EvalPrediction` -> metrics by name,
+            without a prefix such as "eval_"; None if the data has no labels.
+        write (`Callable`): (predictions, folder, stem) -> paths of the files written to `folder`. File names start with
+            `stem`: "eval" or "predict", for other sets than the main one with the name of the set ("eval_mm").
         examples (`int`): number of examples; an example can have several rows (windows).
         failures (`Callable`, *optional*): predictions -> `Failures` of the model; only called if there are metrics.
         table (`Callable`, *optional*): predictions -> result of `prediction_table`, one row for each example.
@@ -65,7 +65,7 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Return a task with at most one set of each kind.
+        """Build an `EncodedTask` with at most one training, one evaluation and one test set.
 
         Args:
             sets (`dict`): any of "train" (`Dataset`), "validation" and "test" (`EvaluationSet`).
@@ -76,7 +76,7 @@ class EncodedTask:
 
 
 class TaskData:
-    """Data of a task. The constructors of subclasses read and check it, and raise a ValueError if it is invalid.
+    """Data of a task; the constructors of subclasses read and check the data, and raise a ValueError if it is invalid.
 
     Attributes:
         name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for own data.
@@ -100,7 +100,7 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Use the labels of the checkpoint; without training data, raise a ValueError for other labels in the data."""
+        """Number labels as `config` does if its labels are the same; without training data, refuse any others."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
@@ -118,5 +118,5 @@ def label_fields(names: Sequence[str]) -> dict[str, Any]:
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return the label fields of heads without labels: transformers' defaults, which replace labels of another task."""
+    """Return transformers' default label fields, for heads without labels; they replace the labels of another task."""
     return label_fields(["LABEL_0", "LABEL_1"])

@@ -67,7 +67,7 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
 
 
 class _TaskLossTrainer(Trainer):
-    """Trainer that computes the task's loss instead of the model's; base of all trainers that add to the loss."""
+    """Trainer that computes the task's loss, if it has one, instead of the model's; SiFT is added on top of it."""
 
     task: EncodedTask
     _loss_scale: torch.Tensor | float = 1.0
@@ -98,10 +98,10 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     """Train and evaluate any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
 
     - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
-    - The loss of a step is the mean of the mean losses of its micro-batches. `num_items_in_batch` is not passed to models:
-      many accept and ignore it, and Trainer would add up their losses, so that four accumulation steps would train on four
-      times the loss. With token labels, tokens of micro-batches with few labels therefore weigh more than others, as with
-      several processes. In the last step of an epoch, all rows have the same weight.
+    - The loss of a step is the mean of its micro-batches' mean losses. With token labels, tokens of micro-batches with few
+      labels therefore weigh more than others, as with several processes. In the last step of an epoch, all rows have the
+      same weight. `num_items_in_batch` is not passed to models: for a model that accepts but ignores it, Trainer would add
+      up the losses, so that four accumulation steps would train on four times the loss.
     - A `WeightedLoss` is the weighted mean over the whole step of all processes; evaluation uses the model's loss.
     - A NaN or infinite loss stops the training immediately.
 
@@ -135,7 +135,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         self._measured: EvaluationSet | None = None
 
     def get_batch_samples(self, epoch_iterator, num_batches: int, device):
-        """Return the micro-batches of a step, with "weight" or "loss_scale" if their losses must be weighted."""
+        """Return a step's micro-batches; add "weight" (`weigh_rows`) or "loss_scale" (`scale_losses`) where needed."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if is_split_free(self.args):
             batches = self.without_repeated_rows(batches)
@@ -256,7 +256,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """Run Trainer's loop, and add the metrics of the current set, also if its rows have no labels."""
+        """Run Trainer's loop, then compute the metrics of the current set, even if its rows have no column of labels."""
         measured = self._measured
         if measured is None:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
@@ -269,7 +269,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return output
 
     def create_model_card(self, *args, **kwargs):
-        """Do nothing, because a push must not replace the card of the run."""
+        """Do nothing: Trainer calls this method in a push, which must not replace the model card of the run."""
 
     def _get_train_sampler(self, train_dataset=None):
         if not self.task.balanced_sampling:
@@ -284,7 +284,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return SequentialSampler(eval_dataset)
 
     def _only_logits(self, logits, labels):
-        """Drop hidden states, attentions and caches, which some models return after their logits."""
+        """Return only the logits, without hidden states, attentions and caches, which some models return after them."""
         if not isinstance(logits, (tuple, list)):
             return logits
         if "start_positions" in self.label_names:

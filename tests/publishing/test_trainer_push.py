@@ -236,7 +236,7 @@ def test_an_adapter_is_pushed_for_a_model_of_the_hub_and_refused_for_one_of_this
     more = [*flags("user/adapter", "every_save"), "--do_train", "--do_eval", "--lora", "--save_steps", "2"]
     with pytest.raises(SystemExit):
         run_glue.main(glue.arguments(material, tmp_path / "run", *more))
-    assert "--push_to_hub needs an adapter of a model on the Hub" in capsys.readouterr().err and not hub.repos
+    assert "--push_to_hub with --lora needs a base model on the Hub" in capsys.readouterr().err and not hub.repos
     hub.create_repo("user/base", {file.name: file.read_bytes() for file in (material / "model").iterdir()})
     run_glue.main(glue.arguments(material, tmp_path / "run", *more, model_name_or_path="user/base"))
     files = hub.repos["user/adapter"].files()

@@ -373,9 +373,9 @@ def encode_windows(
         )
     if too_long:
         logger.warning(
-            f"{source}: ignoring {len(too_long)} questions that leave no more than --doc_stride {doc_stride} of "
-            f"--max_seq_length {max_length} tokens for their context (the first is {questions[too_long[0]].id!r}, "
-            f"{len(tokens[too_long[0]])} tokens)"
+            f"{source}: ignoring {len(too_long)} questions that are too long: a window of --max_seq_length {max_length} "
+            f"must have more than --doc_stride {doc_stride} tokens left for the context (the first question is "
+            f"{questions[too_long[0]].id!r} with {len(tokens[too_long[0]])} tokens)"
         )
     options = dict(max_length=max_length, doc_stride=doc_stride, offsets=offsets, positions=positions)
     encoded = arguments.tokenise(Dataset.from_dict(columns), encode_batch, source, tokenizer=tokenizer, **options)
@@ -386,8 +386,8 @@ def encode_windows(
         cut = [number for number in columns["example"] if questions[number].texts and number not in held]
         if cut:
             logger.warning(
-                f"{source}: no window contains the whole answer of {len(cut)} questions, which are labelled as having none "
-                f"(the first is {questions[cut[0]].id!r}); a larger --doc_stride may help"
+                f"{source}: no window contains the whole answer of {len(cut)} questions, so they are labelled as having no "
+                f"answer (the first is {questions[cut[0]].id!r}); a larger --doc_stride may help"
             )
     if not offsets:
         return encoded.remove_columns(["example", "null"]), None

@@ -56,18 +56,22 @@ class TextClassificationArguments(DataArguments):
 
     validation_file: list[str] = option(
         list,
-        "evaluation files; they are joined, but each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a separate set with "
-        "separate metrics (eval_mm_accuracy)",
+        "evaluation files: FILEs are joined to one set; each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a set with its "
+        "own metrics (eval_mm_accuracy)",
     )
     test_file: list[str] = option(list, "files to predict, FILE or NAME=FILE as in --validation_file; labels are optional")
     validation_share: float | None = option(
         None, "without --validation_file: share of the training rows to hold out for evaluation, such as 0.2"
     )
     split_seed: int = option(0, "seed of the rows that --validation_share holds out (stratified by class)")
-    on_empty: str = option("refuse", "own rows (except --test_file) without text or label", choices=["refuse", "drop"])
+    on_empty: str = option(
+        "refuse",
+        "without --task_name: refuse or drop rows without text or label (not in --test_file)",
+        choices=["refuse", "drop"],
+    )
     on_duplicates: str = option(
         "keep",
-        "training rows of own data that equal an earlier row or have an evaluation text",
+        "without --task_name: treatment of training rows that equal an earlier row or have an evaluation text",
         choices=["keep", "drop", "refuse"],
     )
     class_weights: str | None = option(None, HELP)
@@ -78,9 +82,11 @@ class TextClassificationArguments(DataArguments):
         aliases=["--text_column_names"],
     )
     label_column: str = option("label", "column of the labels", aliases=["--label_column_name"])
-    label_names: list[str] = option(list, "names of the labels 0, 1, ... of own data: negative positive")
+    label_names: list[str] = option(list, "names of the labels 0, 1, ... of your data: negative positive")
     problem_type: str | None = option(
-        None, "problem type of own data; default: multi-label for lists, regression for fractions", choices=[*PROBLEM_TYPES]
+        None,
+        "problem type of your data; default: from the labels: lists are multi-label, fractions regression, others classes",
+        choices=[*PROBLEM_TYPES],
     )
     language: str | None = option(None, "language of XNLI for evaluation and training")
     train_language: str | None = option(None, "language of XNLI for training; default: --language")
