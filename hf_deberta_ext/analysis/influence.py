@@ -141,8 +141,12 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
     for position, lost in zip(positions.tolist(), (evidence[0] - evidence[2:]).tolist(), strict=True):
         span = (encoded.token_to_sequence(position), *encoded["offset_mapping"][0, position].tolist())
         tokens.append(TokenInfluence(spelt[position], *span, lost, shares[position]))
-    scores = [(config.id2label[i], value) for i, value in enumerate(values.tolist())]
-    return Prediction([*texts], scores, config.id2label[label], is_regression, *evidence[:2].tolist(), tokens)
+    names = config.id2label
+    if names == {0: "LABEL_0"}:
+        # transformers' name for the only output of a regression model.
+        names = {0: "score"}
+    scores = [(names[i], value) for i, value in enumerate(values.tolist())]
+    return Prediction([*texts], scores, names[label], is_regression, *evidence[:2].tolist(), tokens)
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:

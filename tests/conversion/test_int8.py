@@ -74,6 +74,16 @@ def test_padding_does_not_change_an_int8_model_more_than_rounding(tiny_config, s
         assert torch.allclose(int8(padded, attention_mask=mask).logits, int8(IDS).logits, atol=1e-4)
 
 
+def test_weights_that_are_loaded_after_a_call_are_used(tiny_config, shake):
+    """Packed weights, and projections of the relative table, are made by the first call."""
+    first, second = (quantise(shake(DebertaExtForSequenceClassification(tiny_config()), seed)) for seed in (0, 1))
+    with torch.no_grad():
+        before, expected = first(IDS).logits, second(IDS).logits
+        first(IDS)
+        first.load_state_dict(second.state_dict())
+        assert torch.allclose(first(IDS).logits, expected, atol=1e-5) and not torch.allclose(before, expected, atol=1e-2)
+
+
 def test_models_that_cannot_be_converted_are_refused(tiny_config, tmp_path):
     model = DebertaExtForSequenceClassification(tiny_config())
     with pytest.raises(ValueError, match=r"expected a float32 model on the CPU, got .*bfloat16"):
