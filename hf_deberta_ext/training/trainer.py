@@ -101,10 +101,12 @@ class RunTrainer(HubTrainer):
             allow_changed_args = getattr(self.args, "allow_changed_args", ())
         if getattr(self.args, "train_longer", None) is not None:
             allow_changed_args = [*allow_changed_args, *run_folder.LENGTH]
-        # Newer versions of transformers compare them in trainer_utils.
-        for name in ("trainer", "trainer_utils"):
-            getLogger(f"transformers.{name}").addFilter(_is_no_comparison)
         with contextlib.ExitStack() as stack:
+            # Newer versions of transformers compare them in trainer_utils.
+            for name in ("trainer", "trainer_utils"):
+                compares = getLogger(f"transformers.{name}")
+                compares.addFilter(_is_no_comparison)
+                stack.callback(compares.removeFilter, _is_no_comparison)
             if self.is_world_process_zero():
                 stack.enter_context(locked_folder(folder))
             run_folder.sync_ranks(self.args, checkpoint)
@@ -275,9 +277,11 @@ class RunTrainer(HubTrainer):
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():
-            advice = "resume with --resume_from_checkpoint last (not possible with --save_only_model)"
-            name = signal.Signals(stops).name
-            print(f"stopped by {name} after step {self.state.global_step}: {advice}", file=sys.stderr, flush=True)
+            message = f"stopped by {signal.Signals(stops).name} after step {self.state.global_step}"
+            if stops == signal.SIGTERM:
+                # After Ctrl-C, the command prints how to resume.
+                message += ": resume with --resume_from_checkpoint last (not possible with --save_only_model)"
+            print(message, file=sys.stderr, flush=True)
         release_folder()
         if stops == signal.SIGINT:
             raise KeyboardInterrupt

@@ -136,6 +136,8 @@ def test_a_share_of_the_steps_is_no_other_argument(tmp_path, caplog, monkeypatch
     shutil.rmtree(tmp_path / "checkpoint-8")
     resume(tmp_path, **options)
     assert "do not match" not in caplog.text
+    for name in ("trainer", "trainer_utils"):
+        assert not getLogger(f"transformers.{name}").filters
 
 
 def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):

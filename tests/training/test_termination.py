@@ -57,6 +57,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_resumes_the_same_run(tmp_path,
     printed = train_until_stopped(tmp_path / "run", capfd, Terminate(3, signal.SIGINT), 130)
     assert "Ctrl-C: saving a checkpoint after this step; press it again to stop at once" in printed
     assert printed.endswith("stopped; to resume: train --max_steps 8 --resume_from_checkpoint auto\n")
+    assert printed.count("resume_from_checkpoint") == 1
     last = resume_checkpoint(tmp_path / "run", "auto")
     assert last == str(tmp_path / "run" / "checkpoint-3")
     train(tmp_path / "run", last)
