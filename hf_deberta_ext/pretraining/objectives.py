@@ -71,7 +71,8 @@ OBJECTIVES: dict[str, Objective] = {
 
 @dataclass
 class MultiObjectiveOutput(ModelOutput):
-    """
+    """Output of `MultiObjectiveMaskedLM`.
+
     Args:
         loss (`torch.Tensor`): scalar, sum of the objectives' losses, each averaged over its targets in this batch.
         statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32: sum of losses, correct predictions (0 in
@@ -129,7 +130,8 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         document_ids: torch.Tensor | None = None,
         output_z: bool = False,
     ) -> MultiObjectiveOutput:
-        """
+        """Compute the losses of all objectives; the other arguments are as in `DebertaExtForMaskedLM`.
+
         Args:
             labels (`torch.LongTensor`): [B, N], ids of the masked tokens; -100 = not a target.
             sentence_labels (`torch.LongTensor`, *optional*): [B], 0 or 1, for "nsp" and "sop"; -100 = not a target.

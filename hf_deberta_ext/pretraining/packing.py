@@ -162,7 +162,7 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
-    """Sum the column "counts" (set in the first row of each batch); remove it, and rows that contain only counts."""
+    """Sum the column "counts", which the first row of each batch fills; remove the column, and rows with nothing else."""
     import pyarrow.compute as pc
 
     counts = np.asarray(pc.list_flatten(packed.data.column("counts")))
@@ -398,7 +398,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
 
 
 def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Merge a last single sentence into the previous span if it fits; extend a last single token to two for a pair."""
+    """Merge a last span of one sentence into the span before it if both fit; extend a last span of one token to two."""
     n = ends[-1]
     if len(spans) < 2:
         return

@@ -120,7 +120,7 @@ MINHASH = MinhashConfig(hash_config=HASH)
 
 
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
-    """Group the sources into tasks; return for each its files, or its shard of a Hub data set, and its parts.
+    """Group the sources into tasks; return a dict for each task with its files (or shard of a Hub data set) and its parts.
 
     A task reads files with up to --part_bytes of text, which become one shard.
     """

@@ -151,7 +151,7 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return values of the flags that were not given, from --recipe or for a new model, and a text that lists them.
+    """Return values for flags that the user did not set, from --recipe or the defaults of a new model, and a text with them.
 
     Further training of a checkpoint without a recipe uses Trainer's defaults.
 

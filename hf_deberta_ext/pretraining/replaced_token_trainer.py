@@ -271,7 +271,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return total
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
-        """Run forward and backward of generator or discriminator; return its part of the weighted loss, and the outputs."""
+        """Run one `half` (generator or discriminator) forward and backward; return its share of the loss, and the outputs."""
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
@@ -286,7 +286,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Return True if this class averages gradients over processes: DistributedDataParallel waits for all parameters."""
+        """Return True if this trainer must average gradients over processes, because DDP would wait for the other half."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):

@@ -141,7 +141,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, which checks `metric_for_best_model`, unless this metric is in `certain`."""
+        """Enable `eval_on_start`, so that a wrong `metric_for_best_model` fails at once, unless its name is in `certain`."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

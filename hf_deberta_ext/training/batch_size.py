@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
 def settings_table(
     published: Mapping[str, Any], settings: Mapping[str, Any], flags: Mapping[str, Any], *rows: tuple[str, str, str]
 ) -> list[str]:
-    """Return the lines of a table with the columns setting, value and who set it.
+    """Return the lines of a table with three columns: setting, value, and what set it (recipe, hardware or flag).
 
     Args:
         published (`dict`): settings of the recipe.

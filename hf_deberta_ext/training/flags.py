@@ -167,8 +167,8 @@ def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapp
 def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
     """Raise a ValueError for flags of the command line that would have no effect, unless they have their default value.
 
-    The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to (when it has no effect, such as
-    "without --lora"; a function of the values of all groups that returns True if the flag has an effect).
+    The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to a pair: a text that says when the flag
+    has no effect ("without --lora"), and a function that returns, for the values of all groups, whether it has an effect.
     """
     values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:

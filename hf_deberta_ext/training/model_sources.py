@@ -18,7 +18,7 @@ __all__ = ["announce_official", "named_tokenizer"]
 
 @contextlib.contextmanager
 def named_tokenizer(source: str, flag: str) -> Iterator[None]:
-    """Name the flag and its value in an OSError while the flag's tokenizer is loaded, within a context."""
+    """Context for loading a tokenizer: its OSError names the `flag` that selected the tokenizer, and its value `source`."""
     check_source(source, f"{flag}: ")
     try:
         yield
