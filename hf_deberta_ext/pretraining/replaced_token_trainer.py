@@ -271,7 +271,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return total
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
-        """Run one `half` (generator or discriminator) forward and backward; return its share of the loss, and the outputs."""
+        """Run one `half` (generator or discriminator) forward and backward; return its share of the loss and the outputs."""
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
