@@ -9,6 +9,7 @@ import torch
 from ..checkpoints.files import is_adapter_folder
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtForSequenceClassification
+from .thresholds import decide
 
 __all__ = ["Prediction", "TokenInfluence", "explain_prediction", "load_classifier", "load_head", "model_inputs"]
 
@@ -150,13 +151,18 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the predicted class: with `config.decision_thresholds` and two classes, by the threshold; else the argmax."""
+    """Return the label with the largest logit, of those above their `config.decision_thresholds` if there are any."""
     thresholds = getattr(config, "decision_thresholds", None)
-    if not thresholds or config.num_labels != 2 or config.problem_type == "multi_label_classification":
+    is_multi = config.problem_type == "multi_label_classification"
+    if not thresholds or not (is_multi or config.num_labels == 2):
         return int(logits.argmax())
-    name, least = next(iter(thresholds.items()))
-    label = config.label2id[name]
-    return label if logits.softmax(0)[label] >= least else 1 - label
+    names = [config.id2label[label] for label in range(config.num_labels)]
+    probabilities = logits.sigmoid() if is_multi else logits.softmax(0)
+    (decided,) = decide(probabilities[None].numpy(), names, thresholds, multi_label=is_multi)
+    if not is_multi:
+        return int(decided)
+    predicted = torch.from_numpy(decided).bool()
+    return int(logits.masked_fill(~predicted, -torch.inf).argmax() if predicted.any() else logits.argmax())
 
 
 def _evidence(logits: torch.Tensor, label: int, config: DebertaExtConfig) -> torch.Tensor:

@@ -78,6 +78,19 @@ def test_a_saved_threshold_chooses_the_label_that_is_explained(name, other):
         assert prediction.evidence == pytest.approx(math.log(probability / (1 - probability)), abs=1e-4)
 
 
+def test_of_several_labels_the_likeliest_above_its_threshold_is_explained():
+    model, tokenizer = classifier(problem_type="multi_label_classification"), word_tokenizer()
+    scores = dict(explain_prediction(model, tokenizer, TEXT, gradients=False).scores)
+    first, second = sorted(scores, key=scores.get, reverse=True)[:2]
+    for thresholds, label in (
+        ({first: 0.999, second: 0.001}, second),
+        ({first: 0.001, second: 0.001}, first),
+        (dict.fromkeys(scores, 0.999), first),
+    ):
+        model.config.decision_thresholds = thresholds
+        assert explain_prediction(model, tokenizer, TEXT, gradients=False).label == label
+
+
 @pytest.mark.parametrize("texts", [(TEXT,), (TEXT, SECOND)], ids=["text", "pair"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_integrated_gradients_sum_to_the_difference_of_the_evidence_from_the_masked_text(kind, texts):

@@ -45,7 +45,7 @@ def test_starred_tasks_begin_at_an_mnli_checkpoint():
 @pytest.mark.parametrize("name, model", [("large", "deberta-large"), ("large", "deberta-large-mnli"), ("v3-large", "base")])
 def test_another_model_than_one_of_mnli_is_warned_of(name, model, caplog):
     set_recipe_fields(name, DebertaExtConfig(), DataArguments(task_name="rte"), ModelArguments(model_name_or_path=model))
-    assert ("was published for a model that was first fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
+    assert ("expects a model that was first fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
 
 
 def test_tasks_of_other_names_take_the_settings_of_their_kind():

@@ -173,7 +173,7 @@ def test_questions_are_never_cut(caplog, tmp_path):
     _, windows = windows_of(columns(long, one(), long), tokenizer=words(), max_length=12, doc_stride=2)
     assert {*windows.examples.tolist()} == {1}
     [said] = caplog.messages
-    assert "ignoring 2 questions" in said and "'long', 9 tokens" in said
+    assert "ignoring 2 questions" in said and "'long' with 9 tokens" in said
     file = write_lines(tmp_path / "dev.jsonl", long, one())
     task = data(validation_file=[file], max_seq_length=12, doc_stride=2).encode(words(), BertConfig())
     measured = task.evaluation[""]

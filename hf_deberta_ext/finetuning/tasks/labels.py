@@ -15,6 +15,7 @@ from scipy.special import expit, softmax
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
+from ...analysis.thresholds import decide
 from ...data.columns import cells, check_columns, label_order
 from ..task import label_fields
 
@@ -132,17 +133,10 @@ class Labels:
         return (logits > 0).astype(np.int64)
 
     def decided(self, logits: Any) -> np.ndarray:
-        """Return predictions as `predicted`, but predict labels at or above the checkpoint's thresholds if it has any.
-
-        With two classes, only the first threshold is used.
-        """
-        if self.thresholds and self.problem_type == MULTI:
-            least = [self.thresholds.get(name, 0.5) for name in self.names]
-            return (self.probabilities(logits) >= least).astype(np.int64)
-        if self.thresholds and len(self.names) == 2:
-            label, least = next(iter(self.thresholds.items()))
-            is_label = self.probabilities(logits)[:, self.names.index(label)] >= least
-            return np.where(is_label, self.names.index(label), 1 - self.names.index(label))
+        """Return predictions as `predicted`, but by the checkpoint's thresholds (`decide`) if it has any."""
+        is_multi = self.problem_type == MULTI
+        if self.thresholds and (is_multi or len(self.names) == 2):
+            return decide(self.probabilities(logits), self.names, self.thresholds, multi_label=is_multi)
         return self.predicted(logits)
 
     def probabilities(self, logits: Any) -> np.ndarray:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions by the thresholds that `--save_thresholds` writes to a configuration (`decision_thresholds`)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+__all__ = ["decide"]
+
+
+def decide(
+    probabilities: np.ndarray, names: Sequence[str], thresholds: Mapping[str, float], *, multi_label: bool
+) -> np.ndarray:
+    """Predict labels at or above their threshold.
+
+    Args:
+        probabilities (`np.ndarray`): [n, C], one column for each name.
+        thresholds (`dict[str, float]`): probability by name. With several labels per text, others have 0.5; with two
+            classes, only the first threshold is used.
+        multi_label (`bool`): whether a text can have several labels.
+
+    Returns:
+        [n, C] of 0 and 1 if `multi_label`, else [n] class numbers, int64.
+    """
+    if multi_label:
+        least = [thresholds.get(name, 0.5) for name in names]
+        return (probabilities >= least).astype(np.int64)
+    name, least = next(iter(thresholds.items()))
+    label = list(names).index(name)
+    return np.where(probabilities[:, label] >= least, label, 1 - label)
