@@ -102,6 +102,8 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no counterpart in transformers; save one of its parts instead")
+    if getattr(model, "is_quantized", False):
+        raise ValueError("deberta-v2 has no int8 form: the model cannot be saved; save the model it was converted from")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 does not support p2p attention (pos_att_type): the model cannot be saved")
     if getattr(model, "proj", None) is not None:
