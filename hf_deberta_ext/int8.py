@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """int8 models for inference on CPUs: a quarter of the size, and several times as fast as float32.
 
-Weights of linear layers have one scale per output, and activations one scale per call, which torch's quantised operator
-computes. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative table stay in float32.
+Weights of linear layers have one scale per output, and activations one scale per token; the common input of queries, keys
+and values has one scale per call. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative
+table stay in float32.
 
 `quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again: importing
 hf_deberta_ext registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how many
@@ -35,7 +36,7 @@ def int8_rows(weight: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.T
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with int8 weights; activations are quantised to 8 bits in each call.
+    """Linear layer with int8 weights; activations are quantised to 8 bits in each call, with one scale per row.
 
     Weights are in [-64, 64], because CPUs without VNNI add two products in 16 bits, which saturates with weights up to 127.
 
@@ -66,8 +67,12 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         packed = self.packed
         if packed is None:
-            self.packed = packed = pack(self)
-        return torch.ops.quantized.linear_dynamic.default(x.float(), packed).to(self.dtype)
+            self.packed = packed = pack(self, with_bias=False)
+        # torch's operator takes one scale per call: divide each row by its largest value first.
+        x = x.float()
+        largest = x.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+        out = torch.ops.quantized.linear_dynamic.default(x / largest, packed)
+        return torch.addcmul(self.bias, out, largest).to(self.dtype)
 
 
 def forget_packed(module: nn.Module, keys: Any):
@@ -75,7 +80,7 @@ def forget_packed(module: nn.Module, keys: Any):
     module.packed = None
 
 
-def pack(*layers: Int8Linear) -> Any:
+def pack(*layers: Int8Linear, with_bias: bool = True) -> Any:
     """Return the weights of layers with the same input as one layer, in the form that torch's operator reads on this CPU."""
     weight, scale, bias = (torch.cat([getattr(x, name) for x in layers]) for name in ("weight", "scale", "bias"))
     zeros = torch.zeros(len(scale), dtype=torch.long)
@@ -83,7 +88,7 @@ def pack(*layers: Int8Linear) -> Any:
         # torch 2.13 announces that quantised tensors will be removed, but the operator takes nothing else.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
         quantised = torch.quantize_per_channel(weight * scale[:, None], scale, zeros, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(quantised, bias)
+    return torch.ops.quantized.linear_prepack(quantised, bias if with_bias else None)
 
 
 class Int8Attention(DisentangledSelfAttention):
@@ -138,6 +143,10 @@ class Int8Quantizer(HfQuantizer):
             raise ValueError("expected an int8 checkpoint: create one with `deberta-ext convert MODEL FOLDER --to int8`")
         replace_modules(model)
 
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        # Scales and LayerNorm are float32, also with dtype="bfloat16".
+        return torch.float32
+
     def is_serializable(self) -> bool:
         return True
 
@@ -181,8 +190,10 @@ def quantise(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: the model is not float32 on the CPU, or is already int8.
     """
+    if getattr(model, "is_quantized", False):
+        raise ValueError("expected a float32 model, but the model is already quantised: load its source")
     weights = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
-    if weights != {(torch.float32, "cpu")} or getattr(model, "is_quantized", False):
+    if weights != {(torch.float32, "cpu")}:
         raise ValueError(
             f'expected a float32 model on the CPU, got {sorted(map(str, weights))}; load it with dtype="float32"'
         )

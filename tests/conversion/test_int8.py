@@ -17,6 +17,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 from hf_deberta_ext.commands import main
+from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.int8 import Int8Config, Int8Embedding, Int8Linear, quantise
 
 IDS = torch.randint(5, 63, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -31,8 +32,11 @@ def test_a_linear_layer_rounds_weights_and_activations_and_does_not_saturate():
     linear, x = torch.nn.Linear(64, 48), torch.randn(5, 64)
     int8 = Int8Linear(64, 48)
     int8.fill(linear)
-    # Half a step of each weight and of each activation, at most.
-    steps = int8.scale * x.abs().sum(1, keepdim=True) + (x.max() - x.min()) / 255 * linear.weight.abs().sum(1)
+    # A row 1,000 times as large as the others does not change their scales.
+    x[0] *= 1000
+    # Half a step of each weight and of each activation, at most; an activation's step is 2/255 of the row's largest value.
+    row_steps = x.abs().amax(1, keepdim=True) * 2 / 255
+    steps = int8.scale * x.abs().sum(1, keepdim=True) + row_steps * linear.weight.abs().sum(1)
     assert ((int8(x) - linear(x)).abs() <= 0.51 * steps).all()
     # The largest products: they overflow 16 bits without the limit of 64.
     linear.weight.data.fill_(1.0)
@@ -84,11 +88,28 @@ def test_weights_that_are_loaded_after_a_call_are_used(tiny_config, shake):
         assert torch.allclose(first(IDS).logits, expected, atol=1e-5) and not torch.allclose(before, expected, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_dtype_does_not_change_a_loaded_model(dtype, tiny_config, shake, tmp_path):
+    int8 = quantise(shake(DebertaExtForSequenceClassification(tiny_config())))
+    int8.save_pretrained(tmp_path)
+    other = DebertaExtForSequenceClassification.from_pretrained(tmp_path, dtype=dtype).eval()
+    with torch.no_grad():
+        assert torch.allclose(other(IDS).logits, int8(IDS).logits, atol=1e-5)
+
+
+def test_an_int8_model_is_not_saved_as_deberta_v2(tiny_config, tmp_path):
+    """transformers would load the int8 weights without their scales."""
+    int8 = quantise(DebertaExtForSequenceClassification(tiny_config()))
+    with pytest.raises(ValueError, match="deberta-v2 has no int8 form"):
+        save_as_deberta_v2(int8, tmp_path / "stock")
+    assert not (tmp_path / "stock").exists()
+
+
 def test_models_that_cannot_be_converted_are_refused(tiny_config, tmp_path):
     model = DebertaExtForSequenceClassification(tiny_config())
     with pytest.raises(ValueError, match=r"expected a float32 model on the CPU, got .*bfloat16"):
         quantise(copy.deepcopy(model).bfloat16())
-    with pytest.raises(ValueError, match="expected a float32 model"):
+    with pytest.raises(ValueError, match="the model is already quantised"):
         quantise(quantise(copy.deepcopy(model)))
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected an int8 checkpoint"):
