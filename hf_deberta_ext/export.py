@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export models as `torch.export` programs or ONNX files with dynamic shapes, and quantise ONNX files to int8.
 
-ONNX export requires `pip install 'hf_deberta_ext[onnx]'`. `examples/export_onnx.py` compares a file with its model.
+`deberta-ext convert MODEL FOLDER --to onnx` also compares the file with its model.
+Requires `pip install 'hf_deberta_ext[onnx]'`.
 """
 
 import importlib

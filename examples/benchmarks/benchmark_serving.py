@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.analysis.results import markdown_table
+from hf_deberta_ext.conversion.verification import OnnxFile
 from hf_deberta_ext.export import export_onnx, quantise_onnx
 from hf_deberta_ext.int8 import quantise
 from hf_deberta_ext.training.user_errors import ExitOnUserError
@@ -120,15 +121,9 @@ def onnx_file(args: argparse.Namespace, folder: Path, *, source: str, int8: bool
     return file
 
 
-def answer_of_arrays(names: set[str], run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Answer:
-    """Return the function that maps a batch to the logits of a runtime with these input names."""
-    return lambda inputs: torch.from_numpy(run({name: x.numpy() for name, x in inputs.items() if name in names}))
-
-
 def onnx_runtime(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False) -> Answer:
-    session = measuring.onnx_session(onnx_file(args, folder, source=source, int8=int8))
-    names = {value.name for value in session.get_inputs()}
-    return answer_of_arrays(names, lambda arrays: session.run(["logits"], arrays)[0])
+    file = OnnxFile(onnx_file(args, folder, source=source, int8=int8))
+    return lambda inputs: file(**inputs)["logits"]
 
 
 def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool = False, precision: str = "f32") -> Answer:
@@ -139,7 +134,11 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
     compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
     names = {name for port in compiled.inputs for name in port.names}
-    return answer_of_arrays(names, lambda arrays: compiled(arrays)["logits"])
+
+    def answer(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.from_numpy(compiled({name: x.numpy() for name, x in inputs.items() if name in names})["logits"])
+
+    return answer
 
 
 SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {

@@ -135,15 +135,6 @@ def take_turns(
     return times
 
 
-def onnx_session(file: Path):
-    """Open an ONNX file with as many threads as torch uses."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-
-
 def spread(values) -> list[float]:
     """Return the median, 10th and 90th percentile."""
     return np.quantile(values, (0.5, 0.1, 0.9)).tolist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext convert`: convert checkpoints to this package's format, to int8 or to deberta-v2, and verify them."""
+"""`deberta-ext convert`: convert checkpoints to this package's format, to int8, ONNX or deberta-v2, and verify them."""
 
 import argparse
 
@@ -7,18 +7,19 @@ from ..heads import HEADS
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "convert any DeBERTa checkpoint to this package's format, to int8, or back to deberta-v2"
+HELP = "convert a checkpoint to this package's format, int8, ONNX, or back to deberta-v2"
 EXAMPLE = """\
 deberta-ext convert microsoft/deberta-v3-base deberta-v3-base
 deberta-ext convert microsoft/deberta-base deberta-base --head masked-lm --dtype float32
 deberta-ext convert runs/mnli mnli-stock --to deberta-v2
-deberta-ext convert runs/mnli mnli-int8 --to int8 --texts texts.txt"""
+deberta-ext convert runs/mnli mnli-int8 --to int8 --texts texts.txt
+deberta-ext convert runs/mnli mnli-onnx --to onnx"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a folder, or the id of a Hub repository")
     parser.add_argument("output", metavar="OUTPUT", help="the folder to write")
-    formats = ("deberta-ext", "deberta-v2", "int8")
+    formats = ("deberta-ext", "deberta-v2", "int8", "onnx", "onnx-int8")
     parser.add_argument("--to", choices=formats, default="deberta-ext", help="format; int8: for CPUs; default %(default)s")
     parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="model head; default: the head in the file")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="dtype of weights; default: as saved")
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lossy", action="store_true", help="--to deberta-v2 even if the outputs of its classes differ")
     parser.add_argument("--tokenizer", metavar="SOURCE", help="source of the tokenizer, or none; default SOURCE")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--texts", metavar="FILE", help="--to int8: texts to compare the models on, one per line")
+    parser.add_argument("--texts", metavar="FILE", help="texts to compare int8 and ONNX models on, one per line")
     parser.add_argument("--overwrite", action="store_true", help="rename an OUTPUT that exists to OUTPUT.old-1")
 
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert checkpoints to the format of this package, to its int8 form or to transformers' deberta-v2; check the result."""
+"""Convert checkpoints to the format of this package, to int8, ONNX or transformers' deberta-v2; check the result."""
 
 import copy
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..checkpoints.files import read_json
+from ..export import export_onnx, quantise_onnx
 from ..files import free_name
 from ..heads import model_class
 from ..int8 import quantise
@@ -25,6 +27,10 @@ __all__ = ["convert"]
 HALVES = {"replaced-token-detection": "discriminator", "base": "discriminator", "masked-lm": "generator"}
 # Files and folders of sentence-transformers: activation function of the scores, prompts, further modules.
 MODULES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*")
+
+# Formats that are made from a single model in float32, and compared with it on texts.
+FROM_FLOAT32 = ("int8", "onnx", "onnx-int8")
+ONNX_FILE = "model.onnx"
 
 
 def convert(
@@ -57,10 +63,10 @@ def convert(
         raise OSError(f"{output} already exists: choose another folder, or pass --overwrite to rename the existing one")
     if max_shard_size and to != "deberta-ext":
         raise ValueError("--max_shard_size is only supported with --to deberta-ext")
-    if to == "int8" and dtype not in (None, "float32"):
-        raise ValueError(f"--to int8 converts from float32: remove --dtype {dtype}")
-    if texts and to != "int8":
-        raise ValueError("--texts are compared with --to int8 only; remove --texts")
+    if to in FROM_FLOAT32 and dtype not in (None, "float32"):
+        raise ValueError(f"--to {to} converts from float32: remove --dtype {dtype}")
+    if texts and to not in FROM_FLOAT32:
+        raise ValueError(f"--texts are only compared with --to {', '.join(FROM_FLOAT32)}; remove --texts")
     compared = Path(texts).read_text(encoding="utf-8").splitlines() if texts else None
     contents = read_contents(source, revision=revision, weights=True)
     if contents.problems:
@@ -74,12 +80,12 @@ def convert(
             f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
             "masked-lm (the generator) or base, and convert the result for another head"
         )
-    if to == "int8" and head == "pretraining":
-        raise ValueError("--to int8 converts a single model: choose --head replaced-token-detection or masked-lm")
+    if to in FROM_FLOAT32 and head == "pretraining":
+        raise ValueError(f"--to {to} converts a single model: choose --head replaced-token-detection or masked-lm")
     _, resized = compare_with_class(contents, head)
     if resized:
         raise ValueError(f"{source}: {resized[0]}; check the number of labels (id2label)")
-    if to == "int8":
+    if to in FROM_FLOAT32:
         dtype = "float32"
     elif dtype is None:
         dtype = "float32"
@@ -104,10 +110,11 @@ def convert(
         write_folder(model, encoder, written, to=to, lossy=lossy, max_shard_size=max_shard_size)
         if not is_chosen and (contents.folder / "modules.json").is_file():
             copy_modules(contents.folder, written)
-        for check in verification.check_folder(model, written, to):
+        for check in checks(model, written, to):
             print(f"checked: {check}")
-        if to == "int8" and encoder is not None:
-            for line in verification.compare_int8(original, model, encoder, compared):
+        if to in FROM_FLOAT32 and encoder is not None and head != "multiple-choice":
+            converted = model if to == "int8" else verification.OnnxFile(written / ONNX_FILE)
+            for line in verification.compare_on_texts(original, converted, to, encoder, compared):
                 print(f"compared: {line}")
         if is_in_use(target):
             print(f"renamed: the previous {output} is now {target.rename(free_name(target)).name}")
@@ -116,6 +123,15 @@ def convert(
     finally:
         shutil.rmtree(written, ignore_errors=True)
     print(f"written: {output} ({to}, {read_json(target / 'config.json')['architectures'][0]})")
+
+
+def checks(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
+    """Compare the written folder with the model; return one line of text for each comparison."""
+    if to == "onnx":
+        return [verification.check_onnx(model, folder / ONNX_FILE)]
+    if to == "onnx-int8":
+        return []
+    return verification.check_folder(model, folder, to)
 
 
 def choose_head(contents: CheckpointContents, to: str) -> str:
@@ -184,12 +200,25 @@ def write_folder(
     if to == "deberta-v2":
         for note in save_as_deberta_v2(model, folder, lossy=lossy):
             print(f"note: {note}")
+    elif to in ("onnx", "onnx-int8"):
+        write_onnx(model, folder, int8=to == "onnx-int8")
     elif max_shard_size:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     else:
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def write_onnx(model: DebertaExtPreTrainedModel, folder: Path, *, int8: bool) -> None:
+    """Write model.onnx and the configuration."""
+    if int8:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as exported:
+            quantise_onnx(export_onnx(model, Path(exported, ONNX_FILE)), folder / ONNX_FILE)
+    else:
+        export_onnx(model, folder / ONNX_FILE)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
 
 
 def copy_modules(source: Path, folder: Path) -> None:

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify a converted checkpoint: compare its tensors and encoder outputs with the original model, and int8 decisions."""
+"""Verify a converted model: compare its tensors, outputs and decisions with the original model."""
 
 import copy
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 from transformers import DebertaV2Model, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
+from ..export import reads_absolute_positions
+from ..model.modeling_deberta_ext import (
+    DebertaExtForMultipleChoice,
+    DebertaExtForSequenceClassification,
+    DebertaExtPreTrainedModel,
+)
 from .deberta_v2 import to_deberta_v2_state_dict
 
-__all__ = ["check_folder", "compare_int8"]
+__all__ = ["OnnxFile", "check_folder", "check_onnx", "compare_on_texts", "onnx_differences"]
 
 # Maximum difference relative to the largest output, for float32 sums in another order.
 TOLERANCE = 1e-4
 # Models whose logits are decisions about one text.
 OF_SINGLE_TEXTS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
+# (rows, tokens, side of the padding): lengths and batch sizes other than those of the traced inputs.
+SHAPES = ((1, 1, "none"), (3, 2, "right"), (4, 37, "left"), (2, 73, "right"))
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
@@ -66,44 +73,118 @@ def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
     return states[mask.bool()]
 
 
+class OnnxFile:
+    """Model in an ONNX file, with as many threads as torch uses; called with tensors by name, returns its outputs."""
+
+    def __init__(self, file: Path):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        arrays = self.session.run(self.outputs, {name: inputs[name].numpy() for name in self.inputs})
+        return dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
+
+
+def check_onnx(model: DebertaExtPreTrainedModel, file: Path) -> str:
+    """Compare a float32 ONNX file with its model on random inputs of several shapes; return a line of text.
+
+    Raises:
+        ValueError: If an output differs by more than rounding.
+    """
+    difference = max(onnx_differences(model, file))
+    # Also True if the difference is NaN.
+    if not difference <= TOLERANCE:
+        raise ValueError(f"the outputs of the file differ from the model by {difference:.1g} of the largest output")
+    return f"the outputs of the file differ by at most {difference:.1g} of the largest output"
+
+
 @torch.inference_mode()
-def compare_int8(
+def onnx_differences(
+    model: DebertaExtPreTrainedModel, file: Path, shapes: Sequence[tuple[int, int, str]] = SHAPES
+) -> Iterator[float]:
+    """Yield the largest difference of an ONNX file's outputs at real tokens, relative to the largest output, by shape.
+
+    Args:
+        shapes: batch size, length and padding ("none", "right" or "left": of every second row, half of its length) of the
+            random inputs. Lengths beyond a table of absolute positions are shortened.
+    """
+    exported, longest = OnnxFile(file), max(length for _, length, _ in shapes)
+    if reads_absolute_positions(model):
+        longest = model.config.max_position_embeddings
+    for batch, length, padding in shapes:
+        shape = [batch, min(length, longest)]
+        if isinstance(model, DebertaExtForMultipleChoice):
+            shape.insert(1, 3)
+        ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        mask, half = torch.ones_like(ids), shape[-1] // 2
+        if padding == "right":
+            mask[1::2, ..., max(1, half) :] = 0
+        elif padding == "left":
+            mask[1::2, ..., :half] = 0
+        types = torch.zeros_like(ids)
+        if model.config.type_vocab_size > 1:
+            types[..., half:] = 1
+        inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=types)
+        expected, largest, difference = model(**inputs), 0.0, 0.0
+        for name, values in exported(**inputs).items():
+            exact = expected[name]
+            # Logits of tokens, not of rows
+            if exact.shape[: mask.dim()] == mask.shape and not isinstance(model, DebertaExtForSequenceClassification):
+                exact, values = exact[mask.bool()], values[mask.bool()]
+            difference = max(difference, (exact - values).abs().max().item())
+            largest = max(largest, exact.abs().max().item())
+        yield difference / largest
+
+
+@torch.inference_mode()
+def compare_on_texts(
     model: DebertaExtPreTrainedModel,
-    int8: DebertaExtPreTrainedModel,
+    converted: Callable[..., Mapping[str, torch.Tensor]],
+    name: str,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str] | None = None,
 ) -> list[str]:
-    """Compare a float32 model with its int8 copy, one text at a time; return one line of text for each comparison.
+    """Compare a float32 model with its converted form, one text at a time; return one line of text for each comparison.
 
-    Decisions are the largest logits. A model without logits for single texts is compared by the states of its encoder.
+    Decisions are the largest logits. A model without decisions about single texts is compared by its logits or states.
 
     Args:
+        converted: int8 model or `OnnxFile`.
+        name (`str`): name of the converted form.
         texts (`Sequence[str]`, *optional*): texts to compare; default: 100 paragraphs of Python's reference.
     """
     if texts is None:
         paragraphs = "\n\n".join(topics.values()).split("\n\n")
         texts = [" ".join(paragraph.split()) for paragraph in paragraphs if len(paragraph) > 100][:100]
-    has_logits = type(model).__name__.endswith(OF_SINGLE_TEXTS)
-    pair = [model, int8] if has_logits else [model.base_model, int8.base_model]
+    has_decisions = type(model).__name__.endswith(OF_SINGLE_TEXTS)
+    sides: list[Callable[..., Mapping[str, torch.Tensor]]] = [model, converted]
+    if not has_decisions and isinstance(converted, DebertaExtPreTrainedModel):
+        sides = [model.base_model, converted.base_model]
     equal, decisions, cosines, seconds = 0, 0, [], [[], []]
     for text in texts:
-        inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
-        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        encoded = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+        inputs = {key: encoded[key] for key in ("input_ids", "attention_mask")}
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         results = []
-        for side, times in zip(pair, seconds, strict=True):
+        for side, times in zip(sides, seconds, strict=True):
             start = time.perf_counter()
             outputs = side(**inputs)
             times.append(time.perf_counter() - start)
-            names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in outputs]
-            results.append([outputs[name].float() for name in names])
+            names = [key for key in ("logits", "start_logits", "end_logits", "last_hidden_state") if key in outputs]
+            results.append([outputs[key].float() for key in names])
         for exact, rounded in zip(*results, strict=True):
             cosines.append(torch.cosine_similarity(exact.flatten(), rounded.flatten(), dim=0).item())
             same = exact.argmax(-1) == rounded.argmax(-1)
             equal, decisions = equal + int(same.sum()), decisions + same.numel()
     before, after = (1000 * statistics.median(times) for times in seconds)
-    lines = [f"{len(texts)} texts, one at a time: {before:.1f} ms in float32, {after:.1f} ms in int8 (medians)"]
-    if has_logits:
+    lines = [f"{len(texts)} texts, one at a time: {before:.1f} ms in float32, {after:.1f} ms in {name} (medians)"]
+    if has_decisions:
         lines.append(f"{equal} of {decisions} decisions are equal ({equal / decisions:.1%})")
-    compared = "logits" if has_logits else "states"
+    compared = "states" if names == ["last_hidden_state"] else "logits"
     lines.append(f"cosine of the {compared}: {statistics.mean(cosines):.4f} on average, lowest {min(cosines):.4f}")
     return lines

@@ -43,7 +43,7 @@ ALLOWED = {
         "tokenization", "training",
     },
     "checkpoints": set(),
-    "conversion": {"int8", "tokenization"},
+    "conversion": {"export", "int8", "tokenization"},
     "data": set(),
     "files": set(),
     "demo": {"analysis", "tokenization"},

@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 import torch
 from every_head import CLASSES
-from scripts import module_of
 from tiny_models import save_tokenizer, tiny_model
-from transformers import DebertaV2ForTokenClassification, DebertaV2Model
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForMultipleChoice,
     DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
     DebertaExtForReplacedTokenDetection,
     DebertaExtForSequenceClassification,
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
 from hf_deberta_ext import export as export_module
-from hf_deberta_ext.export import export_onnx, quantise_onnx, reads_absolute_positions
+from hf_deberta_ext.commands import main
+from hf_deberta_ext.conversion.verification import check_onnx, onnx_differences
+from hf_deberta_ext.export import export_onnx, quantise_onnx
 
 REASON = "needs the extra `onnx`"
 onnx = pytest.importorskip("onnx", reason=REASON)
@@ -32,7 +31,6 @@ pytest.importorskip("onnxscript", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
-script = module_of("export_onnx")
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
 # A head of each family, with a convolution, one table row for each distance, types and positions as inputs, and choices.
 # Each export takes seconds; the other combinations are slow.
@@ -79,14 +77,6 @@ def classifier(build, exported):
     return model, exported(model, case_id(case))
 
 
-def measure(model, file, *shapes, **options):
-    """Return rows for these shapes, (batch, length, padding); by default shapes at which a graph with a fixed size fails."""
-    far = 64 if reads_absolute_positions(model) else 73
-    middle = ((1, 37, "none"), (4, 37, "right"), (4, 37, "left"))
-    every = ((1, 1, "none"), (3, 2, "right"), (2, 20, "none"), *middle, (1, far, "none"), (2, far, "right"))
-    return script.measure(model, file, shapes or every, **options)
-
-
 def dimensions(values):
     return {value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
 
@@ -98,15 +88,11 @@ def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path)
     """Shapes: one row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays
     close.
     """
-    head, _, _ = case
     model = build(case)
     file = exported(model, case_id(case))
-    for row in measure(model, file):
-        assert row["difference"] < FLOAT32 * row["largest"] and row["largest"] > 0.1, row
-        assert row["agreement"] == (None if head is DebertaExtModel else 1.0), row
+    assert all(difference < FLOAT32 for difference in onnx_differences(model, file))
     int8 = quantise_onnx(file, tmp_path / "int8.onnx")
-    for row in measure(model, int8):
-        assert 0 < row["difference"] < INT8 * row["largest"], row
+    assert all(0 < difference < INT8 for difference in onnx_differences(model, int8))
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in NAMED)], ids=case_id)
@@ -158,54 +144,27 @@ def test_a_subclass_and_a_model_in_training_are_taken_and_left_as_they_were(buil
     model.train().set_unpadding(True)
     file = export_onnx(model, tmp_path / "new" / "mine.onnx", opset=20)
     quantise_onnx(file, tmp_path / "new" / "mine_int8.onnx")
-    (row,) = measure(model, file, (2, 30, "right"))
-    assert row["difference"] < FLOAT32 * row["largest"]
+    assert all(difference < FLOAT32 for difference in onnx_differences(model, file, [(2, 30, "right")]))
     assert all(module.training for module in model.modules()) and model.deberta.unpadding is True
     assert onnx.load(file).opset_import[0].version == 20
     assert os.listdir(tmp_path) == ["new"] and sorted(os.listdir(file.parent)) == ["mine.onnx", "mine_int8.onnx"]
 
 
-def test_measures_by_hand(classifier, tmp_path):
-    """A classifier file with a different bias differs by exactly that bias, and predicts other labels."""
+def test_differences_by_hand(classifier, tmp_path):
+    """A file with another bias differs by exactly this bias; `convert` refuses such a file."""
     model, file = classifier
     proto = onnx.load(file)
     bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "classifier.bias")
     shifted = onnx.numpy_helper.to_array(bias) + np.float32([0, 0, 100])
     bias.CopyFrom(onnx.numpy_helper.from_array(shifted, bias.name))
     onnx.save(proto, tmp_path / "shifted.onnx")
-    (row,) = measure(model, tmp_path / "shifted.onnx", (4, 9, "left"))
-    assert row["difference"] == pytest.approx(100, abs=1e-3) and row["agreement"] < 1
-    tokens = list(range(5, 41))
-    (row,) = measure(model, file, (4, 9, "none"), tokens=tokens, repeats=3)
+    ids = torch.randint(model.config.vocab_size, [2, 9], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert row["largest"] == model(torch.tensor(tokens).view(4, 9)).logits.abs().max().item()
-    assert row["torch_seconds"] > 0 and row["onnx_seconds"] > 0
-    with pytest.raises(ValueError, match=r"inputs of shape \[2, 8\] take 16 tokens, got 3"):
-        measure(model, file, (2, 8, "none"), tokens=[5, 6, 7])
-
-
-SEVERAL = [
-    # The padded third token is ignored, although it differs most.
-    (DebertaExtForTokenClassification, [[[1, 0], [0, 1], [9, 0]]], [[[1, 0], [1, 0], [0, 9]]], [[1, 1, 0]], (1, 1, 0.5)),
-    (DebertaExtForReplacedTokenDetection, [[2, -1]], [[2, 1]], [[1, 1]], (2, 2, 0.5)),
-    # One score is a regression, and an encoder's states are not classes.
-    (DebertaExtForSequenceClassification, [[2], [0]], [[2.5], [0]], [[1], [1]], (0.5, 2, None)),
-    (DebertaExtModel, [[[1, 0]]], [[[0, 1]]], [[1]], (1, 1, None)),
-]
-
-
-@pytest.mark.parametrize(("head", "expected", "got", "mask", "result"), SEVERAL)
-def test_differences_count_at_real_tokens(head, expected, got, mask, result, tiny_config):
-    model, name = head(tiny_config(num_hidden_layers=1)), "last_hidden_state" if head is DebertaExtModel else "logits"
-    sides = ({name: torch.tensor(side).float()} for side in (expected, got))
-    assert tuple(script.compare(model, *sides, torch.tensor(mask).bool()).values()) == result
-
-
-def test_the_end_of_an_answer_is_looked_for_among_real_tokens(tiny_config):
-    model, mask = DebertaExtForQuestionAnswering(tiny_config(num_hidden_layers=1)), torch.tensor([[1, 1, 0]]).bool()
-    expected = {"start_logits": torch.tensor([[3.0, 1, 0]]), "end_logits": torch.tensor([[0.0, 2, 1]])}
-    got = {"start_logits": torch.tensor([[3.0, 1, 9]]), "end_logits": torch.tensor([[5.0, 2, 1]])}
-    assert tuple(script.compare(model, expected, got, mask).values()) == (5, 3, 0.5)
+        largest = model(ids).logits.abs().max().item()
+    (difference,) = onnx_differences(model, tmp_path / "shifted.onnx", [(2, 9, "none")])
+    assert difference == pytest.approx(100 / largest, rel=1e-4)
+    with pytest.raises(ValueError, match="the outputs of the file differ from the model by "):
+        check_onnx(model, tmp_path / "shifted.onnx")
 
 
 def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_16_bits(classifier, tmp_path):
@@ -226,8 +185,7 @@ def test_embeddings_are_quantised_when_asked_for_and_sums_of_int8_products_fit_1
         assert len(weights) > 10 and 2 * 255 * max(largest) <= 2**15 - 1 and max(largest) >= 63
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         assert metadata["quantisation"] == "int8 weights, dynamic" and metadata["reduce_range"] == "true"
-    for row in measure(model, smaller):
-        assert row["difference"] < INT8 * row["largest"]
+    assert all(difference < INT8 for difference in onnx_differences(model, smaller))
 
 
 def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_path):
@@ -236,8 +194,8 @@ def test_weights_in_a_second_file_are_quantised_into_two_files(classifier, tmp_p
     onnx.save(onnx.load(file), big, save_as_external_data=True, location="big.onnx.data", size_threshold=0)
     quantise_onnx(big, tmp_path / "int8" / "small.onnx")
     assert sorted(os.listdir(tmp_path / "int8")) == ["small.onnx", "small.onnx.data"]
-    (row,) = measure(model, tmp_path / "int8" / "small.onnx", (4, 40, "right"))
-    assert 0 < row["difference"] < INT8 * row["largest"]
+    (difference,) = onnx_differences(model, tmp_path / "int8" / "small.onnx", [(4, 40, "right")])
+    assert 0 < difference < INT8
     # The old second file is removed if the new model has none.
     quantise_onnx(file, tmp_path / "int8" / "small.onnx", overwrite=True)
     assert os.listdir(tmp_path / "int8") == ["small.onnx"]
@@ -286,71 +244,16 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing, class
             export_onnx(model, tmp_path / "model.onnx")
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """Save a classifier of three labels with its tokenizer; return it with rows and a text."""
+@pytest.mark.parametrize("to", ["onnx", "onnx-int8"])
+def test_the_command_writes_a_file_and_compares_its_decisions(to, tmp_path, capsys):
     tiny_model(DebertaExtForSequenceClassification, num_hidden_layers=1, pad_token_id=0).save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
-    rows = [{"sentence": f"w{5 + i} w{50 - i} " * (i % 5 + 1), "label": i % 3} for i in range(50)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    (tmp_path / "text.txt").write_text(" ".join(f"w{5 + i % 50}" for i in range(400)))
-    return tmp_path
-
-
-def test_the_example_writes_both_files_and_measures_them(saved, capsys):
-    flags = ["--model", str(saved / "model"), "--output", str(saved / "onnx" / "model.onnx"), "--int8", "--int8_embeddings"]
-    flags += ["--lengths", "1", "9", "90", "--repeats", "1", "--text_file", str(saved / "text.txt")]
-    results = script.main([*flags, "--rows_file", str(saved / "rows.jsonl")])
-    assert sorted(os.listdir(saved / "onnx")) == ["model.onnx", "model_int8.onnx", "parity.json"]
-    assert json.loads((saved / "onnx" / "parity.json").read_text()) == json.loads(json.dumps(results))
-    assert str(saved) not in (saved / "onnx" / "parity.json").read_text() and results["model"] == "model"
-    assert results["architecture"] == "DebertaExtForSequenceClassification"
-    assert results["bytes"]["int8"] == (saved / "onnx" / "model_int8.onnx").stat().st_size < results["bytes"]["float32"]
-    shapes = [(1, 1), (1, 9), (1, 90), (2, 9), (2, 90)]
-    for rows in results["parity"].values():
-        assert [(row["batch"], row["length"]) for row in rows] == shapes
-    assert all(row["agreement"] == 1.0 for row in results["parity"]["float32"])
-    # By hand: run the model on each row separately.
-    model = DebertaExtForSequenceClassification.from_pretrained(saved / "model").eval()
-    right = 0
-    for line in (saved / "rows.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        ids = [1, *(int(word[1:]) for word in row["sentence"].split()), 2]
-        with torch.no_grad():
-            right += model(torch.tensor([ids])).logits.argmax().item() == row["label"]
-    scores = results["accuracy"]
-    assert scores["torch"] == {"rows": 50, "accuracy": pytest.approx(right / 50)}
-    assert scores["float32"] == {"rows": 50, "accuracy": pytest.approx(right / 50), "agreement": 1.0}
-    assert {*scores} == {"torch", "float32", "int8"}
-    lines = capsys.readouterr().out.splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    assert len(table) == 2 + len(shapes) and all(line.count("|") == table[0].count("|") for line in table)
-    with pytest.raises(SystemExit, match=r"model.onnx already exists; pass overwrite=True"):
-        script.main(flags)
-
-
-def test_the_example_says_what_is_wrong(saved, monkeypatch, capsys):
-    monkeypatch.chdir(saved)
-    (saved / "bad.jsonl").write_text(json.dumps({"sentence": "w7", "label": 7}) + "\n")
-    for flags, message in (
-        ("--rows_file rows.jsonl --text_columns text --model model", "rows.jsonl must have the columns 'text'"),
-        ("--rows_file bad.jsonl --model model", "the model has no label 7; it has"),
-        ("--rows_file rows.jsonl --task feature-extraction --model model", "needs a text classifier, got DebertaExtModel"),
-        ("--text_file text.txt", "need a tokenizer: pass --model"),
-        ("--int8_embeddings", "--int8_embeddings needs --int8"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            script.main(flags.split())
-        assert ended.value.code == 2 and message in capsys.readouterr().err and not (saved / "onnx").exists()
-
-
-def test_the_example_takes_stock_models_and_names_its_tasks(saved, stock_config):
-    pairs = {DebertaV2ForTokenClassification: DebertaExtForTokenClassification, DebertaV2Model: DebertaExtModel}
-    for stock, ours in pairs.items():
-        stock(stock_config("v3")).half().save_pretrained(saved / "stock")
-        model = script.load(script.parse_args(["--model", str(saved / "stock")]))
-        assert type(model) is ours and model.dtype == torch.float32 and not model.training
-    DebertaExtForPreTraining(tiny_model(DebertaExtModel).config).save_pretrained(saved / "joint")
-    with pytest.raises(ValueError, match="was saved as DebertaExtForPreTraining; choose a --task: feature-extraction"):
-        script.load(script.parse_args(["--model", str(saved / "joint")]))
-    assert type(script.load(script.parse_args(["--task", "fill-mask"]))) is DebertaExtForMaskedLM
+    (tmp_path / "texts.txt").write_text("w5 w6\nw7 w8 w9\n")
+    flags = ["--to", to, "--texts", str(tmp_path / "texts.txt")]
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "onnx"), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert ("checked: the outputs of the file differ by at most" in printed) == (to == "onnx")
+    assert f"ms in {to} (medians)" in printed and "2 of 2 decisions are equal" in printed
+    assert {"model.onnx", "config.json", "tokenizer.json"} <= {*os.listdir(tmp_path / "onnx")}
+    kinds = {node.op_type for node in onnx.load(tmp_path / "onnx" / "model.onnx").graph.node}
+    assert ("MatMulInteger" in kinds) == (to == "onnx-int8")

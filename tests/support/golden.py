@@ -77,7 +77,7 @@ def record_runs(root: Path) -> dict:
         if name.startswith("card_"):
             material.write_for_card(name)
         facts[line] = call(root, shlex.split(command)) | dict(files=files_of(Path(name)))
-        if command.startswith(("run_", "quickstart", "bench", "export_onnx")):
+        if command.startswith(("run_", "quickstart", "bench")):
             del facts[line]["stdout"]
     return facts
 
