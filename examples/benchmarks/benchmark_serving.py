@@ -12,8 +12,10 @@ All sides run in one process and take turns; every ratio is between two calls of
 Tokens are random, and weights too without --model. transformers' DeBERTa and all sides of this package have the same
 weights, so the largest difference of their logits shows the error of int8 or bfloat16. BERT and ModernBERT have the same
 width and depth.
-Memory is the peak of a new process that loads one side and computes the largest shape. ONNX Runtime needs `pip install
-'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table shows the reason.
+Memory is the peak of a new process that loads one side and computes the largest shape; "first answer" is the time from the
+start of that process to the answer, with the files of ONNX Runtime and OpenVINO already exported.
+ONNX Runtime needs `pip install 'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table shows
+the reason.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import math
 import multiprocessing
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -148,6 +151,8 @@ SIDES: dict[str, Callable[[argparse.Namespace, Path], Answer]] = {
     "this package, blocked": partial(ours, backend="blocked"),
     "this package, bfloat16": partial(ours, dtype=torch.bfloat16),
     "this package, int8": partial(ours, int8=True),
+    f"{STOCK}, torch.compile": lambda args, folder: logits_of(torch.compile(stock(args))),
+    "this package, torch.compile": lambda args, folder: logits_of(torch.compile(own_model(args))),
     BERT: partial(other_architecture, name="Bert"),
     f"{BERT}, bfloat16": partial(other_architecture, name="Bert", dtype=torch.bfloat16),
     "ModernBERT, SDPA": partial(other_architecture, name="ModernBert"),
@@ -176,23 +181,25 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
     return inputs
 
 
-def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> int:
-    """Return the peak memory of this process, in bytes, after one side has computed the largest shape."""
+def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> tuple[int, float]:
+    """Compute the largest shape with one side; return the peak memory of this process in bytes, and the time afterwards."""
     torch.set_num_threads(args.threads or torch.get_num_threads())
     largest = max((inputs for group in batches(args).values() for inputs in group), key=lambda x: x["input_ids"].numel())
     with torch.inference_mode():
         SIDES[name](args, folder)(largest)
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    end, lines = time.time(), Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), end
 
 
-def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> int | None:
-    """Return the peak memory of a new process, or None if it fails or the system does not report it."""
+def measured_memory(name: str, args: argparse.Namespace, folder: Path) -> tuple[int | None, float | None]:
+    """Return peak memory and seconds of a new process, or None if it fails or the system does not report the memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        start = time.time()
         try:
-            return pool.submit(peak_memory, name, args, folder).result()
+            peak, end = pool.submit(peak_memory, name, args, folder).result()
         except Exception:  # of any library
-            return None
+            return None, None
+    return peak, end - start
 
 
 @torch.inference_mode()
@@ -216,27 +223,31 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
             name = row["side"]
             if name not in sides:
                 continue
-            row[column] = dict(seconds=measuring.spread(times[name])[0])
+            median, _, p90 = measuring.spread(times[name])
+            row[column] = dict(seconds=median, p90=p90)
             if STOCK in sides:
                 row[column]["speedup"] = measuring.spread(np.divide(times[STOCK], times[name]))[0]
                 if outputs[STOCK].shape == outputs[name].shape and not name.startswith((BERT, "ModernBERT")):
                     difference = (outputs[name] - outputs[STOCK]).abs().max().item()
                     row["difference"] = max(row.get("difference", 0.0), difference)
     for row in tqdm([row for row in rows if not row["skipped"]], desc="memory", file=sys.stderr):
-        row["memory_bytes"] = measured_memory(row["side"], args, folder)
+        row["memory_bytes"], row["first_answer"] = measured_memory(row["side"], args, folder)
     return rows
 
 
 def table(rows: list[dict], columns: list[str]) -> str:
-    lines = [["side", *(f"{column}: ms (times stock's speed)" for column in columns), "peak MB", "logits differ by"]]
+    measured = [f"{column}: median, 90th percentile in ms (times stock's speed)" for column in columns]
+    lines = [["side", *measured, "peak MB", "first answer, s", "logits differ by"]]
     for row in rows:
         cells = [row["side"]]
         if row["skipped"]:
             cells.append(f"not measured: {row['skipped']}")
         else:
             for column in columns:
-                cells.append(f"{1000 * row[column]['seconds']:.1f} ({row[column].get('speedup', math.nan):.2f})")
-            cells += [f"{(row['memory_bytes'] or math.nan) / 1e6:.0f}", f"{row.get('difference', math.nan):.1e}"]
+                milliseconds = [f"{1000 * row[column][key]:.1f}" for key in ("seconds", "p90")]
+                cells.append(f"{', '.join(milliseconds)} ({row[column].get('speedup', math.nan):.2f})")
+            cells.append(f"{(row['memory_bytes'] or math.nan) / 1e6:.0f}")
+            cells += [f"{row['first_answer'] or math.nan:.1f}", f"{row.get('difference', math.nan):.1e}"]
         lines.append(cells + [""] * (len(lines[0]) - len(cells)))
     return markdown_table(*lines)
 
