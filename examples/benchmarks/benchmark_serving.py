@@ -14,8 +14,8 @@ weights, so the largest difference of their logits shows the error of int8 or bf
 width and depth.
 Memory is the peak of a new process that loads one side and computes the largest shape; "first answer" is the time from the
 start of that process to the answer, with the files of ONNX Runtime and OpenVINO already exported.
-ONNX Runtime needs `pip install 'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table shows
-the reason.
+ONNX Runtime needs `pip install 'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table
+shows the reason.
 """
 
 import argparse
