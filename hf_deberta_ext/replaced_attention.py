@@ -361,10 +361,9 @@ class _ReplacedEncoder(_Replaced):
     def get_rel_embedding(self) -> torch.Tensor | None:
         """Return the relative table. At inference on CPU, return the same object until its values change, so that the layers
         can use their cached projections of it."""
-        P = super().get_rel_embedding()
-        if P is not None and self.caches(P.device):
-            return self.kept_table(P)
-        return P
+        if self.relative_attention and self.caches(self.rel_embeddings.weight.device):
+            return self.kept_table(super().get_rel_embedding)
+        return super().get_rel_embedding()
 
 
 class ReplacedDebertaV2Encoder(_ReplacedEncoder, v2.DebertaV2Encoder):

@@ -18,7 +18,7 @@ class PositionCache(nn.Module):
     a module, and outdated tuples are never used. `train()` clears the attribute; copies and pickles omit it.
     """
 
-    position_cache: torch.Tensor | tuple | None = None
+    position_cache: tuple | None = None
 
     def train(self, mode: bool = True):
         if mode:
@@ -28,12 +28,23 @@ class PositionCache(nn.Module):
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "position_cache"}
 
-    def kept_table(self, P: torch.Tensor) -> torch.Tensor:
-        """Return a tensor equal to the relative table `P` [R, hidden]; always the same object until the values change."""
-        kept = self.position_cache
-        if kept is None or not same_values(kept, P):
-            self.position_cache = kept = P.clone()
-        return kept
+    def kept_table(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return `compute()`, the relative table [R, hidden]; always the same object until its values change.
+
+        It is only computed again if `rel_embeddings` or `LayerNorm` changes (`module_state`), has hooks, or is of another
+        class than torch's.
+        """
+        modules = [module for module in (self.rel_embeddings, getattr(self, "LayerNorm", None)) if module is not None]
+        entry, state = self.position_cache, None
+        if all(is_plain(module) and not has_hooks(module) for module in modules):
+            states = [module_state(module) for module in modules]
+            state = [autocast_state(), *(state[0] for state in states)], torch.cat([state[1] for state in states])
+            if entry is not None and entry[0] is not None and entry[0][0] == state[0] and same_values(entry[0][1], state[1]):
+                return entry[1]
+        P = compute()
+        P = entry[1] if entry is not None and same_values(entry[1], P) else P.clone()
+        self.position_cache = state, P
+        return P
 
     def kept_projections(self, table: torch.Tensor, modules: list[nn.Module], project: Callable) -> Any:
         """Return `project(table)`, cached until another table is passed or a module changes (`module_state`).
@@ -47,7 +58,7 @@ class PositionCache(nn.Module):
         if any(map(has_hooks, modules)):
             return project(table)
         states = [module_state(module, table) for module in modules]
-        versions = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), *(state[0] for state in states)]
+        versions = [autocast_state(), *(state[0] for state in states)]
         samples = [state[1] for state in states]
         entry = self.position_cache
         if entry is not None:
@@ -79,20 +90,32 @@ def has_hooks(module: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
-def module_state(module: nn.Module, table: torch.Tensor) -> tuple[list[tuple[int, int]], torch.Tensor]:
-    """Return the addresses and versions of a projection's weights, and a sample of its values.
+def is_plain(module: nn.Module) -> bool:
+    """Return True for one of torch's own classes, with plain parameters and its own `forward`."""
+    is_own = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm) and "forward" not in vars(module)
+    return is_own and all(type(weight) is nn.Parameter for weight in module.parameters())
+
+
+def autocast_state() -> tuple[bool, torch.dtype]:
+    """Return whether autocast is enabled on the CPU, and its dtype."""
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[list[tuple[int, int]], torch.Tensor]:
+    """Return the addresses and versions of a module's weights, and a sample of its values.
 
     Writes through `weight.data` do not change the version, and attributes can enable adapters. The sample detects both. For
-    a plain Linear, it is the bias and the diagonal of the weight, which has an element of every row and column; for other
-    modules, it is the output for a fixed row. Writes through `.data` to single off-diagonal elements are not detected.
+    a plain module, it has the vectors and, of a matrix, an element of every row and column (the diagonal if it is square);
+    for others, it is the output for a fixed row. Writes through `.data` to single other elements are not detected.
 
     Args:
-        table (`torch.Tensor`): the input of the projection, [R, hidden].
+        table (`torch.Tensor`, *optional*): the input of a projection, [R, hidden]; required if it is not plain.
     """
     weights = list(module.parameters())
     # `_version` is torch's only count of writes; tensors of inference mode have none.
     versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-    plain = type(module) is nn.Linear and "forward" not in vars(module)
-    if plain and all(type(weight) is nn.Parameter for weight in weights):
-        return versions, torch.cat([weights[0].diagonal(), *weights[1:]])
+    if is_plain(module):
+        return versions, torch.cat(
+            [weight.flatten()[:: weight[0].numel() + 1 if weight.dim() == 2 else 1] for weight in weights]
+        )
     return versions, module(torch.arange(table.shape[1]).cos().to(table.dtype)[None])

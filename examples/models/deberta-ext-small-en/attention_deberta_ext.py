@@ -947,7 +947,8 @@ class DisentangledSelfAttention(PositionCache):
             requested, Q_c.device, Q_c.dtype, Q_c.shape[-1], needs_probs=output_attentions, query_share=query_share
         )
         if not torch.compiler.is_compiling():
-            self.last_backend = name, reason
+            # Module.__setattr__ would check at each call that this is not a parameter.
+            vars(self)["last_backend"] = name, reason
         backend = BACKENDS[name]
         drop_others = positions is not None and (packed is not None or not backend.takes_query_positions)
         if drop_others:

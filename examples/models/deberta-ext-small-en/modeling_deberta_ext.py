@@ -373,9 +373,10 @@ class DebertaExtEncoder(PositionCache):
             delta = delta - self.relative_position.row(1 - length)
             return self.get_rel_embedding(length, device), dict(delta=delta, max_distance=max_distance)
         # At inference, the same object is returned until its values change, because the layers cache its projections.
-        P = self.get_rel_embedding(device=device)
-        if P.device.type == "cpu" and not traced and hasattr(self, "kept_table"):
-            P = self.kept_table(P)
+        if device.type == "cpu" and not traced and hasattr(self, "kept_table"):
+            P = self.kept_table(lambda: self.get_rel_embedding(device=device))
+        else:
+            P = self.get_rel_embedding(device=device)
         return P, dict(delta=delta, max_distance=max_distance)
 
     def run_layer(self, index: int, *tensors: torch.Tensor | None, **options) -> tuple[torch.Tensor, torch.Tensor | None]:
