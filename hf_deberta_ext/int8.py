@@ -81,7 +81,7 @@ def forget_packed(module: nn.Module, keys: Any):
 
 
 def pack(*layers: Int8Linear, with_bias: bool = True) -> Any:
-    """Return the weights of layers with the same input as one layer, in the form that torch's operator reads on this CPU."""
+    """Concatenate the weights of layers with the same input, and pack them for torch's int8 product on this CPU."""
     weight, scale, bias = (torch.cat([getattr(x, name) for x in layers]) for name in ("weight", "scale", "bias"))
     zeros = torch.zeros(len(scale), dtype=torch.long)
     with warnings.catch_warnings():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the text that deberta-ext-small-en is trained on, and make its folder from a run.
+"""Write the training text of deberta-ext-small-en, and create its folder from a training run.
 
     python examples/models/small_english.py corpus DATA corpus/       # DATA holds wikipedia_en, squad_v1 and manuals_en
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
@@ -10,37 +10,37 @@
         --weight_decay 0.1 --adam_beta2 0.98 --adam_epsilon 1e-6 --per_device_train_batch_size 64 --bf16 --seed 1 \\
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
-    python examples/models/small_english.py code examples/models/deberta-ext-small-en     # only its code files
-    python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # of compare_checkpoints.py, in the card
+    # only update the code files; add the table of compare_checkpoints.py to the card
+    python examples/models/small_english.py code examples/models/deberta-ext-small-en
+    python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en
 
-From step 3,357 on its rows have 256 tokens: the same command again with `--max_length 256 --per_device_train_batch_size 32
+From step 3,357 on, rows have 256 tokens: the same command with `--max_length 256 --per_device_train_batch_size 32
 --resume_from_checkpoint last --allow_changed_args batch_size data_collator.options data_digest max_length
-per_device_train_batch_size`. With longer rows it learned to look words up: of masked words whose sentence stands before as a
-copy it found 32 % at step 3,250, 45 % at 4,000, 60 % at 4,750 (28 % behind another sentence).
+per_device_train_batch_size`. With longer rows, the model learned to copy words from the context: if a copy of the sentence
+precedes it, the model finds 32 % of the masked words at step 3,250, 45 % at 4,000 and 60 % at 4,750 (28 % without the copy).
 
-The rate stays until the last steps, so that a milestone is a copy of the run after any checkpoint, here 5,083 steps, whose
-rate falls at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}' --allow_changed_args ... max_steps
-lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD EPYC), about 5 without. At 400 steps
-the rate 2e-3 was ahead of 1e-3 (training loss 5.25 and 5.29, one seed).
+The learning rate is constant until the last steps, so that a model can be finished from a copy of any checkpoint, here of
+step 5,083, with a rate that falls at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}' --allow_changed_args ... max_steps
+lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD EPYC), about 5 without. After
+400 steps, the training loss was 5.25 with the rate 2e-3 and 5.29 with 1e-3 (one seed).
 
-The third leg begins at these weights, its optimizer new, on both cores (1.7 seconds a step): the same flags with
-`torchrun --nproc_per_node 2`, `--model examples/models/deberta-ext-small-en` in place of the tokenizer's flags, `--max_length
-256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`, and in the overrides only the dropouts. After
-1,259 steps the rate falls over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type": "1-sqrt"}'`.
+The third stage starts from these weights with a new optimizer, on two cores (1.7 seconds a step): the same flags with
+`torchrun --nproc_per_node 2`, `--model examples/models/deberta-ext-small-en` instead of the flags of the tokenizer, `--max_length
+256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`, and only the dropout rates in the overrides.
+After 1,259 steps, the rate falls over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type": "1-sqrt"}'`.
 
-The fourth leg is the same again from the third's weights, 3,000 steps, of which the rate falls over the last 1,200: `--seed 3
+The fourth stage does the same from the weights of the third: 3,000 steps, with a falling rate in the last 1,200: `--seed 3
 --max_steps 3000 --lr_scheduler_kwargs '{"num_decay_steps": 1200, "decay_type": "1-sqrt"}'`, 1.5 seconds a step.
 
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en --earlier 2.53 7493
 
-Documents: the articles of wikipedia_en; of squad_v1 the contexts of the training questions, each once, by article; the
-sections of manuals_en.
+The documents are the articles of wikipedia_en, the contexts of squad_v1's training questions (each once, by article), and
+the sections of manuals_en.
 """
 
 import argparse
 import gzip
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +68,7 @@ def main():
         for position in positions:
             command.add_argument(position, type=Path)
         if name == "save":
-            text = "passes over the text, and steps, of the weights that the run began with"
+            text = "passes over the text, and steps, of the initial weights of the run"
             command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
     args = vars(parser.parse_args())
     functions = {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}
@@ -76,7 +76,7 @@ def main():
 
 
 def write_corpus(data: Path, folder: Path):
-    """Write train/*.jsonl and held_out/wikipedia_en.jsonl, a document a line."""
+    """Write train/*.jsonl and held_out/wikipedia_en.jsonl, with a document per line."""
     sources = {
         "train/wikipedia_en": (row["text"] for row in rows(data / "wikipedia_en" / "train.jsonl.gz")),
         "train/squad_v1": squad_articles(data / "squad_v1"),
@@ -111,7 +111,7 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     """Write the model of a run in float16, with dropout for fine-tuning, its tokenizer, code, curves and card.
 
     Args:
-        earlier (`list[float]`): passes and steps of the weights that the run began with.
+        earlier (`list[float]`): passes over the text, and steps, of the initial weights of the run.
     """
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
     from hf_deberta_ext.publishing.card import write_run_card
@@ -131,24 +131,24 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     card["training"] |= dict(data=SOURCES, tokenizer="unigram, 16,000 pieces in lower case, trained on the same text")
     passes, steps = earlier
     if steps:
-        card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} of earlier legs"
+        card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} in earlier stages"
         card |= dict(from_scratch=True, base_model=None)
     millions = model.num_parameters() / 1e6
     facts = card | dict(
         license="cc-by-sa-4.0",
         parameters=model.num_parameters(),
         opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, "
-        "lower case, pre-trained on CPU cores with hf_deberta_ext. It is for trying things on a laptop, and small tasks.",
+        "lower case, pre-trained on CPU cores with hf_deberta_ext, for experiments on a laptop and small tasks.",
         limits=[
-            f"It has seen its text {passes + results['epoch']:.2f} times, which is little.",
-            "Its text is encyclopedic and technical, its longest training input 256 tokens.",
+            f"The model was trained for only {passes + results['epoch']:.2f} epochs.",
+            "The training text is encyclopedic and technical.",
         ],
     )
     write_run_card(folder, RunFacts(**facts))
 
 
 def renew_code(folder: Path):
-    """Write the package's model code into the folder, in place of an older version's."""
+    """Replace the model code in the folder by the code of the installed package."""
     from hf_deberta_ext import DebertaExtConfig
 
     config = DebertaExtConfig.from_pretrained(folder)
@@ -158,14 +158,10 @@ def renew_code(folder: Path):
 
 
 def add_scores(scores: Path, folder: Path):
-    """Put the table of a comparison by compare_checkpoints.py into the card, in place of an earlier one."""
+    """Put the table of compare_checkpoints.py into the card; replace an earlier table."""
     from hf_deberta_ext.publishing.card import put_section
 
-    card = folder / "README.md"
-    put_section(card, "## Fine-tuned\n\n" + (scores / "table.md").read_text(encoding="utf-8"))
-    unmeasured = r" and nothing else; how\s+well it can be fine-tuned was not measured"
-    text = re.sub(unmeasured, ", and of the tasks in the tables", card.read_text(encoding="utf-8"))
-    card.write_text(text, encoding="utf-8")
+    put_section(folder / "README.md", "## Fine-tuned\n\n" + (scores / "table.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

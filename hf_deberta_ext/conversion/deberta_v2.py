@@ -98,12 +98,12 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature that deberta-v2 lacks but can be saved; raise a ValueError for any other."""
+    """Return a note for each feature of the model that is lost in deberta-v2; raise a ValueError if it may not be lost."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
-        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; save one of its parts instead")
+        raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")
     if getattr(model, "is_quantized", False):
-        raise ValueError("deberta-v2 has no int8 form: the model cannot be saved; save the model it was converted from")
+        raise ValueError("deberta-v2 has no int8 form: save the float32 model that this model was converted from")
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 does not support p2p attention (pos_att_type): the model cannot be saved")
     if getattr(model, "proj", None) is not None:

@@ -16,8 +16,9 @@ __all__ = ["Spans", "align", "encode_spans"]
 
 
 class Spans(NamedTuple):
-    """Token ids [N] of an input, and the start and end of each token [N, 2] in its texts joined together, without white
-    space around the token; (0, 0) for special tokens."""
+    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without surrounding spaces.
+
+    Characters of the second text of a pair are counted from the end of the first. Special tokens have (0, 0)."""
 
     ids: list[int]
     places: np.ndarray

@@ -60,7 +60,8 @@ def distil(
         raise ValueError("a distillation needs --teacher and --do_train")
     if not args.objectives or (of_text and args.soft_labels_weight):
         needed = [f"--{name}_weight" for name in OBJECTIVES if not of_text or name != "soft_labels"]
-        raise ValueError(f"expected at least one of {', '.join(needed)} above 0, and of text --soft_labels_weight 0")
+        note = "; text has no soft labels, so --soft_labels_weight must be 0" if of_text else ""
+        raise ValueError(f"at least one of {', '.join(needed)} must be above 0{note}")
     auto_class = data_args.auto_class if of_text else task.read.auto_class
     with args.main_process_first(local=False, desc="creating the student"):
         model_args = initial_student(model_args, args, auto_class, folder / "initial")
@@ -92,7 +93,7 @@ def distil(
 
 
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
-    """Return `DistillationTrainer` with masked words if the flags ask for it, and the teacher's signals if `is_taught`."""
+    """Return `DistillationTrainer` with its options: word masking (by flag) and, if `is_taught`, the teacher's signals."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     longest, options = longest_row(prepared.task.train), dict(embeds=isinstance(data, TextData))
     if options["embeds"] and data_args.masked_share:
@@ -131,7 +132,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
 
 
 def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[int] | None:
-    """Return the number of the teacher's logit of each label of the student; None for scores."""
+    """Return the index in the teacher's logits of each label of the student; None if both have one score."""
     if student.num_labels == teacher.num_labels == 1:
         return None
     names = [student.id2label[number] for number in range(student.num_labels)]

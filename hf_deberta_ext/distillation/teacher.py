@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a teacher over the training texts once, and keep its signals in files."""
+"""Run a teacher on the training texts once, and store its signals in files."""
 
 import os
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Teacher:
         max_length (`int`): maximum number of tokens.
     """
 
-    # Columns of the soft labels in the order of the student's labels; None: all
+    # Columns of the teacher's logits in the order of the student's labels; None: all columns in their own order
     order: Sequence[int] | None = None
 
     def __init__(
@@ -118,7 +118,7 @@ def cached_signals(
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. If they are not those of its text (a window), it is not aligned.
+        ids: token ids of each row for the student. Rows whose ids are not those of their whole text are not aligned.
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states are projected on principal directions.
     """
@@ -162,7 +162,7 @@ def cached_signals(
 def rows_for_student(
     teacher: Teacher, texts: Texts, ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, longest: int
 ) -> tuple[list[dict[str, np.ndarray]], int]:
-    """Return the teacher's signals of rows for the tokens of the student, and the number of tokens that are not aligned."""
+    """Return the teacher's signals for the student's tokens, row by row, and the number of tokens that are not aligned."""
     rows, missing = teacher.run(texts), 0
     of_tokens = {*teacher.names} - teacher.per_row
     if not of_tokens:
@@ -185,9 +185,9 @@ def save(file: Path, array: np.ndarray):
 
 
 def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
-    """Return the `width` principal directions of vectors [n, W], [W, width], not centred, so that cosines are kept.
+    """Return the principal directions [W, width] of vectors [n, W]; the identity if W is at most `width`.
 
-    Without wider vectors, it is the identity."""
+    The vectors are not centred, so that projections on these directions keep their cosines."""
     if values.shape[1] <= width:
         return np.eye(values.shape[1], dtype=np.float32)
     _, vectors = np.linalg.eigh(values.T.astype(np.float64) @ values)
@@ -195,7 +195,7 @@ def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> np.ndarray:
-    """Return which tokens of a row with `ids` are aligned, as `align`; those of the same tokenizer are, one by one."""
+    """Return which tokens of a row are aligned, as `align` does; with the same tokenizer, each token with itself."""
     if ids != student.ids:
         return np.zeros((len(ids), len(teacher.ids)), dtype=bool)
     if is_same and ids == teacher.ids:

@@ -36,7 +36,7 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
     else:
         weights = parse_json(flag, "--class_weights")
     if not isinstance(weights, dict) or not {*weights} <= {*names}:
-        raise ValueError(f"--class_weights must be balanced or a JSON object of {', '.join(names[:20])}, got {flag}")
+        raise ValueError(f"--class_weights must be balanced or JSON with the keys {', '.join(names[:20])}, got {flag}")
     for name, weight in weights.items():
         if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
             raise ValueError(f"--class_weights must be positive, got {weight!r} for {name!r}")

@@ -183,7 +183,7 @@ def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.
 def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return a dropout mask, True = kept, [BLOCK_M, BLOCK_N]; it depends only on (seed, b·H + h, row, column).
 
-    One Philox call draws four numbers, for rows r, r + 8 and columns c, c + 8; one lane has all of them, transposed or not.
+    One Philox call draws four numbers: for the rows r and r + 8 and the columns c and c + 8, which are held by one thread.
     """
     row = m0 // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     col = n0 // 2 + tl.arange(0, BLOCK_N // 2)[None, :]

@@ -235,8 +235,8 @@ def test_seeds_and_finished_parts(made, tmp_path):
     [
         ("text", dict(teacher=None), "a distillation needs --teacher and --do_train"),
         ("text", dict(do_train=None), "there is nothing to do|needs --teacher and --do_train"),
-        ("text", dict(soft_labels_weight=1), "of text --soft_labels_weight 0"),
-        ("text", dict(embeddings_weight=0), "expected at least one of --embeddings_weight"),
+        ("text", dict(soft_labels_weight=1), "text has no soft labels, so --soft_labels_weight must be 0"),
+        ("text", dict(embeddings_weight=0), "at least one of --embeddings_weight"),
         ("text", dict(masked_share=1), "--masked_share must be at least 0 and below 1, got 1"),
         ("text", dict(label_column="score"), "must have the columns 'score'"),
         ("text", dict(pair_columns="sentence1"), "--pair_columns must be two columns, got sentence1"),

@@ -37,8 +37,8 @@ def test_weights_by_hand(flag, rows, weights):
     ("flag", "message"),
     [
         ("inverse", "--class_weights is not JSON"),
-        ("[1, 2]", r"must be balanced or a JSON object of a, b, got \[1, 2\]"),
-        ('{"A": 2}', "must be balanced or a JSON object of a, b, got"),
+        ("[1, 2]", r"must be balanced or JSON with the keys a, b, got \[1, 2\]"),
+        ('{"A": 2}', "must be balanced or JSON with the keys a, b, got"),
         ('{"a": 0}', "--class_weights must be positive, got 0 for 'a'"),
         ('{"a": "2"}', "--class_weights must be positive, got '2' for 'a'"),
         ('{"a": Infinity}', "--class_weights must be positive, got inf for 'a'"),

@@ -338,7 +338,7 @@ def test_a_joint_model_and_its_halves_have_a_card_each(guessing, tmp_path):
     for card in cards:
         assert card.data.base_model == "org/a"
         assert_texts(
-            card, "trained further from org/a", "which tokens were replaced, 7.50% of them", "| seed | 7 |", 'repo = "run"',
+            card, "trained further from org/a", "7.50% of the tokens were.", "| seed | 7 |", 'repo = "run"',
             "0.0123 in the generator and 0.0456 in the discriminator",
             "| generator, masked tokens | 2.0000 | 7.39 | 0.5000 |  |  | 150 |",
         )  # fmt: skip

@@ -278,7 +278,9 @@ class TextClassificationData(TaskData):
             return GLUE.get(name)
         has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
         if languages and has_own_data:
-            raise ValueError("--language, --train_language, --eval_languages need XNLI of the Hub: give files as NAME=FILE")
+            raise ValueError(
+                "--language, --train_language, --eval_languages only select data of the Hub; pass files as NAME=FILE"
+            )
         if not languages and not has_own_data:
             raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
         train = data_args.train_language or data_args.language or "en"
@@ -502,7 +504,7 @@ class TextClassificationData(TaskData):
         flag, kind = self.data_args.class_weights, self.labels.problem_type
         if (flag and kind == REGRESSION) or (self.data_args.balanced_sampling and kind != SINGLE):
             raise ValueError(
-                f"--class_weights needs classes, --balanced_sampling one class per text: remove them for {kind}"
+                f"--class_weights needs classes, and --balanced_sampling one class per text, got {kind}: remove the flag"
             )
         if flag is None or not self.label_counts:
             return None
