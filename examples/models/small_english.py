@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the text that deberta-ext-small-en is trained on, and make its folder from a run.
+"""Write the training text of deberta-ext-small-en, and create the model's folder from a training run.
 
-    python examples/models/small_english.py corpus DATA corpus/       # DATA holds wikipedia_en, squad_v1 and manuals_en
+    python examples/models/small_english.py corpus DATA corpus/       # DATA contains wikipedia_en, squad_v1 and manuals_en
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
         --train_tokenizer unigram --vocab_size 16000 --lowercase --card_language en --max_length 128 --masking word --masking_rate 0.2 \\
         --config_overrides hidden_size=256,num_hidden_layers=6,num_attention_heads=4,intermediate_size=1024,position_buckets=64,\\
@@ -11,36 +11,37 @@
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
     python examples/models/small_english.py code examples/models/deberta-ext-small-en     # only its code files
-    python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # of compare_checkpoints.py, in the card
+    python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # scores of compare_checkpoints.py
 
-From step 3,357 on its rows have 256 tokens: the same command again with `--max_length 256 --per_device_train_batch_size 32
+Rows have 128 tokens up to step 3,357 and 256 after it: resume with `--max_length 256 --per_device_train_batch_size 32
 --resume_from_checkpoint last --allow_changed_args batch_size data_collator.options data_digest max_length
-per_device_train_batch_size`. With longer rows it learned to look words up: of masked words whose sentence stands before as a
-copy it found 32 % at step 3,250, 45 % at 4,000, 60 % at 4,750 (28 % behind another sentence).
+per_device_train_batch_size`. With longer rows, the model learned to copy words: if the sentence of a masked word occurs
+earlier in the row, it predicted 32 % of such words at step 3,250, 45 % at 4,000, and 60 % at 4,750 (28 % after a different
+sentence).
 
-The rate stays until the last steps, so that a milestone is a copy of the run after any checkpoint, here 5,083 steps, whose
-rate falls at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}' --allow_changed_args ... max_steps
-lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD EPYC), about 5 without. At 400 steps
-the rate 2e-3 was ahead of 1e-3 (training loss 5.25 and 5.29, one seed).
+The learning rate is constant until the last steps, so a model can be made from a copy of the run at any checkpoint, here
+step 5,083, by decaying the rate at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}'
+--allow_changed_args ... max_steps lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD
+EPYC), about 5 without. At step 400, the rate 2e-3 was better than 1e-3 (training loss 5.25 and 5.29, one seed).
 
-The third leg begins at these weights, its optimizer new, on both cores (1.7 seconds a step): the same flags with
-`torchrun --nproc_per_node 2`, `--model examples/models/deberta-ext-small-en` in place of the tokenizer's flags, `--max_length
-256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`, and in the overrides only the dropouts. After
-1,259 steps the rate falls over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type": "1-sqrt"}'`.
+The third stage starts from these weights with a new optimizer, on both cores (1.7 seconds a step). It has the same flags,
+with `torchrun --nproc_per_node 2`; `--model examples/models/deberta-ext-small-en` instead of the tokenizer's flags;
+`--max_length 256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`; and only the dropouts in --config_overrides.
+After 1,259 steps, the rate decays over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type":
+"1-sqrt"}'`.
 
-The fourth leg is the same again from the third's weights, 3,000 steps, of which the rate falls over the last 1,200: `--seed 3
+The fourth stage repeats the third from its weights, with 3,000 steps; the rate decays over the last 1,200: `--seed 3
 --max_steps 3000 --lr_scheduler_kwargs '{"num_decay_steps": 1200, "decay_type": "1-sqrt"}'`, 1.5 seconds a step.
 
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en --earlier 2.53 7493
 
-Documents: the articles of wikipedia_en; of squad_v1 the contexts of the training questions, each once, by article; the
-sections of manuals_en.
+Documents are the articles of wikipedia_en, the sections of manuals_en, and for each article of squad_v1 the distinct
+contexts of its training questions.
 """
 
 import argparse
 import gzip
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,15 +69,15 @@ def main():
         for position in positions:
             command.add_argument(position, type=Path)
         if name == "save":
-            text = "passes over the text, and steps, of the weights that the run began with"
-            command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
+            text = "epochs and steps of the training that produced the initial weights of the run"
+            command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("EPOCHS", "STEPS"), help=text)
     args = vars(parser.parse_args())
     functions = {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}
     functions[args.pop("command")](**args)
 
 
 def write_corpus(data: Path, folder: Path):
-    """Write train/*.jsonl and held_out/wikipedia_en.jsonl, a document a line."""
+    """Write train/*.jsonl and held_out/wikipedia_en.jsonl, with one document per line."""
     sources = {
         "train/wikipedia_en": (row["text"] for row in rows(data / "wikipedia_en" / "train.jsonl.gz")),
         "train/squad_v1": squad_articles(data / "squad_v1"),
@@ -99,7 +100,7 @@ def rows(path: Path) -> Iterator[dict]:
 
 
 def squad_articles(folder: Path) -> list[str]:
-    """Return the contexts of each article, each once, in the order of the questions."""
+    """Return a text for each article: its distinct contexts, in the order of the questions."""
     contexts: dict[str, dict[str, None]] = {}
     for name in ("train", "train_ambiguous_start"):
         for row in rows(folder / f"{name}.jsonl.gz"):
@@ -108,10 +109,10 @@ def squad_articles(folder: Path) -> list[str]:
 
 
 def save_model(run: Path, folder: Path, earlier: list[float]):
-    """Write the model of a run in float16, with dropout for fine-tuning, its tokenizer, code, curves and card.
+    """Write a run's model in float16, with dropout for fine-tuning, and its tokenizer, code, curves and card.
 
     Args:
-        earlier (`list[float]`): passes and steps of the weights that the run began with.
+        earlier (`list[float]`): epochs and steps of the training that produced the initial weights of the run.
     """
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
     from hf_deberta_ext.publishing.card import write_run_card
@@ -122,33 +123,34 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
     model.half().save_pretrained(folder)
-    # Still loaded in float32: a CPU takes 16 times as long for a training step in float16.
+    # Loading uses float32: a CPU takes 16 times as long for a training step in float16.
     DebertaExtConfig.from_pretrained(folder, dtype="float32").save_pretrained(folder)
     load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
     for name in ("curves.png", "all_results.json"):
         shutil.copyfile(run / name, folder / name)
     card = report["card"]
     card["training"] |= dict(data=SOURCES, tokenizer="unigram, 16,000 pieces in lower case, trained on the same text")
-    passes, steps = earlier
+    epochs, steps = earlier
     if steps:
-        card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} of earlier legs"
+        card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} in earlier stages"
         card |= dict(from_scratch=True, base_model=None)
     millions = model.num_parameters() / 1e6
     facts = card | dict(
         license="cc-by-sa-4.0",
         parameters=model.num_parameters(),
-        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, "
-        "lower case, pre-trained on CPU cores with hf_deberta_ext. It is for trying things on a laptop, and small tasks.",
+        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {millions:.1f} million parameters and a "
+        "lower-case vocabulary, pre-trained on CPUs with hf_deberta_ext, for experiments on a laptop and for small tasks.",
         limits=[
-            f"It has seen its text {passes + results['epoch']:.2f} times, which is little.",
-            "Its text is encyclopedic and technical, its longest training input 256 tokens.",
+            f"The model was trained for only {epochs + results['epoch']:.2f} epochs on its text.",
+            "The training text is encyclopedic and technical.",
+            "The loss is higher on inputs of 1,024 or more tokens (see examples/evidence.md).",
         ],
     )
     write_run_card(folder, RunFacts(**facts))
 
 
 def renew_code(folder: Path):
-    """Write the package's model code into the folder, in place of an older version's."""
+    """Replace the model code in the folder with the package's current code."""
     from hf_deberta_ext import DebertaExtConfig
 
     config = DebertaExtConfig.from_pretrained(folder)
@@ -158,13 +160,12 @@ def renew_code(folder: Path):
 
 
 def add_scores(scores: Path, folder: Path):
-    """Put the table of a comparison by compare_checkpoints.py into the card, in place of an earlier one."""
+    """Add the score table of compare_checkpoints.py to the card, or replace an earlier one."""
     from hf_deberta_ext.publishing.card import put_section
 
     card = folder / "README.md"
     put_section(card, "## Fine-tuned\n\n" + (scores / "table.md").read_text(encoding="utf-8"))
-    unmeasured = r" and nothing else; how\s+well it can be fine-tuned was not measured"
-    text = re.sub(unmeasured, ", and of the tasks in the tables", card.read_text(encoding="utf-8"))
+    text = card.read_text(encoding="utf-8").replace("; fine-tuning was not evaluated", " and on the tasks in the tables")
     card.write_text(text, encoding="utf-8")
 
 

@@ -101,7 +101,7 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     """Return a note for each feature that deberta-v2 lacks but can be saved; raise a ValueError for any other."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
-        raise ValueError(f"{type(model).__name__} has no counterpart in transformers; save one of its parts instead")
+        raise ValueError(f"transformers has no model class for {type(model).__name__}; save one of its parts instead")
     if getattr(model, "is_quantized", False):
         raise ValueError("deberta-v2 has no int8 form: the model cannot be saved; save the model it was converted from")
     if "p2p" in config.pos_att_type:

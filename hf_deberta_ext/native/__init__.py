@@ -78,7 +78,7 @@ class Arguments(ctypes.Structure):
         if x is None:
             return
         if x.dtype != dtype or x.shape != shape:
-            raise ValueError(f"native attention expected {name} {dtype} {[*shape]}, got {x.dtype} {[*x.shape]}")
+            raise ValueError(f"native attention: {name} must be {dtype} with shape {[*shape]}, got {x.dtype} {[*x.shape]}")
         if axes == 0 or (axes < x.dim() and x.stride(-1) != 1):
             x = x.contiguous()
         self.tensors.append(x)
@@ -144,8 +144,8 @@ def arguments_of(
     queries_are_keys = positions is None or cu_seqlens is not None
     if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
-            "native attention expects float32 or bfloat16, one query per key unless positions are passed, and delta with "
-            f"tables; got {q.dtype}, {M} queries, {N} keys, {R} rows of tables and {length} offsets in delta"
+            "native attention needs float32 or bfloat16, as many queries as keys (unless positions are passed), and delta "
+            f"if K_r or Q_r is passed; got {q.dtype}, {M} queries, {N} keys, {R} table rows and {length} values in delta"
         )
     result = Arguments(dtype=DTYPES[q.dtype], isa=instruction_set, B=B, H=H, M=M, N=N, d=d, R=R, middle=length // 2)
     result.max_distance, result.scale, result.dropout, result.threads = max_distance, scale, dropout, torch.get_num_threads()

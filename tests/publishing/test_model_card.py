@@ -201,12 +201,12 @@ SENTENCES = {
     "few": (
         dict(longest=128, seeds=[7], best_chosen=True, train_samples=50, eval_samples=10, trained_on_results=True),
         ["inputs of at most 128 tokens", "seed 7", "nyu-mll/glue, the first 10 examples of each set", "first 50 examples",
-         "10 examples are few", "selected on the evaluation set", "The data is in en", "base model (org/some-model)",
+         "has only 10 examples", "selected on the evaluation set", "The data is in en", "base model (org/some-model)",
          "overlaps with the training data"], [],
     ),
     "many": (
         dict(metrics={"eval_accuracy": 0.9, "eval_samples": 5000}, seeds=[1, 2]), [],
-        ["one run", "are few", "selected", "first", "tokens of", "overlaps"],
+        ["one run", "has only", "selected", "first", "tokens of", "overlaps"],
     ),
     "nothing measured": (
         dict(metrics={}, best_chosen=True, eval_samples=10, trained_on_results=True, base_model=None, from_scratch=True),
@@ -338,7 +338,7 @@ def test_a_joint_model_and_its_halves_have_a_card_each(guessing, tmp_path):
     for card in cards:
         assert card.data.base_model == "org/a"
         assert_texts(
-            card, "trained further from org/a", "which tokens were replaced, 7.50% of them", "| seed | 7 |", 'repo = "run"',
+            card, "trained further from org/a", "(7.50% of all tokens)", "| seed | 7 |", 'repo = "run"',
             "0.0123 in the generator and 0.0456 in the discriminator",
             "| generator, masked tokens | 2.0000 | 7.39 | 0.5000 |  |  | 150 |",
         )  # fmt: skip
