@@ -11,7 +11,7 @@ scores with one another and with baselines without pre-training.
 
 Each checkpoint is fine-tuned as by run_glue.py, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
 Runs, models and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. With several learning
-rates, the table shows the rate with the best mean on the validation data, then the means of the other rates. Batches
+rates, the table shows the one with the best mean on the validation data, then the means of the others. Batches
 contain rows of similar length. On a CPU, small models train faster with `--jobs 2`: two processes at a time, with half of
 the threads each.
 
@@ -222,9 +222,9 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
         lines += task_rows(task, [run for run in runs if run.task == task], results, folder)
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
-        "the last epoch. With several learning rates: the rate with the best mean on these validation rows, then the means "
-        "of the other rates. The difference is in the metric of the figure, with the p-value of Student's t test "
-        "(two-sided), which only reflects variation across seeds, not the choice of the validation rows."
+        "the last epoch. With several learning rates, the table shows the one with the best mean score on these validation "
+        "rows, then the mean scores of the others. The difference is in the metric of the figure, with the p-value of "
+        "Student's t test (two-sided), which only reflects variation across seeds, not the choice of the validation rows."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")

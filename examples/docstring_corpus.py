@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a text corpus from Python's docstrings, and a classification task: the package that a docstring's summary is from.
+"""Make a text corpus from Python's docstrings, and a task: classify from which package a docstring's summary comes.
 
 Both depend on the Python version (3.11: 8,200 docstrings with 270,000 words).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check and time all that this package claims about GPUs with one command, and tune the kernels for your GPU.
+"""Check and measure everything that this package claims about GPUs, and tune its kernels for your GPU.
 
     # one GPU, nine minutes; run the same command again to resume
     python examples/gpu_study.py --output_dir study
@@ -9,8 +9,8 @@
 Stages, each in a process with its own time limit: `machine` (rate of matrix products), `correctness` (every backend against
 float64), `times` (attention and whole models compared with transformers, BERT, ModernBERT, and disentangled-flash and
 flashdeberta if installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch parameters of
-the kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (the tests
-with the mark gpu).
+the kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (those
+marked gpu).
 
 Each result is at once appended to results.jsonl. After each stage, report.md, CSV files and figures are rewritten, and also
 triton_launches.py: importing it sets the measured launch parameters. Each case of `times` and `lengths` is named by the

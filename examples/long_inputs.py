@@ -5,10 +5,10 @@ left context.
     python examples/long_inputs.py --models "trained at 256=examples/models/deberta-ext-small-en" \\
         --texts held_out.jsonl --lengths 128 512 1024 2048 4096 --output_dir long
 
-Each text is split into parts of the greatest length. Tokens among the last --window tokens of a part are masked, and each
-length reads the end of the part. "NAME, no buckets" has the same weights, but clamps distances where the relative table
-ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, all tokens that it
-does not cover, at the beginning, get its first position. To train a model with a longer table:
+Each text is split into parts of the greatest length. Tokens among the last --window tokens of a part are masked; for length
+N, the model reads the last N tokens. "NAME, no buckets" has the same weights, but clamps distances where the relative table
+ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, the tokens at the
+beginning that it does not cover get its first position. To train a model with a longer table:
 
     python examples/long_inputs.py --extend examples/models/deberta-ext-small-en 1024 --output_dir longer
     python examples/run_mlm.py --model longer --max_length 1024 ...

@@ -5,7 +5,7 @@ internet.
     python examples/quickstart.py                            # which package does a docstring's summary come from?
     python examples/quickstart.py --train_file my.csv        # your own texts, columns "text" and "label"
     python examples/quickstart.py --from_text articles.txt   # pre-train a model on your own text first
-    python examples/quickstart.py --short                    # only a check that it runs; the scores mean nothing
+    python examples/quickstart.py --short                    # only a check that it runs; the scores are meaningless
 
 Fine-tunes the small English DeBERTa of this repository (or `--model`) with three seeds, and compares it with the same
 architecture from random weights, the majority class and TF-IDF + logistic regression. All flags of run_glue.py are
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None):
     from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
     from hf_deberta_ext.training.user_errors import ExitOnUserError
 
-    # The last of two equal flags counts.
+    # If a flag is given twice, the last one is used.
     chosen = [*FINETUNING, *DROPOUT]
     seeds = ["1", "2", "3"]
     # Small batches gain little from a second thread, so two processes run at a time.

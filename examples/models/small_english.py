@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the training text of deberta-ext-small-en, and create its folder from a training run.
 
-    python examples/models/small_english.py corpus DATA corpus/       # DATA holds wikipedia_en, squad_v1 and manuals_en
+    python examples/models/small_english.py corpus DATA corpus/       # DATA contains wikipedia_en, squad_v1 and manuals_en
     python examples/run_mlm.py --train_data corpus/train --validation_data corpus/held_out/wikipedia_en.jsonl \\
         --train_tokenizer unigram --vocab_size 16000 --lowercase --card_language en --max_length 128 --masking word --masking_rate 0.2 \\
         --config_overrides hidden_size=256,num_hidden_layers=6,num_attention_heads=4,intermediate_size=1024,position_buckets=64,\\
@@ -99,7 +99,7 @@ def rows(path: Path) -> Iterator[dict]:
 
 
 def squad_articles(folder: Path) -> list[str]:
-    """Return the contexts of each article, each once, in the order of the questions."""
+    """Return a text for each article: its distinct contexts, in the order of the questions."""
     contexts: dict[str, dict[str, None]] = {}
     for name in ("train", "train_ambiguous_start"):
         for row in rows(folder / f"{name}.jsonl.gz"):
@@ -108,7 +108,7 @@ def squad_articles(folder: Path) -> list[str]:
 
 
 def save_model(run: Path, folder: Path, earlier: list[float]):
-    """Write the model of a run in float16, with dropout for fine-tuning, its tokenizer, code, curves and card.
+    """Write a run's model in float16, with dropout for fine-tuning, and its tokenizer, code, curves and card.
 
     Args:
         earlier (`list[float]`): passes over the text, and steps, of the initial weights of the run.
@@ -122,14 +122,14 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
     model.half().save_pretrained(folder)
-    # Still loaded in float32: a CPU takes 16 times as long for a training step in float16.
+    # Loading uses float32: a CPU takes 16 times as long for a training step in float16.
     DebertaExtConfig.from_pretrained(folder, dtype="float32").save_pretrained(folder)
     load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
     for name in ("curves.png", "all_results.json"):
         shutil.copyfile(run / name, folder / name)
     card = report["card"]
     card["training"] |= dict(data=SOURCES, tokenizer="unigram, 16,000 pieces in lower case, trained on the same text")
-    passes, steps = earlier
+    epochs, steps = earlier
     if steps:
         card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} in earlier stages"
         card |= dict(from_scratch=True, base_model=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the numbers of `deberta-ext explain`'s figures; `PREPARE` maps a figure's name to its function.
+"""Compute the data of the figures of `deberta-ext explain`; `PREPARE` maps a figure's name to its function.
 
 These functions take the model, the tokenized text and the flags; they return the numbers and a function that draws them.
 """
@@ -41,7 +41,7 @@ FIGURES = {
     "position_profile": "contribution of position to the logits of each head, by distance",
     "replacement_probabilities": "probability that each token was replaced; needs a replaced token detection head",
     "embedding_similarity": "similarity of the word embeddings; needs a generator and a discriminator",
-    "curves": "losses of runs during training, from trainer_state.json in the folders --curves; default: --model",
+    "curves": "training losses, from trainer_state.json in the folders given by --curves (default: by --model)",
     "influence": "predicted label and the influence of each token on it; needs a text classifier or a regression model",
 }
 # Sentence in the figures of the paper.

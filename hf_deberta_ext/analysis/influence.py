@@ -151,7 +151,7 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the label with the largest logit, of those above their `config.decision_thresholds` if there are any."""
+    """Return the label with the largest logit, among the labels that `config.decision_thresholds` select, if any."""
     thresholds = getattr(config, "decision_thresholds", None)
     is_multi = config.problem_type == "multi_label_classification"
     if not thresholds or not (is_multi or config.num_labels == 2):

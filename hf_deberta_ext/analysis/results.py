@@ -53,7 +53,7 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True if models can be compared by this metric: it is no loss, threshold, or score at the best threshold."""
+    """Return True if models can be compared by this metric, which excludes losses, thresholds and "best_..." scores."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions by the thresholds that `--save_thresholds` writes to a configuration (`decision_thresholds`)."""
+"""Apply the decision thresholds that `--save_thresholds` writes to a configuration (`decision_thresholds`)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +15,8 @@ def decide(
 
     Args:
         probabilities (`np.ndarray`): [n, C], one column for each name.
-        thresholds (`dict[str, float]`): probability by name. With several labels per text, others have 0.5; with two
-            classes, only the first threshold is used.
+        thresholds (`dict[str, float]`): minimum probability by name. With several labels per text, missing thresholds are
+            0.5; with two classes, only the first threshold is used.
         multi_label (`bool`): whether a text can have several labels.
 
     Returns:

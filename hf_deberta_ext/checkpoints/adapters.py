@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""peft adapters (LoRA) on a model with a newly initialised head: save the head with the adapter, or refuse to train."""
+"""Support peft adapters (LoRA) on a model with a newly initialised head: train and save the head with the adapter."""
 
 import torch
 from torch import nn

@@ -30,7 +30,7 @@ class OfficialConfigMixin:
     """Mixin of `DebertaExtConfig` for validation, presets and official configurations."""
 
     def validate_architecture(self):
-        """Raise a ValueError for values out of range and contradicting fields. transformers calls it at init and at save."""
+        """Raise a ValueError for wrong values or contradicting fields. transformers calls it on creation and saving."""
         # Imported late, because it imports the front end of torch.compile.
         from transformers.activations import ACT2FN
 
@@ -152,7 +152,7 @@ class OfficialConfigMixin:
             check_source(source)
         config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
         if not set(config) - {"_commit_hash"}:
-            # transformers would create a model of the default size. Some versions add a key.
+            # transformers would use default sizes. Some versions add "_commit_hash" to an empty configuration.
             raise OSError(f"the config.json of {source} is missing or empty; pass config=")
         model_type = config.setdefault("model_type", MICROSOFT)
         if model_type not in (cls.model_type, OUR_TYPE, *OFFICIAL_TYPES):

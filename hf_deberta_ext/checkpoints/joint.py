@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of the joint model `DebertaExtForPreTraining`: load one, join two models to one, and export the two models."""
+"""Load joint models (`DebertaExtForPreTraining`), create one from two checkpoints, and export its two models."""
 
 import copy
 

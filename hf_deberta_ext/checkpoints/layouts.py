@@ -37,7 +37,7 @@ _RENAMES = [
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
 ]
 _DROPPED = [
-    (r"^config$", "not a tensor: the training configuration that old files carry"),
+    (r"^config$", "not a tensor: the training configuration, which old files contain"),
     (r"(^|\.)position_ids$", "a constant"),
     (r"^cls\.predictions\.decoder\.", "tied to the word embeddings and the bias"),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the columns of a data set, which name the wrong row before training, and access to cells."""
+"""Check the columns of a data set before training, with errors that name the wrong row, and read their cells."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
     """Check the type of the cells of a column.
 
     Args:
-        kind: type or types of the cells: str, int, float, list, ...; True does not count as int, and None has no type.
+        kind: type or types of the cells: str, int, float, list, ...; a bool is not an int, and None is always an error.
         source (`str`): source of the rows for the error message, such as "--train_file".
     Raises:
         ValueError: a cell has another type.

@@ -3,8 +3,8 @@
 
 Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` do not guarantee this:
 pandas shifts or fills rows with too many or too few cells, and pyarrow parses JSON texts such as "2020-01-01" as times. Text
-formats are therefore read row by row, with Python's `csv` and `json`. Errors in a file are raised while iterating, as a
-ValueError in one line with the name of the file and the place of the row.
+formats are therefore read row by row, with Python's `csv` and `json`. Errors in a file are raised during iteration, as a
+one-line ValueError with the file and the place of the row.
 """
 
 import contextlib

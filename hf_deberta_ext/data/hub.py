@@ -19,7 +19,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         config (`str`, *optional*): configuration of the data set.
         splits: name in the result -> names to try in the data set: {"validation": ["validation", "dev"]}. The first
             existing split is used; names with no existing split are left out of the result.
-        download: download options (revision, token and cache_dir) that are set.
+        download: arguments of `datasets.load_dataset`: revision, token and cache_dir, if set.
     """
     loaded = load_hub_dataset(name, config, **download)
     names = {split: next((name for name in candidates if name in loaded), None) for split, candidates in splits.items()}

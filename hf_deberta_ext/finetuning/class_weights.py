@@ -71,7 +71,7 @@ class WeightedLoss:
 
 
 class BalancedSampler(WeightedRandomSampler):
-    """Draws len(labels) rows by seed and epoch, with replacement; a row of class c has the probability 1 / (C * n_c)."""
+    """Sampler of len(labels) rows with replacement, by seed and epoch; a row of class c has probability 1 / (C * n_c)."""
 
     def __init__(self, labels: Sequence[int], seed: int):
         counts = Counter(labels)

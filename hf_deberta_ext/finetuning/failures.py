@@ -18,7 +18,7 @@ from ..files import replace_text
 
 __all__ = ["Failures", "class_failures", "failure_summary", "multi_label_failures", "regression_failures", "tag_failures"]
 
-# Number of listed errors, of rows of a table in log and card, and of letters of a text in the log.
+# Maximum number of listed errors, of rows of a table in log and card, and of characters of a text in the log.
 MOST_ERRORS, MOST_ROWS, SHOWN_LETTERS = 10, 12, 100
 
 
@@ -189,7 +189,7 @@ def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.nda
         gains[f"{name!r} {numbers}"] = curve["F1"][best] - f1_before[name]
     if curves:
         largest = sorted(gains, key=gains.__getitem__, reverse=True)[:3]
-        failures.remarks.append(f"F1 by threshold, the best chosen on these rows: {'; '.join(largest)}.")
+        failures.remarks.append(f"F1 at 0.5 and at the threshold that is best on these rows: {'; '.join(largest)}.")
         failures.figures["thresholds"] = partial(plot_thresholds, curves, failures.thresholds)
 
 

@@ -24,9 +24,9 @@ __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "s
 
 logger = logging.get_logger(__name__)
 
-# Model types that use this package's tokenizers, because only these split texts exactly as the published ones.
+# Model types that use this package's tokenizers, because only these produce the same tokens as the published code.
 DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
-# Projections that get adapters (the first row that a model has): queries and values if they are separate layers.
+# Names of layers that get adapters; the first row that a model has is used. Queries and values, if they are separate layers.
 ADAPTED = (
     ("query_proj", "value_proj"),
     ("in_proj",),
@@ -78,7 +78,7 @@ def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):
-        # The adapter's weights have the names of the class that it was trained with.
+        # An adapter's weights are named after the modules of the model class that it was trained with.
         return False
     return announce_official(
         source,

@@ -47,7 +47,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Everything that a run needs to train; the runs of several seeds only differ in `args`, `checkpoint` and `model`.
+    """Inputs of a training run; the runs of several seeds only differ in `args`, `checkpoint` and `model`.
 
     `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are more rows of the training table in the card.
     """
@@ -214,7 +214,7 @@ def run_facts(
         facts = replace(facts, base_model=shown_source(base))
         if is_hub_id(base) and not Path(base).exists():
             facts = replace(facts, base_model_id=base)
-    # A data set in a local folder is no data set of the Hub: the card only shows its name.
+    # A data set in a local folder is not on the Hub: the card only shows its name.
     if data_args.train_file or data_args.validation_file or Path(data.dataset).exists() or not is_hub_id(data.dataset):
         return facts
     facts, known = replace(facts, datasets=[data.dataset]), getattr(data, "task", None)

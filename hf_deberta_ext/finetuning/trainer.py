@@ -51,8 +51,8 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
     """Check that --sift_loss and --label_smoothing_factor can be used for the task.
 
     Raises:
-        ValueError: if --sift_loss is set for a regression, or --label_smoothing_factor for a task that does not have one
-            label per row out of the same classes for all rows, or that has its own loss.
+        ValueError: if --sift_loss is set for a regression; or --label_smoothing_factor for a task with its own loss, with
+            answer positions as labels, with several labels per row, or for a regression.
     """
     if args.sift_loss is not None and problem_type == "regression":
         raise ValueError(f"--sift_loss {args.sift_loss} has no effect on a regression (squared error): remove it")
@@ -61,8 +61,8 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
     has_positions = task.train is not None and "start_positions" in task.train.column_names
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
-            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs one label per row out of the same classes for "
-            "all rows, and no --class_weights: remove it for this task"
+            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs a task with one class per row, the same number "
+            "of classes for all rows, and no --class_weights: remove it for this task"
         )
 
 
@@ -269,7 +269,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return output
 
     def create_model_card(self, *args, **kwargs):
-        """Do nothing: Trainer calls this method in a push, which must not replace the model card of the run."""
+        """Do nothing, so that Trainer does not overwrite the run's model card when it pushes."""
 
     def _get_train_sampler(self, train_dataset=None):
         if not self.task.balanced_sampling:

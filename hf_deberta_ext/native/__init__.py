@@ -78,7 +78,7 @@ class Arguments(ctypes.Structure):
         if x is None:
             return
         if x.dtype != dtype or x.shape != shape:
-            raise ValueError(f"native attention expected {name} {dtype} {[*shape]}, got {x.dtype} {[*x.shape]}")
+            raise ValueError(f"native attention: {name} must be {dtype} with shape {[*shape]}, got {x.dtype} {[*x.shape]}")
         if axes == 0 or (axes < x.dim() and x.stride(-1) != 1):
             x = x.contiguous()
         self.tensors.append(x)

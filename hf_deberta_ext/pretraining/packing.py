@@ -55,7 +55,7 @@ class PackingReport:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], examples: int, tokens: int, max_length: int) -> "PackingReport":
-        """Return the report of `COUNTS` and of examples with `tokens` tokens in total, including special tokens."""
+        """Create a report from `counts` and from the number of `examples` and of their `tokens`, with special tokens."""
         mean = tokens / examples
         kept = {name: counts[name] for name in COUNTS}
         return cls(**kept, examples=examples, max_length=max_length, mean_length=mean, fill=mean / max_length)
@@ -285,7 +285,7 @@ def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
 def sentence_starts(text: str, language: str) -> list[int]:
     """Return the character index at which the second and each later sentence starts.
 
-    White space between two sentences belongs to the first, except a last space, which is part of the next subword token.
+    White space between two sentences belongs to the first, except its last space, which is part of the next subword token.
     """
     from sentencex import get_sentence_boundaries
 
@@ -295,7 +295,7 @@ def sentence_starts(text: str, language: str) -> list[int]:
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
-        # Skip white space before a sentence. The first start is known, or is inside of a very long sentence.
+        # Skip white space before sentences, and skip the first start: it is known, or inside of a very long sentence.
         new_starts = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
         starts += new_starts
         if begin + SPLIT_TOGETHER >= len(text):

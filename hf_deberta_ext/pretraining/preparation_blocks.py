@@ -50,7 +50,7 @@ def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
 
 
 class ReadDocuments(PipelineStep):
-    """Read the non-blank documents of the task's group of files, and assign each to a part."""
+    """Block that reads the non-blank documents of the task's group of files, and assigns each to a part."""
 
     type, name = "reader", "documents"
 
@@ -89,7 +89,7 @@ class ReadDocuments(PipelineStep):
 
 
 class Counted(PipelineStep):
-    """Run a filter, and write the number of dropped documents of each task."""
+    """Block that runs a filter, and writes each task's number of dropped documents."""
 
     type, name = "filter", "counted"
 
@@ -113,7 +113,7 @@ class Counted(PipelineStep):
 
 
 class ReadPart(ParquetReader):
-    """Read the documents of the task's part, which may be empty."""
+    """Block that reads the documents of the task's part, which may be empty."""
 
     name = "part"
 
@@ -123,7 +123,7 @@ class ReadPart(ParquetReader):
 
 
 class TrainTokenizer(PipelineStep):
-    """Train a tokenizer on the first documents of every part, with `characters` characters in total."""
+    """Block that trains a tokenizer on the first documents of every part, with `characters` characters in total."""
 
     type, name = "tokenizer", "tokenizer"
 
@@ -158,7 +158,7 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Pack the documents of a part into a shard of rows. The first documents, equally many in each part, are held out.
+    """Block that packs the documents of a part into a shard of rows, and holds out the first ones, equally many per part.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
@@ -235,7 +235,7 @@ def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[
 
 
 class WriteManifest(PipelineStep):
-    """Write the manifest: the given fields, and the sums of the counts of all tasks."""
+    """Block that writes the manifest: the given fields, and the sums of the counts of all tasks."""
 
     type, name = "manifest", "manifest"
 

@@ -221,7 +221,7 @@ def cell(value: Any) -> Any:
 
 
 def max_streams(args: Any) -> int:
-    """Return the maximum number of streams: 8 for each micro-batch of a step, for 1, 2, 4 or 8 workers."""
+    """Return the maximum number of streams: 8 per micro-batch of a step, so that 1, 2, 4 or 8 workers can share them."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 

@@ -98,7 +98,7 @@ def parse_and_run(
 def settings_of_run(
     run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return default values of flags from prepared data and from `chosen_settings`, and the text of `chosen_settings`."""
+    """Return default values of flags, from prepared data and `chosen_settings`, and the text that describes the latter."""
     prepared = prepared_settings(flags)
     settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
     return settings | prepared, text
@@ -108,7 +108,7 @@ class PretrainingRun:
     """Pre-training run, from flags to report. Subclasses define the model and the trainer."""
 
     trainer_class: ClassVar[type[RunTrainer]]
-    # Default values of flags, and True for the recipes of replaced token detection.
+    # Default values of flags; whether --recipe selects recipes of replaced token detection.
     defaults: ClassVar[Mapping[str, Any]] = {}
     rtd: ClassVar[bool] = False
 

@@ -61,10 +61,10 @@ def write_model_card(
         language (`str` or `list[str]`, *optional*): ISO 639 codes, optionally with a region (pt-BR). The Hub's language
             filter ignores the region.
         license (`str`, *optional*): identifier of the licence on the Hub: apache-2.0, mit, other.
-        base_model (`str`, *optional*): Hub id of the model that was trained further.
+        base_model (`str`, *optional*): Hub id of the model that training started from.
         datasets (`str` or `list[str]`, *optional*): Hub ids of the training data.
         tags (`list[str]`, default ()): additional tags.
-        overwrite (`bool`, default False): write a new card, and rename an existing one to README.md.old-1 (-2, ...).
+        overwrite (`bool`, default False): write a new card; an existing card is renamed to README.md.old-1 (-2, ...).
 
     Raises:
         ValueError: if the folder contains no model, or if one of its files is damaged.
@@ -94,7 +94,7 @@ def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
 
 
 def put_section(card: Path, section: str) -> None:
-    """Replace the section of the card that has the heading of `section` (Markdown, level 2), or append it."""
+    """Replace the card's section that has the same heading (Markdown, level 2) as `section`, or append `section`."""
     heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if not pattern.search(text):
@@ -177,7 +177,7 @@ def table_cell(value: Any) -> str:
 
 
 def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalResult]:
-    """Return the results for the card's model index: on held-out text after pre-training, or on a task's data sets."""
+    """Return the entries of the card's model index: results on held-out text (pre-training) or on a task's data sets."""
     run = model.run
     if model.kind == "joint" or not (model.is_pretraining or (run.measured_on and model.kind in AUTO_MODELS)):
         return []
@@ -203,10 +203,10 @@ def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalR
 def eval_results(
     measured: Mapping[str, float], *, sets: Mapping[str, Sequence[str | None]] | None = None, **names: str | None
 ) -> list[EvalResult]:
-    """Return the metrics that are scores as entries of a card's model index.
+    """Convert metrics to entries of a card's model index; metrics that are not scores are left out.
 
     Args:
-        measured (`dict`): metrics by name; the name of a further evaluation set is a prefix: "accuracy", "mm_accuracy".
+        measured (`dict`): metrics by name, such as "accuracy"; "mm_accuracy" is the accuracy of the evaluation set "mm".
         sets (`dict`, *optional*): evaluation set ("" for the main one) -> its (configuration, split) on the Hub.
         names: task_type, task_name, dataset_type and dataset_name of the entries.
     """
@@ -216,7 +216,7 @@ def eval_results(
         if not results.is_score(name) or results.shown_metric(name, value).startswith(">"):
             continue
         own_set = next((prefix for prefix in sets if prefix and name.startswith(f"{prefix}_")), "")
-        # The Hub's name of the metric, without a kind of entity, a group of examples or an average: PER_f1, macro_f1.
+        # Name of the metric on the Hub: "f1" for PER_f1 (an entity type) and macro_f1 (an average).
         metric = re.sub(r".*_(?=(accuracy|f1|precision|recall)$)", "", name.removeprefix(f"{own_set}_"))
         config, split = sets.get(own_set, (None, "validation"))
         own_name = name if name != metric else None

@@ -39,7 +39,7 @@ PEFT_KINDS = {task: kind for kind, task in PEFT_TASKS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts that only the run knows, stored in run_report.json. Sources are named without their folders."""
+    """Facts about a training run, stored in run_report.json for its card. Data sources are named without their folders."""
 
     # Task name, such as "sst2"; None for pre-training and for tasks without a name.
     task: str | None = None
@@ -51,7 +51,7 @@ class RunFacts:
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     datasets: Sequence[str] = ()
-    # Initial checkpoint, its id and revision on the Hub; or training started from random weights.
+    # Initial checkpoint, with its id and revision on the Hub; `from_scratch` if training started from random weights.
     base_model: str | None = None
     base_model_id: str | None = None
     base_revision: str | None = None
@@ -66,7 +66,7 @@ class RunFacts:
     # Maximum input length in training, in tokens; number of tokens in all documents of pre-training.
     longest: int | None = None
     tokens: int | None = None
-    # Set if only the first so many examples were used.
+    # Number of examples, if only the first ones of a set were used.
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()

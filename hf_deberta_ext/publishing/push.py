@@ -47,10 +47,10 @@ class PushReport:
     repo_id: str
     # Path in the repository -> size in bytes.
     files: Mapping[str, int]
-    # Files and folders (with a slash) that are not published; for a dry run, reasons why a push would be refused.
+    # Files and folders ("folder/") that are not published; for a dry run, reasons why a push would be refused.
     left_out: Sequence[str]
     problems: Sequence[str] = ()
-    # If nothing changed, the last commit of the repository.
+    # Commit of the push; the last commit of the repository if nothing changed.
     commit: CommitInfo | None = None
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
         published |= {path: files[path] for path in fitting}
     for path, file in published.items():
         if leaves(file, folder.resolve()):
-            raise ValueError(f"{path} is a link out of {folder}, to {file.resolve()}: replace it by a copy, or remove it")
+            raise ValueError(f"{path} links to {file.resolve()}, outside of {folder}: replace it by a copy, or remove it")
     kept, left_out = {path.partition("/")[0] for path in published}, set()
     for path in files.keys() - published.keys():
         name, slash, rest = path.partition("/")
@@ -204,7 +204,7 @@ def is_of_model(path: str, card: str) -> bool:
 
 
 def leaves(file: Path, folder: Path) -> bool:
-    """Return True for a link out of the folder. Links in the Hub's cache to blobs of the same repository are allowed."""
+    """Return True for a link to a file outside of `folder`, except for the Hub cache's links to its own blobs."""
     places = [folder]
     if folder.parent.name == "snapshots":
         places += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
@@ -212,7 +212,7 @@ def leaves(file: Path, folder: Path) -> bool:
 
 
 def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
-    """Return a message for each file that contains an access token: one of `tokens`, the user's, or any other."""
+    """Return a message for each file that contains an access token: one of `tokens`, the user's token, or any other."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
     for name, file in filter(lambda item: item[1].stat().st_size, files.items()):
@@ -237,7 +237,7 @@ def model_problems(files: Mapping[str, Path]) -> list[str]:
 
 
 def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> None:
-    """Write repository and revision into the code of the cards."""
+    """Set repository and revision in the code examples of the cards."""
     lines = f'repo = "{repo_id}"\nrevision = "{revision}"  # a tag or commit pins weights and code'
     for path, file in files.items():
         if posixpath.basename(path) == CARD:

@@ -75,7 +75,8 @@ def test_two_classes_have_the_threshold_of_the_second():
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     found = class_failures(np.array([0, 0, 1, 1]), probabilities, ["no", "yes"], TEXTS[:4])
     assert found.thresholds == {"yes": pytest.approx(0.25)}
-    assert found.remarks[-1] == "F1 by threshold, the best chosen on these rows: 'yes' 0.000 at 0.5, 1.000 at 0.250."
+    remark = "F1 at 0.5 and at the threshold that is best on these rows: 'yes' 0.000 at 0.5, 1.000 at 0.250."
+    assert found.remarks[-1] == remark
 
 
 def test_a_threshold_that_gains_nothing_stays_at_a_half():

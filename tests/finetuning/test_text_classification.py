@@ -209,7 +209,7 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
         "dropped rows                                     2           0\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with an evaluation text                     1           0\n"
+        "rows with a text of the evaluation data          1           0\n"
         "labels with fewer than 2 training rows: refund 1\n"
         "labels with fewer than 2 evaluation rows: delivery 1, payment 1, refund 0\n"
         "(see --on_empty, --on_duplicates, --class_weights, --balanced_sampling)"
@@ -262,14 +262,14 @@ def test_rows_are_numbered_as_in_the_file(data, tokenizer):
         ),
         (
             dict(on_empty="drop", on_duplicates="refuse"),
-            "2 of 8 rows of --train_file without its empty rows equal an earlier row .*, the first is row 5: remove them",
+            "2 of 8 rows of --train_file without its empty rows repeat an earlier row .*, the first is row 5: remove them",
         ),
     ],
 )
 def test_messy_data_are_refused(data, flags, message):
     with pytest.raises(ValueError, match=message):
         data(train=MESSY, validation=HELD_OUT, **flags)
-    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file equal .* have an evaluation text"):
+    with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file repeat .* a text of the evaluation data"):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
 
 
@@ -398,7 +398,7 @@ def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd', expected"),
         (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file must have labels, got .*--test_file"),
         (dict(train=rows(["a"], ["b"]), problem_type=SINGLE), r"has the label \['a'\], expected text, a number"),
-        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* without a validation set"),
+        (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* and no validation set"),
         (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "needs your own training data"),
         (dict(test=GOOD, validation_share=0.5), "needs your own training data"),
         (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: add rows"),

@@ -156,7 +156,7 @@ def test_words_without_a_token_count_as_outside_and_long_sentences_are_read_in_w
     data = data_of(tmp_path, rows, split="validation", max_seq_length=5)
     measured = data.encode(wordpiece, None).evaluation[""]
     assert caplog.messages == [
-        "1 of 3 sentences of --validation_file have more than 5 tokens (--max_seq_length), such as sentence 1 of 5 words: "
+        "1 of 3 sentences of --validation_file have more than 5 tokens (--max_seq_length), such as sentence 1 with 5 words: "
         "they are split into overlapping windows (--long_sentences)",
         "2 words of --validation_file are dropped by the tokenizer and predicted as 'O'",
     ]
@@ -213,7 +213,7 @@ def test_each_word_is_trained_on_and_predicted_once(length, all_tokens, tmp_path
 def test_long_sentences_are_refused_by_flag(tmp_path, wordpiece):
     data = data_of(tmp_path, max_seq_length=9, long_sentences="refuse")
     with pytest.raises(
-        ValueError, match=r"1 of 2 sentences of --train_file .* sentence 1 of 3 words: raise --max_seq_length"
+        ValueError, match=r"1 of 2 sentences of --train_file .* sentence 1 with 3 words: raise --max_seq_length"
     ):
         data.encode(wordpiece, None)
 
@@ -235,7 +235,7 @@ def test_rare_tags_and_repeated_sentences_are_shown_before_training(tmp_path, ca
         "rows                                             4           1\n"
         "rows with the text of an earlier row             2           0\n"
         "texts with several labels                        1           0\n"
-        "rows with an evaluation text                     2           0\n"
+        "rows with a text of the evaluation data          2           0\n"
         "labels with fewer than 2 training words: B-LOC 1\n"
         "labels with fewer than 2 evaluation words: O 1, B-LOC 1, B-PER 0, I-PER 0"
     ]

@@ -201,12 +201,12 @@ SENTENCES = {
     "few": (
         dict(longest=128, seeds=[7], best_chosen=True, train_samples=50, eval_samples=10, trained_on_results=True),
         ["inputs of at most 128 tokens", "seed 7", "nyu-mll/glue, the first 10 examples of each set", "first 50 examples",
-         "10 examples are few", "selected on the evaluation set", "The data is in en", "base model (org/some-model)",
+         "has only 10 examples", "selected on the evaluation set", "The data is in en", "base model (org/some-model)",
          "overlaps with the training data"], [],
     ),
     "many": (
         dict(metrics={"eval_accuracy": 0.9, "eval_samples": 5000}, seeds=[1, 2]), [],
-        ["one run", "are few", "selected", "first", "tokens of", "overlaps"],
+        ["one run", "has only", "selected", "first", "tokens of", "overlaps"],
     ),
     "nothing measured": (
         dict(metrics={}, best_chosen=True, eval_samples=10, trained_on_results=True, base_model=None, from_scratch=True),

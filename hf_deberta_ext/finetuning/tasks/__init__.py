@@ -14,8 +14,8 @@ TASKS = {
     "superglue": ("superglue", "SuperGLUE"),
     "ner": ("token_classification", "CoNLL-2003, WNUT-17, or token classification on your own files"),
     "qa": ("question_answering", "SQuAD 1.1 and 2.0, or extractive question answering on your own files"),
-    "race": ("multiple_choice", "RACE, SWAG, CODAH, C3, or multiple choice in files"),
-    "multiple-choice": ("multiple_choice", "RACE, SWAG, CODAH, C3, or multiple choice in files"),
+    "race": ("multiple_choice", "RACE, SWAG, CODAH, C3, or multiple choice on your own files"),
+    "multiple-choice": ("multiple_choice", "RACE, SWAG, CODAH, C3, or multiple choice on your own files"),
 }
 
 

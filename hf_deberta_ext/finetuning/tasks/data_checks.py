@@ -9,7 +9,7 @@ __all__ = ["CheckedSet", "data_table"]
 
 
 class CheckedSet(NamedTuple):
-    """Texts and labels [N] of a data set, number of rows (token classification: words) by class, number of dropped rows."""
+    """Texts and labels [N] of a data set, its number of rows (or words) by class, and its number of dropped rows."""
 
     texts: Sequence[Hashable]
     labels: Sequence[Hashable]
@@ -17,7 +17,7 @@ class CheckedSet(NamedTuple):
     left_out: int = 0
 
     def irregular_rows(self) -> dict[str, int]:
-        """Count the rows, and the irregular rows by kind."""
+        """Return the number of rows, and of irregular rows of each kind."""
         labels_of_text = Counter(text for text, _ in {*zip(self.texts, self.labels, strict=True)})
         return {
             "rows": len(self.texts),
@@ -28,13 +28,14 @@ class CheckedSet(NamedTuple):
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
-    """Format a table of the irregularities in training and evaluation data; None if there are none.
+    """Format a table of irregular rows and rare classes in training and evaluation data; return None if there are none.
 
     Args:
-        unit (`str`, defaults to "rows"): what the `counts` of the sets count, "rows" or "words".
+        unit (`str`, defaults to "rows"): unit of the sets' `counts`, "rows" or "words".
     """
     held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
-    numbers = train.irregular_rows() | {"rows with an evaluation text": sum(text in held_out for text in train.texts)}
+    numbers = train.irregular_rows()
+    numbers["rows with a text of the evaluation data"] = sum(text in held_out for text in train.texts)
     lines = [f"{'data checks':<40}{'training':>10}{'evaluation':>12}"]
     for name, number in numbers.items():
         if number or of_evaluation.get(name):

@@ -21,8 +21,8 @@ class KnownTask:
         labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; empty for regression.
         train, evaluation, test (`dict[str, tuple[str, str]]`): configuration and split on the Hub by name of the set; the
             main set is "".
-        files (`dict[str, str]`): name of the file for the server, by name of the test set.
-        texts (`bool`, defaults to `False`): whether the server expects names of labels instead of numbers.
+        files (`dict[str, str]`): name of the test set -> name of the file that GLUE's server expects.
+        texts (`bool`, defaults to `False`): whether the server expects label names instead of numbers.
         metric (`str`, defaults to "accuracy"): metric that selects the best checkpoint.
         max_seq_length (`int`, defaults to 128): default of --max_seq_length.
     """
@@ -92,7 +92,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
     """Return XNLI with one training language and one or more evaluation languages.
 
-    With `by_language`, each evaluation set is named by its language; otherwise, there must be one language, the main set.
+    With `by_language`, each evaluation set has the name of its language; otherwise, `languages` must be only one language.
     """
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:

@@ -29,7 +29,7 @@ NEEDED = {
     SINGLE: "one of the labels",
     MULTI: "a list of labels, each once,",
 }
-# Texts that are numbers; "1_0" is a name.
+# Texts that are read as numbers. "1_0", which Python's float() accepts, is a name.
 DECIMAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|nan|inf", re.IGNORECASE)
 
 
@@ -43,8 +43,8 @@ class Labels:
     Args:
         problem_type (`str`): one of PROBLEM_TYPES.
         names (`tuple[str]`): names of the labels in the data's order; empty for regression.
-        is_numbered (`bool`, defaults to `True`): whether the data can have numbers 0, 1, ... or names in any case.
-        order (`tuple[int]`): the model's number of each label; default: 0, 1, ...
+        is_numbered (`bool`, defaults to `True`): whether cells may also be numbers 0, 1, ..., or names in another case.
+        order (`tuple[int]`): number of each label in the model; default: 0, 1, ...
         source (`str`): origin of the labels for messages: "--train_file", "sst2", ...
         thresholds (`dict[str, float]`, *optional*): the checkpoint's decision thresholds (probabilities) by label.
     """
@@ -79,7 +79,7 @@ class Labels:
         if all(cell in nothing for cell in cells):
             if test:
                 return None
-            raise ValueError(f"{source} must have labels, got {cells[0]!r} in all rows: give a file without as --test_file")
+            raise ValueError(f"{source} must have labels, got only {cells[0]!r}: pass unlabelled files as --test_file")
         encode = {REGRESSION: finite_number, SINGLE: self.number_of, MULTI: self.indicators_of}[self.problem_type]
         encoded = [encode(cell) for cell in cells]
         if None in encoded:
@@ -102,7 +102,7 @@ class Labels:
         return self.numbers.get(name)
 
     def indicators_of(self, cell: Any) -> list[float] | None:
-        """Return 1.0 for labels in the list and 0.0 for other labels; None if the cell is not a list of different labels."""
+        """Return 1.0 for labels in the list and 0.0 for others; None if the cell is not a list of distinct, known labels."""
         if not isinstance(cell, list):
             return None
         numbers = [self.number_of(item) for item in cell]
@@ -232,7 +232,7 @@ def finite_number(cell: Any) -> float | None:
 def find_labels(
     column: Sequence[Any], *, source: str, names: Sequence[str] | None = None, problem_type: str | None = None
 ) -> Labels:
-    """Infer problem type and names of the labels of own data.
+    """Infer problem type and names of the labels of the user's data.
 
     Without `problem_type`, lists are multi-label, fractions are regression, and texts or integers are classes. Classes are
     sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.
@@ -243,7 +243,7 @@ def find_labels(
         names (`list[str]`, *optional*): names of the labels 0, 1, ...
         problem_type (`str`, *optional*): one of PROBLEM_TYPES.
     Raises:
-        ValueError: if a cell is not text, a number, or a list of them, or lists have a 0 or 1 for each label.
+        ValueError: if a cell is not text, a number, or a list of them, or if lists have a 0 or 1 for each label.
     """
     items = [cell for cell in column if cell not in (None, "")]
     lists = [cell for cell in items if isinstance(cell, list)]

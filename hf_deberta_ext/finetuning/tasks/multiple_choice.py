@@ -134,7 +134,7 @@ class MultipleChoiceData(TaskData):
     RACE article (middle or high) is read from its example_id, or else from the name of the file, folder or configuration.
 
     Args:
-        arguments (`DataArguments`): flags; fields of `MultipleChoiceArguments` that they lack have their default.
+        arguments (`DataArguments`): flags; missing fields of `MultipleChoiceArguments` have their default values.
         hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
         ValueError: if the data cannot be read or is invalid; the message names the row.
@@ -150,7 +150,7 @@ class MultipleChoiceData(TaskData):
             arguments = MultipleChoiceArguments(**{name: getattr(arguments, name) for name in names})
         self.arguments, self.name = arguments, arguments.task_name or self.pipeline
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
-        # Letters of choices in the files of answers; None = numbers, from 0.
+        # Names of the choices in answer files: letters, or numbers from 0 (None).
         self.answer_names = LETTERS if arguments.task_name == "race" else None
         sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
         limits = arguments.limits

@@ -32,8 +32,8 @@ class ChoiceColumns:
             or its letter.
         by_text (`bool`, defaults to `False`): whether the label is the text of the correct choice.
         questions (`dict[str, str]`, *optional*): texts of questions by the value of the question column.
-        by_article (`bool`, defaults to `False`): whether rows are questions about articles with an example_id, in which the
-            choice fills the blanks.
+        by_article (`bool`, defaults to `False`): whether rows are questions about articles: their ids come from example_id,
+            and a choice fills the blanks of its question.
         needs_label (`bool`, defaults to `False`): whether the label column is required.
     """
 
@@ -167,7 +167,7 @@ def right_choice(cell: Any, choices: Sequence[str], columns: ChoiceColumns, plac
 def fill_blank(question: str, option: str) -> str:
     """Replace every blank "_" of a question by the option; append the option to a question without blanks.
 
-    As in published work, all blanks get the whole option, also if it contains the words of two blanks.
+    As in published work, every blank is replaced by the whole option, even if the option has words for two blanks.
     """
     if "_" in question:
         return re.sub("_+", lambda _: option, question)

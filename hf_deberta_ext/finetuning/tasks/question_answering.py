@@ -244,7 +244,7 @@ class QuestionAnsweringData(TaskData):
         """Return the features of all sets.
 
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
-        warning counts such questions.
+        warning gives the number of such questions.
 
         Raises:
             ValueError: if the tokenizer is not a fast one, or --max_seq_length is too short for --doc_stride.
@@ -275,7 +275,7 @@ class QuestionAnsweringData(TaskData):
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
-        # Last predictions and their answers: metrics, files, errors and table need the same ones.
+        # Cached answers of the last predictions: metrics, files, error analysis and table use the same answers.
         decoded: list[Any] = [None, None]
 
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:

@@ -17,7 +17,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalise_answer(text: str) -> str:
-    """Lower a text, remove ASCII punctuation, then the articles a, an and the, and reduce white space to single spaces."""
+    """Lower-case a text; remove ASCII punctuation, then the articles a, an and the; reduce white space to single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -83,7 +83,7 @@ def squad_v2(
         "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer ("HasAns_exact",
         ..., "NoAns_total"), if there are such questions. With probabilities, also "best_exact" and "best_f1", the highest
         scores of any threshold, and "best_exact_thresh" and "best_f1_thresh", the lowest thresholds with these scores. Only
-        thresholds between different probabilities count; the published script can report a score that no threshold has.
+        thresholds between different probabilities count; the published script can report a score that no threshold reaches.
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
     # Scores if the prediction is kept, and if it counts as "no answer". As in the published script, "no answer" is correct

@@ -13,7 +13,7 @@ from .question_answering_metrics import f1_of_tokens
 
 __all__ = ["answer_failures", "entity_failures", "span_errors"]
 
-# Errors of true entities, the mildest first, and "extra" of predicted entities.
+# Errors of true entities, mildest first, then the error of predicted entities, "extra".
 SPAN_ERRORS = ("wrong kind", "boundary", "boundary and kind", "missed", "extra")
 QUESTION_WORD = re.compile(r"\b(how many|how much|what|who|whom|whose|which|when|where|why|how)\b", re.IGNORECASE)
 # Groups of answers, and the maximum number of words in each group.

@@ -58,7 +58,7 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE: as for text classification, without the flags of own data and XNLI (`refused`)."""
+    """Flags of SuperGLUE: the flags of text classification, except those for your own data and for XNLI (`refused`)."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
@@ -133,7 +133,7 @@ class SuperGlueData(TextClassificationData):
         return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
-        """Return the entity with the largest difference of logits "True" - "False", by query."""
+        """Return the best entity of each query: its logit of "True" minus its logit of "False" is largest."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
@@ -254,7 +254,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """Lower a word and remove its punctuation and 's; published spans and texts differ in these."""
+    """Lower-case a word and remove its punctuation and 's, because published spans and texts differ in these."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
@@ -266,7 +266,7 @@ def _numbers(rows: Dataset, column: str) -> list[int]:
 
 
 def nested_answers(rows: Dataset, predicted: np.ndarray) -> list[dict[str, Any]]:
-    """Convert the predictions of MultiRC to the server's format: answers by question by paragraph."""
+    """Convert the predictions of MultiRC to the server's format: an object per paragraph, with its questions' answers."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     for (paragraph, question, answer), label in zip(cells(rows, "numbers"), predicted.tolist(), strict=True):
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))

@@ -71,7 +71,7 @@ class TextClassificationArguments(DataArguments):
     )
     on_duplicates: str = option(
         "keep",
-        "without --task_name: treatment of training rows that equal an earlier row or have an evaluation text",
+        "without --task_name: what to do with training rows that repeat an earlier row or a text of the evaluation data",
         choices=["keep", "drop", "refuse"],
     )
     class_weights: str | None = option(None, HELP)
@@ -221,7 +221,7 @@ class TextClassificationData(TaskData):
             part.source += " without its empty rows"
 
     def treat_duplicates(self, train: Part):
-        """Refuse or drop training rows that equal an earlier row or have an evaluation text (--on_duplicates)."""
+        """Refuse or drop training rows that repeat an earlier row or a text of the evaluation data (--on_duplicates)."""
         held_out, kept = {*self.checked("validation").texts}, {}
         for number, row in enumerate(zip(*self.checked("train")[:2], strict=True)):
             if row[0] not in held_out:
@@ -232,8 +232,8 @@ class TextClassificationData(TaskData):
         if self.data_args.on_duplicates == "refuse" or not kept:
             row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
             raise ValueError(
-                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} equal an earlier row or have an evaluation "
-                f"text, the first is row {row}: remove them, or give --on_duplicates drop or keep"
+                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
+                f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
             )
         train.left_out += len(duplicates)
         train.select([*kept.values()])
@@ -291,15 +291,13 @@ class TextClassificationData(TaskData):
         """Move a share of the training rows to the validation set."""
         train = self.parts["train"].get("")
         if self.task is not None or train is None or self.parts["validation"]:
-            raise ValueError(
-                f"--validation_share {share:g} needs your own training data without a validation set: remove it"
-            )
+            raise ValueError(f"--validation_share {share:g} needs your own training data and no validation set: remove it")
         # Encoded before the split, so that errors have the row numbers of the file.
         self.examples(train.rows, train.source)
         self.encode_labels()
         # Before the split, so that the evaluation counts no row twice.
         self.treat_duplicates(train)
-        # Labels of each row that must also be in the training rows; scores are not.
+        # `hold_out` keeps a row of each label for training; a regression has no labels to keep.
         labels = [()] * len(train.rows)
         if self.labels.problem_type == MULTI:
             labels = [*map(np.flatnonzero, train.labels)]
@@ -436,7 +434,7 @@ class TextClassificationData(TaskData):
         return hub
 
     def labels_of(self) -> Labels | None:
-        """Return the labels of a known task or of the data; None if the labels of the checkpoint are to be used."""
+        """Return the labels of a known task or of the data; None to use the labels of the checkpoint."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -454,7 +452,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, part: Part) -> tuple[str, ...]:
-        """Return the text columns: set by flags or task, else the only other column than the label, else `TEXT_COLUMNS`."""
+        """Return the text columns: set by flags or task, else the only column besides the label, else `TEXT_COLUMNS`."""
         rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)

@@ -152,7 +152,7 @@ def word_rows(
 
 
 def sorted_labels(labels: Iterable[str]) -> list[str]:
-    """Return the different labels: "O" first, then sorted by type, and within a type in the order B-, I-, E-, S-."""
+    """Return the distinct labels: "O" first, then sorted by type, and within a type in the order B-, I-, E-, S-."""
 
     def key(label: str) -> tuple[bool, str, int]:
         tag = ENTITY_TAG.fullmatch(label)
@@ -223,7 +223,7 @@ def encode_words(
 
     Args:
         max_length (`int`): maximum length of a window in tokens.
-        inside (`list[int]`, *optional*): label of a word's other tokens by label of its first token; default: -100.
+        inside (`list[int]`, *optional*): label of a word's other tokens, by label of its first token; default: all -100.
     """
     options = dict(truncation=True, max_length=max_length, return_overflowing_tokens=True, stride=max_length // 4)
     encoding = tokenizer(batch["words"], is_split_into_words=True, **options)
@@ -249,10 +249,10 @@ def encode_words(
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
     """Return the positions of the first tokens of each window's words; -1 for words that belong to another window.
 
-    A word belongs to the window in which it has most tokens on its shorter side; if equal, to the first such window.
+    A word belongs to the window in which it is farthest from the nearer end; if several are equal, to the first of them.
 
     Args:
-        windows: index of the sentence, and word of each token (None: special token), of each window.
+        windows: for each window, the index of its sentence, and the word of each token (None for special tokens).
         lengths: number of words of each sentence.
     """
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -354,7 +354,7 @@ class TokenClassificationData(TaskData):
         if not labels:
             return
         if self.data_args.return_entity_level_metrics and not self.entities:
-            raise ValueError(f"--return_entity_level_metrics needs labels of entities, got {', '.join(labels)}: remove it")
+            raise ValueError(f"--return_entity_level_metrics needs entity labels, got {', '.join(labels)}: remove it")
         for split, sentences in self.sets.items():
             for number, sentence in enumerate(sentences, start=1):
                 if unseen := sorted({*(sentence.tags or ())} - {*labels}):
@@ -411,7 +411,7 @@ class TokenClassificationData(TaskData):
         long = [number for number, windows in Counter(rows["sentence"][:]).items() if windows > 1]
         if long:
             message = f"{len(long):,} of {len(sentences):,} sentences {data} have more than {max_length} tokens "
-            message += f"(--max_seq_length), such as sentence {long[0] + 1:,} of {len(sentences[long[0]].words):,} words"
+            message += f"(--max_seq_length), such as sentence {long[0] + 1:,} with {len(sentences[long[0]].words):,} words"
             if self.data_args.long_sentences == "refuse":
                 raise ValueError(f"{message}: raise --max_seq_length, split them, or give --long_sentences window")
             logger.warning(f"{message}: they are split into overlapping windows (--long_sentences)")
