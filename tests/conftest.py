@@ -3,6 +3,7 @@
 
 import gc
 import os
+from collections import defaultdict
 
 # Before transformers is imported: no test may reach for the network or for a cache outside of the test run.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,7 +14,6 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("DEBERTA_EXT_TEST_THREADS") or "1
 
 import pytest
 import torch
-from run_summary import WORST
 from scripts import EXAMPLES, module_of
 from shares import share
 from tiny_constants import SPECIAL, TINY, random_weights
@@ -26,6 +26,8 @@ torch.set_num_threads(THREADS)
 
 # How many they draw without --run-slow, which draws thousands.
 FEW_CASES = "50"
+# Name of a comparison: [number of comparisons, worst relative error]; printed at the end of a run.
+WORST = defaultdict(lambda: [0, 0.0])
 
 
 def pytest_addoption(parser):

@@ -71,14 +71,6 @@ def test_two_queries_and_two_keys_by_hand(backend):
     assert torch.allclose(call(backend, leaves, options)[0, 0, :, 0], expected)
 
 
-def test_covering_design_has_every_pair_of_values():
-    pairs = {(a, b) for case in COVERING for a, b in itertools.combinations(enumerate(map(str, case)), 2)}
-    values = [map(str, factor) for factor in (LENGTHS, MASKS, TERMS, TABLES)]
-    values = [[(place, value) for value in factor] for place, factor in enumerate(values)]
-    wanted = {pair for a, b in itertools.combinations(values, 2) for pair in itertools.product(a, b)}
-    assert pairs == wanted
-
-
 @backends
 @pytest.mark.parametrize(
     ("N", "mask", "terms", "table"), COVERING, ids=lambda x: ("+".join(x) or "no-terms") if isinstance(x, tuple) else None
@@ -362,9 +354,3 @@ def test_masked_lm_equals_eager_with_every_query_stream(
 
     ran = compare_models(build, loss_of, backend, relative_error)
     assert ran == ({backend} if backend else {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO})
-
-
-def test_a_dropout_of_nearly_one_drops_everything():
-    leaves, options = make_inputs(40, ("c2p", "p2c"))
-    for dropout_p in (0.99999, 1.0):
-        assert not call("blocked", leaves, options, dropout_p=dropout_p).any()

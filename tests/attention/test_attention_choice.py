@@ -3,7 +3,6 @@
 
 import copy
 import functools
-import itertools
 import json
 import pickle
 import warnings
@@ -12,12 +11,11 @@ import pytest
 import torch
 from attention_inputs import saved_and_loaded
 from backends import AUTO, NAMES, NATIVE
-from scripts import PAGES, ROOT
 from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 from hf_deberta_ext.kernels import attention_native
-from hf_deberta_ext.model.attention_deberta_ext import BACKENDS, backend_unavailable, choose_backend
+from hf_deberta_ext.model.attention_deberta_ext import BACKENDS, choose_backend
 
 CPU = torch.device("cpu")
 CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
@@ -66,19 +64,6 @@ def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
     models[0].save_pretrained(tmp_path / "again")
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     assert not [key for key in config if "attn" in key or "implementation" in key]
-
-
-def test_switching_takes_effect_at_the_next_call(folder, batch, relative_error):
-    model = DebertaExtModel.from_pretrained(folder).eval()
-    ids, mask = batch(2, 20, [20, 11])
-    with torch.no_grad():
-        results = {}
-        for name in ("eager", "blocked", "auto", "sdpa", "eager"):
-            model.set_attn_implementation(name)
-            results[name] = model(ids, attention_mask=mask).last_hidden_state
-            assert served(model) == {AUTO if name == "auto" else name}
-    for states in results.values():
-        assert relative_error("switching backends", states, results["eager"], mask.bool()) < 1e-5
 
 
 UNKNOWN = f"must be one of {', '.join(map(repr, BACKENDS))}, got"
@@ -157,37 +142,12 @@ def test_automatic_choice(arguments, expected):
         assert name == expected and why
 
 
-def test_automatic_choice_never_raises():
-    devices = [torch.device(name) for name in ("cpu", "cuda", "mps", "meta", "xpu")]
-    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-    options = [dict(), dict(needs_probs=True), dict(query_share=0.01)]
-    for device, dtype, head_size, more in itertools.product(devices, dtypes, (1, 20, 64, 513), options):
-        call = dict(device=device, dtype=dtype, head_size=head_size) | more
-        name, why = choose_backend(None, **call)
-        call.pop("query_share", None)
-        assert why and backend_unavailable(name, **call) is None
-
-
 def test_without_its_operator_native_is_refused_by_name_and_others_are_chosen(monkeypatch):
     monkeypatch.setattr(attention_native, "registered", lambda: False)
     for few, name in ((0.1, "eager"), (1.0, "blocked")):
         assert choose_backend("auto", **CALL, query_share=few)[0] == name
     with pytest.raises(ValueError, match=r"not registered: import hf_deberta_ext, .*; use 'eager', 'sdpa', 'blocked'"):
         choose_backend("native", **CALL)
-
-
-def test_automatic_choice_falls_back_for_one_call(tiny_config, shake, batch, relative_error):
-    model = shake(DebertaExtModel(tiny_config("v3")))
-    ids, mask = batch(2, 20, [20, 19])
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state
-        assert served(model) == {AUTO}
-        out = model(ids, attention_mask=mask, output_attentions=True)
-        assert set(model.attention_backends().values()) == {("eager", "attention probabilities were asked for")}
-        assert len(out.attentions) == 3
-        assert relative_error("fallback", out.last_hidden_state, expected, mask.bool()) < 1e-5
-        model(ids, attention_mask=mask)
-    assert served(model) == {AUTO}
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "after-a-call"])
@@ -224,15 +184,6 @@ def test_compile_has_no_graph_break_with_the_default_choice(grad, tiny_config, s
         table = model.base_model.encoder.rel_embeddings.weight
         gradients = [torch.autograd.grad(x[mask.bool()].square().sum(), table)[0] for x in (got, expected)]
         assert gradients[1].any() and torch.allclose(*gradients, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.skipif(torch.__version__ < "2.7", reason="its dynamo hides the message of an exception")
-def test_compile_names_what_a_named_backend_cannot_do(tiny_config, batch):
-    model = DebertaExtModel(tiny_config("v3", attn_implementation="blocked")).eval()
-    ids, _ = batch(1, 9)
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="it cannot be compiled, traced or transformed"), torch.no_grad():
-        torch.compile(model, fullgraph=True, backend="eager")(ids)
 
 
 def test_dropout_that_is_switched_on_alone_drops(tiny_config, shake, batch):
@@ -431,63 +382,6 @@ def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
     assert model.encoder.position_cache is not None and module.position_cache is not None
 
 
-@pytest.mark.parametrize("kind", ["v1", "v3"])
-def test_cached_projections_follow_adapters(kind, tiny_config, shake, batch):
-    peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
-    base = shake(DebertaExtModel(tiny_config(kind)))
-    ids, _ = batch(1, 20)
-
-    def check(model):
-        with torch.no_grad():
-            states = model(input_ids=ids).last_hidden_state
-            assert torch.equal(states, clear_caches(copy.deepcopy(model))(input_ids=ids).last_hidden_state)
-        return states
-
-    plain = check(base)
-    targets = ["query_proj", "key_proj"] + ["pos_key_proj", "pos_query_proj"] * (kind == "v1")
-    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=targets, r=2)).eval()
-    # Adapters are initialised to zero.
-    assert torch.allclose(check(model), plain, atol=1e-5)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(0, 0.3, generator=generator)
-    adapted = check(model)
-    assert not torch.allclose(adapted, plain, atol=1e-2)
-    with model.disable_adapter():
-        assert torch.allclose(check(model), plain, atol=1e-5)
-    assert torch.equal(check(model), adapted)
-    model.merge_adapter()
-    assert torch.allclose(check(model), adapted, atol=1e-4)
-    model.unmerge_adapter()
-    assert torch.allclose(check(model), adapted, atol=1e-4)
-    assert torch.allclose(check(model.merge_and_unload()), adapted, atol=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
-def test_cached_projections_of_int8_follow_loaded_weights(tiny_config, shake, batch):
-    int8 = [
-        torch.ao.quantization.quantize_dynamic(shake(DebertaExtModel(tiny_config("v3")), seed), {torch.nn.Linear})
-        for seed in (0, 1)
-    ]
-    ids, _ = batch(1, 20)
-    with torch.no_grad():
-        before, expected = (model(ids)[0] for model in int8)
-        attention = int8[0].encoder.layer[0].attention.self
-        entry = attention.position_cache
-        assert entry is not None and torch.equal(int8[0](ids)[0], before) and attention.position_cache is entry
-        int8[0].load_state_dict(int8[1].state_dict())
-        assert torch.equal(int8[0](ids)[0], expected) and not torch.allclose(before, expected, atol=1e-2)
-
-
-def test_the_guides_have_the_table_of_backends():
-    lines = [line for page in PAGES for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
-    rows = [line.split(" | ")[:2] for line in lines if line.startswith('| `"') and line.count(" | ") == 2]
-    first = rows.index([f'| `"{next(iter(BACKENDS))}"`', BACKENDS["eager"].description])
-    expected = [[f'| `"{name}"`', backend.description] for name, backend in BACKENDS.items()]
-    assert rows[first : first + len(BACKENDS)] == expected
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_stacked_models_and_tangents_of_torch_func(model, batch, mode):
     """Regression test: in eval mode without gradients, cached projections read the addresses of weights, which do not
@@ -509,17 +403,3 @@ def test_stacked_models_and_tangents_of_torch_func(model, batch, mode):
             states, tangent = torch.func.jvp(lambda p: call(p, dict(model.named_buffers())), (weights,), (tangents,))
             moved = call({name: x + 1e-1 * tangents[name] for name, x in weights.items()}, dict(model.named_buffers()))
             assert torch.allclose(states + 1e-1 * tangent, moved, atol=1e-3) and tangent.abs().max() > 1e-2
-
-
-def test_transforms_of_torch_func_get_the_equation(tiny_config, shake):
-    model = shake(DebertaExtModel(tiny_config()))
-    embeds = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-
-    def total(x):
-        return model(inputs_embeds=x).last_hidden_state.square().sum()
-
-    gradient = torch.func.grad(total)(embeds.detach())
-    assert served(model) == {"eager"}
-    expected = torch.autograd.grad(total(embeds), embeds)[0]
-    assert served(model) == {AUTO}
-    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-5)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native kernel: every instruction set, shape and option against the equation, threads, sanitizers, and the build."""
 
-import gc
 import os
 import random
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -234,65 +232,6 @@ def test_one_two_and_three_threads_give_the_same(N, mask, relative_error):
     for threads in (2, 3):
         for x, wanted in zip(results[threads], results[1], strict=True):
             assert relative_error("native, threads", whole(x), whole(wanted)) < 1e-5
-
-
-@needs_library
-@pytest.mark.slow
-def test_a_thousand_calls_leave_no_memory_behind():
-    leaves, options = make_inputs(200, ("c2p", "p2c", "p2p"), mask="right", d=64)
-    page, sizes = os.sysconf("SC_PAGE_SIZE"), []
-    for number in range(1101):
-        out = call("native", leaves, options, dropout_p=0.1)
-        torch.autograd.grad(out.sum(), leaves)
-        if number in (100, 1100):
-            gc.collect()
-            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * page)
-    # Leaking one row of 4 kB per call would exceed this.
-    assert sizes[1] - sizes[0] < 4e6
-
-
-CONCURRENT = """
-    import os, sys, threading, torch
-    sys.path.insert(0, sys.argv[1])
-    from attention_inputs import call, make_inputs
-    torch.set_num_threads(2)
-
-    def compute(N=400):
-        leaves, options = make_inputs(N, ("c2p", "p2c"), mask="right", d=64)
-        out = call("native", leaves, options)
-        return out, *torch.autograd.grad(out.square().sum(), leaves)
-
-    expected = compute()
-    wrong = []
-
-    def repeat():
-        for _ in range(20):
-            if not all(map(torch.equal, compute(), expected)):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=repeat) for _ in range(2)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not wrong, "two Python threads at once"
-    leaves, options = make_inputs(400, ("c2p", "p2c"), mask="right", d=64)
-    child = os.fork()
-    if child == 0:
-        with torch.no_grad():
-            out = call("native", leaves, options)
-        # torch's own threads are gone.
-        torch.set_num_threads(1)
-        os._exit(0 if torch.equal(out, expected[0]) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a fork"
-    assert all(map(torch.equal, compute(), expected)), "after the fork"
-"""
-
-
-@needs_library
-@pytest.mark.slow
-def test_two_python_threads_at_once_and_a_fork_give_the_same():
-    command = [sys.executable, "-c", textwrap.dedent(CONCURRENT), str(SUPPORT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 def compile_program(compiler: str, program: Path, *flags: str) -> Path:

@@ -339,18 +339,6 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
     assert module.position_cache is None and model.encoder.position_cache is None
 
 
-def test_a_model_that_holds_a_backbone(stock, padded):
-    """Test a backbone that is nested in attributes, as in GLiNER."""
-    model = torch.nn.ModuleDict({"bert_layer": torch.nn.ModuleDict({"model": stock("v3")})})
-    ids, mask = padded(33)
-    before = model["bert_layer"]["model"](ids, mask).last_hidden_state
-    report = replace_attention(model)
-    assert report.replaced[0] == "bert_layer.model.encoder.layer.0.attention.self"
-    after = model["bert_layer"]["model"](ids, mask).last_hidden_state
-    assert torch.allclose(after[mask.bool()], before[mask.bool()], atol=1e-5)
-    assert restore_attention(model) == report.replaced
-
-
 @pytest.mark.parametrize("order", ["adapter first", "adapter second"])
 @pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
 def test_lora_before_and_after(family, order, stock, padded):

@@ -32,11 +32,6 @@ def tiny_config(tiny_config):
     return functools.partial(tiny_config, num_attention_heads=2)
 
 
-def random_mask(lengths, N, side="right"):
-    mask = torch.arange(N) < torch.tensor(lengths)[:, None]
-    return mask.flip(1) if side == "left" else mask
-
-
 def random_ids(*shape, seed=0):
     return torch.randint(5, 64, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -71,20 +66,6 @@ def test_from_document_ids_by_hand():
         assert packed.positions.tolist() == [0, 1, 0, 1, 2, 0, 0, 1]
         assert packed.first_token.tolist() == [0, 0, 2, 2, 2, 5, 6, 6]
     assert PackedSequences.from_document_ids(MASK).lengths == [3, 1, 4]
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
-def test_pad_of_unpad_is_the_identity_at_real_tokens_with_its_gradient(shape):
-    packed = PackedSequences.from_mask(MASK)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    real = MASK.view(3, 4, *[1] * (len(shape) - 2)).expand(shape)
-    stream = packed.unpad(x)
-    assert stream.shape == (1, 8, *shape[2:]) and torch.equal(packed.unpad(packed.pad(stream)), stream)
-    assert torch.equal(packed.pad(stream), x * real)
-    # A single row for all is unpadded like a whole batch.
-    assert torch.equal(packed.unpad(x[:1]), packed.unpad(x[:1].expand(shape)))
-    (gradient,) = torch.autograd.grad(packed.pad(stream * 3).sum(), x)
-    assert torch.equal(gradient, 3.0 * real)
 
 
 @pytest.mark.parametrize(
@@ -254,23 +235,6 @@ def test_labels_on_padding_count_as_they_do_in_a_padded_batch(build, tiny_config
     ours, reference = on_and_off(model, lambda: model(ids, attention_mask=mask, labels=labels))
     assert abs(ours.loss.item() / reference.loss.item() - 1) < 1e-6
     assert relative_error("labels on padding", ours.logits, reference.logits) < 1e-5
-
-
-@pytest.mark.parametrize("masked_only", [False, True])
-def test_masked_lm_gives_states_of_an_unpadded_batch(masked_only, tiny_config, shake, batch, relative_error):
-    model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
-    ids, mask = batch(B, N, LENGTHS)
-    labels = head_inputs("masked-lm", mask.bool())[0]["labels"]
-
-    def call():
-        with torch.no_grad():
-            inputs = dict(attention_mask=mask, labels=labels, masked_only=masked_only)
-            return model(ids, **inputs, output_hidden_states=True), model(ids, **inputs)
-
-    (ours, without), (reference, _) = on_and_off(model, call)
-    assert torch.allclose(ours.loss, reference.loss, rtol=1e-5) and torch.allclose(without.loss, ours.loss, rtol=1e-5)
-    for states, wanted in zip(ours.hidden_states, reference.hidden_states, strict=True):
-        assert relative_error("unpadded states", states, wanted, mask.bool()) < 1e-5
 
 
 def test_unpadding_is_automatic_from_a_tenth_of_padding(tiny_config, batch, monkeypatch):
@@ -466,19 +430,6 @@ def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, bac
             kept = (document_ids == number) & (torch.arange(len(document_ids)) == row)[:, None]
             out = model(ids.where(kept, others), document_ids=document_ids)[0]
             assert torch.equal(out[kept], expected[kept]) and not torch.equal(out, expected)
-
-
-def test_one_document_a_row_equals_padding_even_where_unpadding_is_off(tiny_config, shake, batch):
-    model = shake(DebertaExtForMaskedLM(tiny_config("v2")))
-    ids, mask = batch(B, N, LENGTHS)
-    model.set_unpadding(True)
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).logits
-        for unpadding in (True, False):
-            model.set_unpadding(unpadding)
-            assert torch.equal(model(ids, document_ids=mask).logits, expected)
-            both = model(ids, document_ids=torch.ones_like(mask), attention_mask=mask).logits
-            assert torch.equal(both, expected)
 
 
 @pytest.mark.parametrize(

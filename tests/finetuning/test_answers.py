@@ -164,14 +164,6 @@ def test_all_pairs_of_the_best_starts_and_ends_give_the_same_answers(n_best, max
     assert compared >= 40
 
 
-def test_padding_changes_nothing():
-    rows, start, end = random_set(seed=2)
-    arguments = ([str(number) for number in range(40)], [CONTEXT] * 40, make_windows(*rows))
-    expected = answers_from_logits(*arguments, start, end, with_null=True)
-    wider = [np.pad(values, ((0, 0), (0, 9)), constant_values=np.nan) for values in (start, end)]
-    assert answers_from_logits(*arguments, *wider, with_null=True) == expected
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_name_the_question(value):
     rows = make_windows((0, [OUT, *WORDS]), (1, [OUT, *WORDS]))

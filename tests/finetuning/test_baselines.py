@@ -3,7 +3,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 pytest.importorskip("datasets")
@@ -21,12 +20,6 @@ def of(tmp_path, rows, **flags):
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     arguments = TextClassificationArguments(train_file=[str(file)], validation_file=[str(file), f"more={file}"], **flags)
     return TextClassificationData(arguments).baselines
-
-
-def test_majority_is_the_commonest_label_or_each_that_most_rows_have():
-    assert baselines.majority_logits(np.array([2, 0, 2]), 4, 2).argmax(-1).tolist() == [2, 2]
-    shares = baselines.majority_logits(np.array([[1.0, 0, 1], [1, 0, 0]]), 3, 1)
-    assert (shares > 0).tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize(
@@ -50,13 +43,3 @@ def test_scores_of_pairs_follow_the_words_they_share(tmp_path):
     pairs = [(FRUIT, " ".join(FRUIT.split()[:shared] + STONE.split()[shared:]), float(shared) + 0.5) for shared in range(4)]
     found = of(tmp_path, [dict(sentence1=a, sentence2=b, label=score) for a, b, score in pairs * 5])
     assert [*found] == [baselines.TFIDF_SCORES] and found[baselines.TFIDF_SCORES]["pearson"] > 0.95
-
-
-@pytest.mark.parametrize("rows, step", [(9, 2), (25, 4)])
-def test_many_rows_are_thinned_evenly(rows, step, monkeypatch):
-    monkeypatch.setattr(baselines, "MAX_ROWS", 8)
-    # The rows that are used have the labels 1 and 2; if other rows were used, label 0 would be known.
-    labels = np.array([int(row % step == 0) * (1 + row % (2 * step) // step) for row in range(rows)])
-    texts = [f"word{label}" for label in labels]
-    [logits] = baselines.tfidf_logits([texts], labels, [[["word0"]]], num_labels=3)
-    assert logits[0, 0] == 0 < logits[0, 1:].min()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Error analysis: tables, confusions, calibration and thresholds by hand; files, card and output of a run."""
 
-import json
-
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
@@ -17,10 +15,8 @@ from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.failures import (
     calibration_error,
     class_failures,
-    failure_summary,
     multi_label_failures,
     regression_failures,
-    tag_failures,
     threshold_curve,
 )
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
@@ -44,13 +40,6 @@ def test_classes_confusions_and_surest_errors_by_hand():
     assert [error["text"] for error in found.errors] == ["c", "b", "e"]
     assert found.errors[0] == dict(row=3, text="c", label="red", predicted="green", probability=0.9)
     assert [*found.figures] == ["confusion", "reliability"] and found.thresholds == {}
-
-
-def test_a_model_without_errors_has_none():
-    found = class_failures(LABELS, np.eye(3)[LABELS], NAMES, TEXTS)
-    assert found.errors == [] and found.remarks == [
-        "Expected calibration error 0.000: mean probability 1.000, observed frequency 1.000."
-    ]
 
 
 def test_the_calibration_error_is_the_mean_gap_of_the_bins():
@@ -146,40 +135,6 @@ def test_answers_are_told_by_question_word_and_length(score):
     assert [error["id"] for error in found.errors] == ["d", "c"]
 
 
-def test_questions_without_an_answer_are_a_group():
-    found = answer_failures(dict(a="Why?"), dict(a=[]), dict(a="so"), dict(a=0.5), squad_v2)
-    assert found.tables["answer lengths"] == [{"answer": "no answer", "questions": 1, "F1": 0}]
-    assert found.errors[0]["answer"] == ""
-
-
-def test_long_texts_and_answers_are_cut_in_the_log(tmp_path):
-    references, predictions = dict(a=["x | y"]), dict(a="wrong " * 50)
-    found = answer_failures(dict(a="Why?"), references, predictions, dict(a=0.5), squad_v1)
-    answer = "wrong " * 16 + "wron ..."
-    assert found.write(tmp_path, "eval")[-2] == f"- Why? (id a, answer x | y, predicted {answer}, probability 0.500)"
-
-
-def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
-    labels = np.arange(15)
-    found = tag_failures(labels, np.where(labels == 14, 0, labels), [f"l{label}" for label in labels])
-    content = dict(tables=found.tables, remarks=found.remarks)
-    table, remarks = failure_summary(content)
-    assert len(table.splitlines()) == 14 and "| l14 |" in table.splitlines()[2]
-    assert remarks.startswith("The table has the 12 of 15 rows with the lowest F1.")
-
-
-@pytest.mark.parametrize("count, length", [(2, 8), (30, 40), (60, 3)], ids=["two", "long names", "more than fit"])
-def test_figures_are_drawn_of_few_and_many_classes(count, length, tmp_path):
-    generator = np.random.default_rng(0)
-    probabilities = generator.dirichlet(np.ones(count), 100)
-    names = [f"${number}" + "x" * length for number in range(count)]
-    found = class_failures(generator.integers(0, count, 100), probabilities, names, ["text"] * 100)
-    lines = found.write(tmp_path, "eval")
-    for name in found.figures:
-        assert (tmp_path / f"eval_{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert f"eval_{name}.png" in lines[-1]
-
-
 def card_of(folder):
     return (folder / "README.md").read_text(encoding="utf-8")
 
@@ -234,17 +189,6 @@ def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_p
     assert "decision_thresholds" not in read(tmp_path / "further", "config.json")
 
 
-def test_baselines_stand_beside_an_evaluation_where_the_training_file_is_given(folder_of, tmp_path, capsys):
-    files = two_sets(tmp_path)
-    run_as_told(folder_of("ours"), tmp_path / "run", **TRAINED, **files)
-    capsys.readouterr()
-    for name, given in (("both", files), ("one", dict(validation_file=files["validation_file"]))):
-        run_as_told(tmp_path / "run", tmp_path / name, "--do_eval", **given)
-        results, printed = read(tmp_path / name, "all_results.json"), capsys.readouterr().out
-        assert ("baselines" in results) == ("TF-IDF" in printed) == (name == "both")
-        assert (tmp_path / name / "eval_failures.json").is_file()
-
-
 @pytest.mark.parametrize(
     "more, message",
     [
@@ -260,10 +204,3 @@ def test_thresholds_of_nothing_are_refused(more, message, folder_of, tmp_path):
     with pytest.raises(ValueError, match=message):
         run_as_told(folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds", **given)
     assert not (tmp_path / "run").exists()
-
-
-def test_failures_are_json_in_any_script(tmp_path):
-    found = class_failures(np.array([0]), np.array([[0.1, 0.9]]), ["good", "bad"], ["한국어 문장"])
-    found.write(tmp_path, "eval")
-    text = (tmp_path / "eval_failures.json").read_text(encoding="utf-8")
-    assert "한국어 문장" in text and json.loads(text)["thresholds"] == {"bad": 0.5}

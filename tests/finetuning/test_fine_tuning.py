@@ -2,7 +2,6 @@
 """Stages of a fine-tuning run: output files, refused flags, folders, resumed runs and several seeds."""
 
 import contextlib
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -48,26 +47,8 @@ def test_main_metric_chooses_the_best_checkpoint(more, name, best, folder_of, tm
     assert state["best_metric"] == best(scores)
 
 
-def test_evaluation_alone_leaves_the_checkpoint_as_it_is(finished, tmp_path):
-    folder, metrics = finished
-    again = run(folder, tmp_path / "run", "--do_eval", "--do_predict", "--second_set")
-    for name in ("eval_accuracy", "eval_loss", "eval_mm_accuracy"):
-        assert again[name] == pytest.approx(metrics[name], rel=1e-6)
-    left = {file.name for file in (tmp_path / "run").iterdir()}
-    assert "model.safetensors" not in left and "README.md" not in left and "eval_results.json" in left
-
-
 def missing_package(*_):
     raise ImportError("this task\nneeds a package")
-
-
-@pytest.mark.parametrize("name", ["accuracy", "eval_mm_loss"])
-def test_known_best_metrics_cost_no_evaluation(name, folder_of, tmp_path):
-    given = dict(eval_strategy="steps", eval_steps=2, metric_for_best_model=name)
-    run(folder_of("ours"), tmp_path / "run", "--do_train", "--second_set", **given)
-    history = read(tmp_path / "run", "trainer_state.json")["log_history"]
-    # The last evaluation is that for --do_eval.
-    assert [entry["step"] for entry in history if "eval_accuracy" in entry] == [2, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -134,13 +115,6 @@ def stopped(step, ends_with=KeyboardInterrupt):
 
     with mock.patch.object(TaskTrainer, "__init__", init), pytest.raises(ends_with) as ended:
         yield ended
-
-
-def test_a_run_that_the_user_stops_says_how_to_go_on(folder_of, tmp_path, capsys):
-    with stopped(2, SystemExit) as ended:
-        main(folder_of("bert"), tmp_path / "run", "--do_train", max_steps=3)
-    said = capsys.readouterr().err
-    assert ended.value.code == 130 and said.endswith("--do_train --resume_from_checkpoint auto\n")
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
@@ -298,15 +272,3 @@ def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folde
         assert f"| accuracy | {results['eval_accuracy']:.4f} |" in card and "| steps | 4 |" in card
     # Each file was written only once.
     assert all(file.stat().st_mtime_ns == time for file, time in {**saved, **measured}.items()) and len(saved) == 2
-
-
-def test_the_folder_is_pushed_once_with_its_card(folder_of, tmp_path, monkeypatch):
-    pushed = []
-
-    def push(self, *args, **kwargs):
-        pushed.append((Path(self.args.output_dir) / "README.md").read_text(encoding="utf-8"))
-
-    monkeypatch.setattr(TaskTrainer, "push_to_hub", push)
-    monkeypatch.setattr(TaskTrainer, "init_hf_repo", lambda self, *args, **kwargs: None)
-    run(folder_of("bert"), tmp_path / "run", "--do_train", "--do_eval", "--push_to_hub", hub_strategy="end")
-    assert len(pushed) == 1 and "| accuracy |" in pushed[0]

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from transformers import HfArgumentParser
 
-from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments, parse
+from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.training.flags import option
 
 pytest.importorskip("accelerate")
@@ -26,10 +25,6 @@ def flags(tmp_path, *more):
 
 def parsed(argv):
     return parse(argv, ToyArguments, description="A test.\n\nNot shown.")
-
-
-def known_flags():
-    return {*HfArgumentParser((ToyArguments, ModelArguments, FineTuningArguments))._option_string_actions}
 
 
 def test_flags_of_all_groups_are_parsed_and_those_given_are_named(tmp_path):
@@ -76,12 +71,6 @@ def test_a_recipe_fills_in_what_is_not_given(tmp_path, capsys):
     assert "your flag, recipe: 6e-06" in shown and "dropout before the classifier" in shown
 
 
-def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
-    argv = flags(tmp_path, "--task_name", "mnli", "--recipe", "v3-base-sift", "--use_cpu")
-    _, _, args, _ = parsed(argv)
-    assert (args.sift_weight, args.sift_preset) == (5.0, "official")
-
-
 @pytest.mark.parametrize("flag", ["--help", "--help_all"])
 def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -121,12 +110,6 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
 def test_wrong_values_and_flags_are_refused_by_name(more, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         parsed(flags(tmp_path, *more))
-
-
-def test_values_of_the_wrong_kind_are_argparse_errors(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parsed(flags(tmp_path, "--learning_rate", "much"))
-    assert ended.value.code == 2 and "invalid float value: 'much'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,6 @@ def test_recipes_are_those_of_the_scripts():
     assert [len(recipes) for recipes in RECIPES.values()] == [12] * 5 + [10] + [1] * 8
 
 
-def test_starred_tasks_begin_at_an_mnli_checkpoint():
-    starred = {(size, task) for size, recipes in RECIPES.items() for task, recipe in recipes.items() if recipe.from_mnli}
-    v1_and_v2 = ("base", "large", "xlarge", "v2-xlarge", "v2-xxlarge")
-    assert starred == {(size, task) for size in v1_and_v2 for task in ("stsb", "rte", "mrpc", "copa", "race")}
-
-
 @pytest.mark.parametrize("name, model", [("large", "deberta-large"), ("large", "deberta-large-mnli"), ("v3-large", "base")])
 def test_another_model_than_one_of_mnli_is_warned_of(name, model, caplog):
     set_recipe_fields(name, DebertaExtConfig(), DataArguments(task_name="rte"), ModelArguments(model_name_or_path=model))
@@ -71,12 +65,6 @@ def test_the_batch_is_the_published_one_however_it_is_cut(size, processes):
             used = arguments(size, task, given, processes) | given
             cut = used["per_device_train_batch_size"] * used["gradient_accumulation_steps"] * processes
             assert cut == recipe.batch
-
-
-def test_short_runs_are_warm_before_their_end():
-    assert arguments("base", "mnli", {"max_steps": 100})["warmup_steps"] == 0.1
-    assert arguments("base", "mnli", {"max_steps": 9000})["warmup_steps"] == 1000
-    assert "num_train_epochs" not in arguments("base", "mnli", {"max_steps": 100})
 
 
 @pytest.mark.parametrize(

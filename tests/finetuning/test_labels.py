@@ -155,15 +155,6 @@ def test_the_flag_says_what_labels_of_two_readings_are():
     assert found([0], [1], names=["no", "yes"]).encode([[1], ["no"]], source="x") == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_classes_that_are_written_as_fractions_get_a_hint(caplog):
-    assert found(0.0, 1.0).problem_type == REGRESSION
-    assert "without .0" in caplog.messages[-1]
-    caplog.clear()
-    found(0.5, 1.0)
-    found(0.0, 1.0, problem_type=REGRESSION)
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(
     ("labels", "cells", "message"),
     [

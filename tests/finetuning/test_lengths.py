@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoModel, BertConfig, DebertaConfig
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.finetuning.input_lengths import longest_input, longest_row, position_limit
+from hf_deberta_ext.finetuning.input_lengths import longest_input, position_limit
 
 TINY = dict(
     vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, embedding_size=8,
@@ -54,14 +54,6 @@ def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, ca
     assert longest_input(tokenizer(16), config, 64, default=128) == 64
     assert caplog.messages == ["--max_seq_length 64 exceeds the model's pre-training length of 16 tokens"]
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
-
-
-@pytest.mark.parametrize("rows", [[[1, 2], [1, 2, 3], [1]], [[[1], [1, 2]], [[1, 2, 3]]]], ids=["rows", "choices"])
-def test_the_longest_row_is_measured_of_those_that_are_chosen(rows):
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"input_ids": rows, "labels": [0] * len(rows)})
-    assert longest_row(data) == 3 and longest_row(data.select([0])) == 2
-    assert longest_row(data.select([])) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     MultipleChoiceArguments,
     MultipleChoiceData,
     choice_loss,
-    masked_answers,
 )
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows, known_columns
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
@@ -144,11 +143,6 @@ def test_choice_loss_by_hand():
     assert choice_loss((logits,), labels).item() == pytest.approx(expected)
 
 
-def test_masked_answers_by_hand():
-    logits = np.array([[1.0, 2.0, 9.0, 9.0], [0.0, -1.0, -2.0, 7.0], [0.0, 1.0, 2.0, 3.0], [-1e4, -2e4, -100, -100]])
-    assert masked_answers(logits, [2, 3, 4, 2]).tolist() == [1, 0, 3, 0]
-
-
 def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     questions = [
         question(2, 1, id="a", group="middle"),
@@ -173,16 +167,6 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
     file, _ = encoded(questions, tokenizer).evaluation[""].write(np.eye(2)[[1, 0, 1]], tmp_path, "eval")
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
-
-
-def test_the_commonest_answer_is_the_baseline():
-    train = [question(label=label) for label in (1, 0, 1)]
-    validation = [question(label=1, group="high"), question(label=0, group="middle"), question(label=0, group="middle")]
-    data = task_of(train, split="train", validation=validation, answer_names="ABCD")
-    assert data.label_counts == {"A": 1, "B": 2}
-    scores = {"accuracy": 1 / 3, "high_accuracy": 1.0, "middle_accuracy": 0.0}
-    assert data.baselines == {"majority class": scores}
-    assert task_of(validation).baselines == task_of(validation).label_counts == {}
 
 
 def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):
@@ -266,14 +250,6 @@ def test_the_labels_of_another_task_do_not_stay_in_the_configuration():
     set_fields(config, task_of([question()]).config_fields())
     for field in ("num_labels", "id2label", "label2id", "problem_type"):
         assert getattr(config, field) == getattr(fresh, field), field
-
-
-def test_files_of_different_numbers_of_choices_are_one_task(tmp_path, tokenizer):
-    swag, c3 = write_lines(tmp_path / "swag.jsonl", SWAG), write_lines(tmp_path / "c3.jsonl", C3)
-    task = MultipleChoiceData(MultipleChoiceArguments(train_file=[swag, c3])).encode(tokenizer, None)
-    assert task.train["labels"][:] == [[0, 1], [0, 0, 1]] and task.loss is choice_loss
-    alone = MultipleChoiceData(MultipleChoiceArguments(train_file=[swag])).encode(tokenizer, None)
-    assert alone.train["labels"][:] == [1] and alone.loss is None
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -41,12 +41,6 @@ def test_csv_has_lists_as_json_and_nothing_for_none(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_parquet_keeps_types(tmp_path):
-    tables = [pa.table({"words": [["a", "b"]], "n": [1]}), pa.table({"words": [None], "n": [2]})]
-    write_tables(tmp_path / "a.parquet", iter(tables))
-    assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == {"words": [["a", "b"], None], "n": [1, 2]}
-
-
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [

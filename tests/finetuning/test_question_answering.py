@@ -186,12 +186,6 @@ def test_questions_are_never_cut(caplog, tmp_path):
     assert len(rows) == 3
 
 
-def test_empty_contexts_have_a_window_and_no_answer(tmp_path):
-    file = write_lines(tmp_path / "dev.jsonl", one(context="", answers=()), one(name="n2", context=" \n", answers=()))
-    task = data(validation_file=[file], version_2_with_negative=True).encode(words(), BertConfig())
-    assert task.evaluation[""].metrics(gold_logits(task.evaluation[""].rows), None)["NoAns_exact"] == 100.0
-
-
 ALPHABETS = ["abcdefghij", "aeiouáéïöû", "漢字仮名", "0123456789", "😀🎉é", "ﬁſ½Ω"]
 SPACES = [" ", " ", " ", "  ", "\n", "\u00a0", "\t", "\u3000"]
 
@@ -259,18 +253,6 @@ def test_files_of_all_forms_give_the_same_questions(form, tmp_path):
     expected = zip(rows, [["d e"], [], [" b", "c"]], [(6, 9), (-1, -1), (2, 3)], strict=True)
     assert found == [(row["id"], "q", row["context"], texts, span) for row, texts, span in expected]
     assert read.dataset == file.name and read.name == "question-answering" and read.num_evaluation == 3
-
-
-def test_several_files_are_one_set_of_at_most_so_many_questions(tmp_path):
-    files = [
-        write_lines(tmp_path / "a.jsonl", one(), one(name="n2")),
-        write_nested(tmp_path / "b.json", one(name="n3"), one(name="n4")),
-    ]
-    assert [row.id for row in data(train_file=files).sets["train"]] == ["n1", "n2", "n3", "n4"]
-    assert [row.id for row in data(train_file=files, max_train_samples=3).sets["train"]] == ["n1", "n2", "n3"]
-    assert [row.id for row in data(train_file=files, max_train_samples=2).sets["train"]] == ["n1", "n2"]
-    both = data(train_file=files[:1], validation_file=files[1:], max_eval_samples=1)
-    assert (both.num_train, both.num_evaluation, both.dataset) == (2, 1, "a.jsonl, b.json")
 
 
 def test_one_set_of_version_2_by_hand(tmp_path):

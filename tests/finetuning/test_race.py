@@ -85,13 +85,6 @@ def test_race_rows_by_hand():
     ]
 
 
-def test_schools_are_those_of_the_example_ids_or_of_the_file():
-    examples = rows({}, {"example_id": "17"})
-    assert [row["group"] for row in choice_rows(examples, RACE, source="here", level="middle")] == ["high", "middle"]
-    examples = choice_rows(examples.remove_columns("example_id"), RACE, source="here")
-    assert [(row["id"], row["group"]) for row in examples] == [("row1-0", None), ("row2-0", None)]
-
-
 def test_read_raw_race_reads_articles_in_the_order_of_their_numbers(tmp_path):
     write_raw(tmp_path / "dev" / "high", "10.txt", id=None)
     write_raw(tmp_path / "dev" / "high", "9.txt", id="high9.txt")

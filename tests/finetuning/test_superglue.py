@@ -5,7 +5,6 @@ The real data does not contain ReCoRD: its rows are synthetic, in the format of 
 """
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -267,12 +266,3 @@ def test_real_files_are_read_by_the_name_of_their_task(name, rows, written, data
         assert {*labels.tolist()} == {*range(len(ours.labels.names))}
         assert measured.metrics(right, labels) == pytest.approx(dict.fromkeys(TASK_METRICS[name], 1.0))
     assert len(lines(task.test[""].write(right[:50], tmp_path, "predict"))[1]) == written
-
-
-@pytest.mark.parametrize("flag", ["--help", "--help_all"])
-def test_help_shows_the_flags_of_superglue_alone(run_superglue, flag, capsys):
-    with pytest.raises(SystemExit):
-        run_superglue.main([flag])
-    shown = {*re.findall(r"--\w+", capsys.readouterr().out)}
-    assert {"--task_name", "--train_file", "--label_column"} <= shown
-    assert not shown & {"--language", "--train_language", "--eval_languages", "--text_columns", "--label_names"}

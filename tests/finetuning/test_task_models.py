@@ -38,17 +38,6 @@ def test_half_precision_checkpoints_are_trained_in_float32_unless_a_flag_says_ot
     assert "updates smaller than 1/256 of a parameter are lost" in caplog.text
 
 
-def test_rows_beyond_the_tokenizer_are_kept(folder_of, tmp_path):
-    """Published models have 128100 embeddings for 128000 tokens; they must not be resized to the tokenizer."""
-    tokens = len(toy_tokenizer())
-    assert tokens < 32
-    run(folder_of("ours"), tmp_path / "run", "--do_train", max_steps=1)
-    folders = folder_of("ours"), tmp_path / "run"
-    before, after = (weights(folder)["deberta.embeddings.word_embeddings.weight"] for folder in folders)
-    assert before.shape == after.shape == (32, 32) and torch.equal(before[tokens:], after[tokens:])
-    assert read(tmp_path / "run", "config.json")["vocab_size"] == 32
-
-
 @pytest.mark.parametrize("family", ["v1", "v2"])
 def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of, tmp_path, caplog):
     """With a learning rate of zero, the loss equals the loss of transformers' model."""
@@ -103,14 +92,6 @@ def test_training_from_scratch_takes_the_shape_with_replaced_fields_and_an_adver
     assert all(entry["sift_size"] > 0 for entry in history if "loss" in entry)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "trained from random weights" in card and "weight 1, default" in card
-
-
-def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
-    recipe = dict(task_name="cola", recipe="base", max_steps=1)
-    run(folder_of("v2"), tmp_path / "run", "--do_train", **recipe)
-    assert AutoConfig.from_pretrained(tmp_path / "run").cls_dropout == 0.15
-    run(folder_of("v2"), tmp_path / "own", "--do_train", **recipe, config_overrides="cls_dropout=0.5")
-    assert AutoConfig.from_pretrained(tmp_path / "own").cls_dropout == 0.5
 
 
 @pytest.mark.parametrize(

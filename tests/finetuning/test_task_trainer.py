@@ -239,17 +239,6 @@ def test_every_set_has_its_metrics_under_its_name(sets, tmp_path):
     assert metrics["eval_loss"] > 0 and metrics["eval_mm_loss"] != metrics["eval_loss"]
 
 
-def test_all_sets_are_evaluated_during_the_training_and_choose_the_best(sets, tmp_path):
-    ours = trainer(
-        tmp_path, get_model("sequence", bert()), encoded(evaluation=sets), max_steps=2, eval_strategy="steps", eval_steps=1,
-        save_strategy="steps", save_steps=1, load_best_model_at_end=True, metric_for_best_model="mm_accuracy",
-    )  # fmt: skip
-    ours.train()
-    logged = [entry["eval_mm_accuracy"] for entry in ours.state.log_history if "eval_mm_accuracy" in entry]
-    assert len(logged) == 2 and ours.state.best_metric == max(logged)
-    assert sum("eval_accuracy" in entry for entry in ours.state.log_history) == 2
-
-
 def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
     """Windows of questions have no positions in evaluation, because references are stored separately."""
     data = rows("question", 5).remove_columns(["start_positions", "end_positions"])
@@ -264,16 +253,6 @@ def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
     ((predictions, labels),) = seen
     assert result["eval_f1"] == 50.0 and labels is None and "eval_loss" not in result
     assert [part.shape for part in predictions] == [(5, N), (5, N)]
-
-
-def test_sets_without_metrics_are_predicted(tmp_path):
-    data = rows("sequence", 5).remove_columns("labels")
-    ours = trainer(tmp_path, get_model("sequence", bert()), encoded())
-    output = ours.predict_set(evaluation_set(data), "predict_mm")
-    assert output.predictions.shape == (5, 3) and output.metrics["predict_mm_samples"] == 5
-    labelled = ours.predict_set(evaluation_set(rows("sequence", 5), accuracy), "predict")
-    np.testing.assert_array_equal(labelled.predictions, output.predictions)
-    assert 0 <= labelled.metrics["predict_accuracy"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["sequence", "question"])
@@ -308,10 +287,3 @@ def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, val
     with pytest.raises(ValueError, match=message):
         check_arguments(args)
         check_losses(args, encoded(loss=loss), problem_type)
-
-
-def test_the_card_of_the_run_is_not_replaced(tmp_path):
-    card = tmp_path / "README.md"
-    card.write_text("ours", encoding="utf-8")
-    trainer(tmp_path, get_model("sequence", bert()), encoded()).create_model_card(model_name="x")
-    assert card.read_text(encoding="utf-8") == "ours"

@@ -265,25 +265,6 @@ def test_columns_may_have_other_names(case, tmp_path, tokenizer):
 
 
 @every_case
-def test_several_processes_give_the_rows_of_one(case, tmp_path, tokenizer):
-    one, two = (
-        encode(read(case, tmp_path, {"preprocessing_num_workers": number}, train=case.rows), tokenizer).train
-        for number in (None, 2)
-    )
-    assert one.to_list() == two.to_list()
-
-
-@every_case
-def test_batches_are_padded_as_the_flags_say(case, tmp_path, tokenizer):
-    for flags, width in (({"pad_to_multiple_of": 8}, 8), ({"pad_to_max_length": True, "max_seq_length": 50}, 50)):
-        task = encode(read(case, tmp_path, flags, train=case.rows), tokenizer)
-        rows = [task.train[number] for number in range(4)]
-        batch = task.collator(rows)
-        assert batch["input_ids"].shape[0] == 4 and batch["input_ids"].shape[-1] % width == 0
-        assert not {*batch} - {*task.train.column_names}
-
-
-@every_case
 def test_a_test_set_needs_no_labels_and_has_answers_without_metrics(case, tmp_path, tokenizer):
     task = encode(read(case, tmp_path, train=case.rows, test=without(case.rows, case.label)), tokenizer)
     test = task.test[""]

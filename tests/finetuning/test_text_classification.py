@@ -273,11 +273,6 @@ def test_messy_data_are_refused(data, flags, message):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
 
 
-def test_a_wrong_column_is_reported_before_empty_rows(data):
-    with pytest.raises(ValueError, match=r"--train_file must have the columns 'queu'"):
-        data(train=MESSY, label_column="queu")
-
-
 def test_a_pair_with_one_text_is_no_empty_row_and_rows_to_predict_on_may_be_empty(data):
     pairs = [{"premise": "it rains", "hypothesis": "", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
     assert data(train=pairs, test=[{"premise": "", "hypothesis": ""}]).num_train == 2
@@ -293,32 +288,6 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
     task = encoded(data(train=rows(*labels), class_weights="balanced"), tokenizer, config)
     assert task.loss.weights.tolist() == pytest.approx(weights[::-1])
     assert task.loss.multi_label == isinstance(labels, list)
-
-
-@pytest.mark.parametrize(
-    ("labels", "flags", "message"),
-    [
-        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* got regression"),
-        (
-            [["a"], ["b"]],
-            dict(balanced_sampling=True),
-            "--balanced_sampling one class per text, got multi_label_classification",
-        ),
-    ],
-)
-def test_weights_without_classes_are_refused(labels, flags, message, data, tokenizer):
-    with pytest.raises(ValueError, match=message):
-        encoded(data(train=rows(*labels), **flags), tokenizer)
-
-
-def test_sets_of_their_own_by_name(data, tokenizer):
-    ours = data(
-        train=rows(0, 1), validation={"": rows(0), "ko": rows(1, 0), "x-1": rows(1)}, test={"de": rows(-1), "": rows(-1)}
-    )
-    task = encoded(ours, tokenizer)
-    assert {name: measured.examples for name, measured in task.evaluation.items()} == {"": 1, "ko": 2, "x-1": 1}
-    assert {*task.test} == {"de", ""}
-    assert ours.num_evaluation == 4
 
 
 def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
@@ -345,17 +314,6 @@ def test_the_order_of_a_checkpoint_changes_numbers_and_no_result(data, tokenizer
     moved = logits[:, [2, 0, 1]]
     assert theirs.metrics(moved, np.array(theirs.rows["labels"])) == ours.metrics(logits, np.array(ours.rows["labels"]))
     assert ours.table(logits) == theirs.table(moved)
-
-
-def test_the_first_examples_are_taken_and_labels_known_from_all(data, tokenizer):
-    ours = data(
-        train=rows(0, 0, 1, 2), validation=rows(2, 1), test=rows(-1, -1),
-        max_train_samples=3, max_eval_samples=1, max_predict_samples=1,
-    )  # fmt: skip
-    assert (ours.num_train, ours.num_evaluation) == (3, 1)
-    assert ours.config_fields()["num_labels"] == 3
-    task = encoded(ours, tokenizer)
-    assert (len(task.train), len(task.evaluation[""].rows), len(task.test[""].rows)) == (3, 1, 1)
 
 
 def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):

@@ -93,25 +93,6 @@ def test_read_conll_by_hand(name, tmp_path):
     assert read == [(["Ada", "smiles"], ["B-PER", "O"]), (["Paris"], ["B-LOC"]), (["."], ["O"])]
 
 
-def test_labels_stand_in_one_order_whatever_the_order_of_the_data():
-    labels = ["I-b", "B-a", "O", "S-a", "B-b", "E-a", "I-a", "B-a-c"]
-    assert sorted_labels(labels) == ["O", "B-a", "I-a", "E-a", "S-a", "B-a-c", "B-b", "I-b"]
-    assert sorted_labels(reversed(labels)) == sorted_labels(labels)
-    assert sorted_labels(["VERB", "NOUN", "-LRB-", "O"]) == ["O", "-LRB-", "NOUN", "VERB"]
-
-
-@pytest.mark.parametrize("rows", [None, 1])
-def test_labels_of_all_rows_become_those_of_the_model(rows, tmp_path):
-    data = data_of(tmp_path, max_train_samples=rows)
-    assert data.config_fields() == {
-        "num_labels": 4,
-        "id2label": {0: "O", 1: "B-LOC", 2: "B-PER", 3: "I-PER"},
-        "label2id": {"O": 0, "B-LOC": 1, "B-PER": 2, "I-PER": 3},
-    }
-    assert (data.name, data.dataset, data.num_train) == ("token-classification", "train.jsonl", rows or 2)
-    assert data.num_evaluation == 0
-
-
 def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiece):
     tags = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
     numbers = [{**row, "ner_tags": [tags.index(tag) for tag in row["ner_tags"]]} for row in ROWS]
@@ -210,14 +191,6 @@ def test_each_word_is_trained_on_and_predicted_once(length, all_tokens, tmp_path
     assert scores["f1"] == scores["accuracy"] == 1.0
 
 
-def test_long_sentences_are_refused_by_flag(tmp_path, wordpiece):
-    data = data_of(tmp_path, max_seq_length=9, long_sentences="refuse")
-    with pytest.raises(
-        ValueError, match=r"1 of 2 sentences of --train_file .* sentence 1 with 3 words: raise --max_seq_length"
-    ):
-        data.encode(wordpiece, None)
-
-
 def test_words_of_rare_classes_weigh_more(tmp_path, wordpiece):
     task = data_of(tmp_path, class_weights="balanced").encode(wordpiece, None)
     # O occurs twice, the others once.
@@ -262,26 +235,6 @@ def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
     with pytest.raises(ValueError, match=r"all labels or none must be entity tags .*, got 'PER' and"):
         are_entities(["O", "B-PER", "PER"])
-
-
-def test_the_commonest_label_of_words_is_the_baseline(tmp_path):
-    """Without the baseline, an accuracy of 0.6 would look good, although always predicting O reaches it."""
-    spaced = [{"tokens": ["Ada", "smiles", "."], "ner_tags": ["B-PER ", " O", "O\r"]}]
-    file = write_lines(tmp_path / "validation.jsonl", *ROWS)
-    data = data_of(tmp_path, rows=[*ROWS, *spaced], validation_file=[file])
-    assert data.label_counts == {"O": 4, "B-LOC": 1, "B-PER": 2, "I-PER": 1}
-    assert data.baselines == {"majority class": dict(precision=0.0, recall=0.0, f1=0.0, accuracy=0.4)}
-    assert data_of(tmp_path).baselines == {}
-
-
-def test_predictions_can_be_read_again(tmp_path, wordpiece):
-    rows = [{"tokens": ["Ada", "a b", "", "c"], "ner_tags": ["O", "B-x", "O", "I-x"]}, *ROWS]
-    data = data_of(tmp_path, rows, split="validation")
-    measured = data.encode(wordpiece, None).evaluation[""]
-    logits = logits_of(measured.rows["word_tokens"], [tags for _, tags in data.sets["validation"]], data.labels)
-    read = read_conll(measured.write(logits, tmp_path, "eval")[0], source="here")
-    # White space would separate the word from its tag.
-    assert read == [(["Ada", "a_b", "_", "c"], ["O", "B-x", "O", "I-x"]), *(tuple(row.values()) for row in ROWS)]
 
 
 def test_batches_are_padded_on_the_right_whatever_the_tokenizer_does(wordpiece):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of checkpoint files: headers, dtypes and shapes, tokenizers, sizes; corrupt files raise one ValueError."""
+"""The reader of checkpoint files: headers, dtypes and shapes; corrupt files raise one ValueError."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from hf_deberta_ext.checkpoints.files import (
-    TOKENIZER_FILES,
     WEIGHT_FILES,
     Tensor,
     header_tensor,
@@ -14,17 +13,7 @@ from hf_deberta_ext.checkpoints.files import (
     read_json,
     read_tensors,
     read_weights,
-    tokenizer_files,
 )
-from hf_deberta_ext.files import format_size
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_940, "999.9 kB"), (999_960, "1.0 MB"), (2_345_000_000, "2.3 GB")],
-)
-def test_sizes_are_decimal_with_one_digit_behind_the_point(size, shown):
-    assert format_size(size) == shown
 
 
 def test_both_formats_and_that_of_old_torch_are_read_alike(tmp_path):
@@ -36,14 +25,6 @@ def test_both_formats_and_that_of_old_torch_are_read_alike(tmp_path):
     torch.save(tensors, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert read_tensors(tmp_path / "old.bin") == expected
     assert header_tensor([2, 3], "BF16") == Tensor((2, 3), "bfloat16") and expected["a"].size == 6
-
-
-def test_settings_of_a_tokenizer_are_no_tokenizer(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert tokenizer_files(tmp_path) == []
-    for name in TOKENIZER_FILES:
-        (tmp_path / name).write_text("x")
-    assert tokenizer_files(tmp_path) == [*TOKENIZER_FILES]
 
 
 @pytest.mark.parametrize("read", [read_weights, read_tensors])

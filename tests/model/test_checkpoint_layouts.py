@@ -9,7 +9,7 @@ import torch
 from microsoft_checkpoints import CONFIGS, SIZES, microsoft, trainer_folder, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import (
     DebertaExtConfig,
@@ -218,30 +218,6 @@ def test_a_checkpoint_without_positions_is_noted_of_models_that_fill_in_masks_al
     assert not model.loading_report.notes and "mask" not in caplog.text.lower()
 
 
-def test_half_precision_file_loads_as_stored_or_as_asked_beside_remote_code_arguments(tmp_path):
-    write(tmp_path, "v3", {key: value.half() for key, value in microsoft("v3").items()})
-    for dtype in ({}, dict(dtype="auto"), dict(dtype=torch.float32)):
-        model = DebertaExtModel.from_pretrained(tmp_path, **dtype, code_revision=None, trust_remote_code=True)
-        assert model.dtype == (torch.float32 if dtype.get("dtype") == torch.float32 else torch.float16)
-        assert model.name_or_path == str(tmp_path)
-
-
-def test_head_of_another_size_is_reported_as_new(tmp_path):
-    folder = write(tmp_path, "v1", microsoft("v1", heads=("classifier",)))
-    model = DebertaExtForSequenceClassification.from_pretrained(folder, num_labels=5, ignore_mismatched_sizes=True)
-    assert model.loading_report.initialised == ["classifier.bias", "classifier.weight"]
-    assert "classifier.weight" not in model.loading_report.loaded
-
-
-def test_folders_of_our_own_have_a_loading_report_too(tmp_path):
-    model = DebertaExtForSequenceClassification.from_pretrained(write(tmp_path, "v3", microsoft("v3")))
-    model.save_pretrained(tmp_path / "ours")
-    report = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "ours").loading_report
-    assert report.source == str(tmp_path / "ours") and report.loaded == sorted(model.state_dict()) and not report.initialised
-    report = DebertaExtModel.from_pretrained(tmp_path / "ours").loading_report
-    assert "classifier.weight" in report.unused
-
-
 def renamed(old, new):
     return {key.replace(old, new): value for key, value in microsoft("v3").items()}
 
@@ -276,13 +252,6 @@ def test_weights_that_give_no_model_are_refused_with_the_folder(kind, weights, f
     assert str(tmp_path) in str(error.value)
 
 
-def test_position_table_is_frozen_where_nothing_reads_it_after_loading(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"))
-    table = DebertaExtForSequenceClassification.from_pretrained(folder).deberta.embeddings.position_embeddings.weight
-    assert not table.requires_grad
-    assert DebertaExtForMaskedLM.from_pretrained(folder).deberta.embeddings.position_embeddings.weight.requires_grad
-
-
 def test_emd_is_off_without_positions_also_with_a_default_config_given(tmp_path):
     weights = microsoft("v3")
     del weights["deberta.embeddings.position_embeddings.weight"]
@@ -306,28 +275,6 @@ def test_adapter_of_an_official_checkpoint_is_refused_with_the_way_to_load_it(ki
         DebertaExtModel.from_pretrained(tmp_path / adapter)
 
 
-def test_a_given_config_and_overrides_are_followed(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"))
-    model = DebertaExtForMaskedLM.from_pretrained(folder, emd_layers=3, hidden_dropout_prob=0.3)
-    assert model.config.emd_layers == 3 and model.deberta.embeddings.dropout.p == 0.3
-    config = DebertaExtConfig.from_pretrained(folder, emd_input="position")
-    assert DebertaExtForMaskedLM.from_pretrained(folder, config=config).mask_decoder.input == "position"
-    assert AutoModel.from_pretrained(folder, config=config).loading_report is not None
-
-
-def test_config_by_path_and_weights_without_a_config_file(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3"), "model.safetensors")
-    expected = DebertaExtModel.from_pretrained(folder)
-    by_path = DebertaExtModel.from_pretrained(folder, config=str(folder))
-    config = expected.config
-    (folder / "config.json").unlink()
-    alone = DebertaExtModel.from_pretrained(folder, config=config)
-    ids = torch.arange(5, 25)[None]
-    assert equal_outputs(by_path(ids)[0], expected(ids)[0]) and equal_outputs(alone(ids)[0], expected(ids)[0])
-    with pytest.raises(OSError, match=r"config\.json"):
-        DebertaExtModel.from_pretrained(folder)
-
-
 def test_stock_config_object_is_refused_with_the_translation():
     with pytest.raises(TypeError, match=r"expects a DebertaExtConfig, got DebertaV2Config; .*from_dict"):
         DebertaExtModel(DebertaV2Config(**SIZES))
@@ -343,16 +290,6 @@ def own_or_official(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
-@pytest.mark.parametrize("length", [0, 5, -1], ids=["empty", "5 bytes", "all but one"])
-def test_a_file_that_is_cut_off_is_named(kind, length, tmp_path):
-    """Check that the error has the file name, which SafetensorError lacks."""
-    path = own_or_official(kind, tmp_path)
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=f"{tmp_path}.* is truncated or corrupt"):
-        DebertaExtForMaskedLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
 def test_weights_that_are_integers_are_refused(kind, tmp_path):
     """Check that integer weights are refused, which transformers converts silently."""
     path = own_or_official(kind, tmp_path)
@@ -360,17 +297,6 @@ def test_weights_that_are_integers_are_refused(kind, tmp_path):
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(ValueError, match=r"must have a floating-point dtype, got (torch\.)?int8"):
         DebertaExtForMaskedLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["ours", "v3"])
-def test_weights_of_another_size_are_refused(kind, tmp_path):
-    own_or_official(kind, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | dict(intermediate_size=20)))
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    model = DebertaExtForMaskedLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
-    assert "deberta.encoder.layer.0.intermediate.dense.weight" in model.loading_report.initialised
 
 
 @pytest.mark.parametrize("kind", ["ours", "v1", "v3"])

@@ -82,17 +82,6 @@ def test_only_selected_positions_change_and_lucky_samples_count_as_original(join
     assert replaced[selected][0] == 0 and replaced[selected][-1] == 0 and replaced.clamp(min=0).sum() >= n - 4
 
 
-def test_tokens_that_were_kept_or_made_random_are_sampled_too(joint, masked):
-    """Test an 80/10/10 split, in which a selected position does not always have [MASK]."""
-    model, (batch, _) = joint(), masked
-    inputs = batch["input_ids"].clone()
-    inputs[0, 3], inputs[0, 4] = batch["labels"][0, 3], 40
-    logits = torch.full((int((batch["labels"] != -100).sum()), 64), -50.0)
-    logits[:, 33] = 50.0
-    corrupted, replaced = model.corrupt(inputs, batch["labels"], logits)
-    assert corrupted[0, [3, 4]].tolist() == [33, 33] and replaced[0, [3, 4]].tolist() == [1, 1]
-
-
 def test_loss_with_and_without_special_tokens(joint, masked):
     model, (batch, original) = joint(rtd_special_tokens=False), masked
     labels = model(**batch).discriminator_labels
@@ -118,40 +107,6 @@ def test_losses_are_those_of_both_halves_and_their_weighted_sum(joint, masked):
     torch.testing.assert_close(outputs.discriminator_loss, by_hand)
     torch.testing.assert_close(outputs.loss, outputs.generator_loss + 7 * outputs.discriminator_loss)
     assert outputs.generator_logits.shape == (15, 64) and outputs.discriminator_logits.shape == (3, 16)
-
-
-def test_halves_in_turn_are_the_joint_step(joint, masked):
-    batch, original = masked
-    model = joint()
-    whole = model(**batch, random_generator=torch.Generator().manual_seed(0))
-    first = model(**batch, part="generator", random_generator=torch.Generator().manual_seed(0))
-    second = model(first.corrupted_ids, batch["attention_mask"], labels=first.discriminator_labels, part="discriminator")
-    assert torch.equal(first.corrupted_ids, whole.corrupted_ids)
-    assert torch.equal(first.loss + second.loss, whole.loss)
-    assert first.discriminator_logits is None and second.generator_logits is None
-    # Without labels, the discriminator reads the unchanged input_ids, of any integer dtype.
-    outputs = model(original.int(), batch["attention_mask"], output_hidden_states=True)
-    assert outputs.loss is None and torch.equal(outputs.corrupted_ids, original.int()) and len(outputs.hidden_states) == 5
-    assert model(**(batch | dict(input_ids=batch["input_ids"].int()))).corrupted_ids.dtype == torch.int32
-    expected = model.export_discriminator()(original, batch["attention_mask"]).logits
-    torch.testing.assert_close(outputs.discriminator_logits, expected)
-
-
-def test_packed_documents_are_as_each_alone(joint):
-    model = joint()
-    ids = torch.randint(5, 63, (1, 20), generator=torch.Generator().manual_seed(3))
-    documents = torch.tensor([[1] * 8 + [2] * 9 + [0] * 3])
-    labels = torch.full_like(ids, -100)
-    labels[0, [2, 5, 9, 14]] = ids[0, [2, 5, 9, 14]]
-    inputs = torch.where(labels != -100, 63, ids)
-    outputs = model(inputs, labels=labels, document_ids=documents, random_generator=torch.Generator().manual_seed(0))
-    assert (outputs.discriminator_labels == -100).tolist() == [[False] * 17 + [True] * 3]
-    logits = torch.cat(
-        [model(inputs[:, part], labels=labels[:, part]).generator_logits for part in (slice(8), slice(8, 17))]
-    )
-    torch.testing.assert_close(outputs.generator_logits, logits, atol=1e-5, rtol=1e-5)
-    alone = [model(outputs.corrupted_ids[:, part]).discriminator_logits for part in (slice(8), slice(8, 17))]
-    torch.testing.assert_close(outputs.discriminator_logits[:, :17], torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
 
 
 def test_a_batch_without_a_selected_position_has_a_loss_of_zero_for_the_generator(joint, masked):
@@ -266,20 +221,6 @@ def test_every_way_of_sharing_survives_saving_copying_and_pickling(sharing, fiel
         assert not {id(p) for p in other.parameters()} & {id(p) for p in model.parameters()}
 
 
-@pytest.mark.parametrize("sharing", SHARING)
-def test_gradient_checkpointing_changes_no_gradient(sharing, joint, masked):
-    batch, _ = masked
-    found = []
-    for checkpointing in (False, True):
-        model = joint(sharing).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(**batch, random_generator=torch.Generator().manual_seed(0)).loss.backward()
-        found.append(gradients(model))
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, atol=1e-5, rtol=1e-4, msg=name)
-
-
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
     """Regression test: torch.compile of 2.6 lost assignments to fields of the generator's output, so the loss was only
@@ -302,16 +243,6 @@ def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
         torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_autocast_in_bfloat16_samples_and_trains(joint, masked):
-    batch, _ = masked
-    model = joint().train()
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = model(**batch)
-    outputs.loss.backward()
-    assert outputs.generator_loss.dtype == outputs.discriminator_loss.dtype == torch.float32
-    assert all(torch.isfinite(grad).all() for grad in gradients(model).values() if grad is not None)
-
-
 def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, masked):
     """Check that the generator's last layer runs twice on queries with absolute positions, and that the discriminator
     runs each layer once and does not depend on absolute positions."""
@@ -331,15 +262,6 @@ def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, ma
         model.generator.deberta.embeddings.position_embeddings.weight.mul_(-1)
         after = model(**batch)
     assert not torch.allclose(after.generator_logits, before.generator_logits, atol=1e-2)
-
-
-def test_generator_of_another_width_shares_factorised_embeddings(joint, masked):
-    batch, _ = masked
-    model = joint("gdes", generator=dict(hidden_size=16, num_hidden_layers=1))
-    config = model.generator.config
-    assert (config.hidden_size, config.embedding_size) == (16, 32)
-    assert (config.num_attention_heads, config.intermediate_size) == (2, 24)
-    assert model(**batch).discriminator_logits.shape == (3, 16)
 
 
 def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
@@ -398,20 +320,6 @@ def test_a_joint_checkpoint_keeps_its_generator_and_its_sharing(joint, tmp_path)
             with pytest.raises(ValueError, match=f"{name} must be .* as in the joint model .*, got .*from_checkpoints"):
                 auto.from_pretrained(tmp_path, **changes)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path, rtd_lambda=3.0).config.rtd_lambda == 3.0
-
-
-def test_a_subclass_is_a_joint_model_too(joint, tmp_path):
-    class Mine(DebertaExtForPreTraining):
-        pass
-
-    model = joint()
-    Mine(model.config).save_pretrained(tmp_path / "mine")
-    model.save_pretrained(tmp_path / "ours")
-    for folder in ("mine", "ours"):
-        kinds = [kind.from_pretrained(tmp_path / folder) for kind in (Mine, DebertaExtForPreTraining)]
-        weights = [kind.state_dict() for kind in kinds]
-        assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert torch.equal(weights[0]["generator.lm_predictions.lm_head.bias"], model.generator.lm_predictions.lm_head.bias)
 
 
 def test_exchanging_the_table_keeps_what_is_shared(joint):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from every_head import CLASSES, KINDS, call_of, small
 from rounding import equal_outputs
-from torch import nn
 from torch.nn import functional
 
 from hf_deberta_ext import (
@@ -193,42 +192,6 @@ def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind,
     )
 
 
-class TakesEmbeddings(nn.Module):
-    """Stand-in for the layer that captum's `configure_interpretable_embedding_layer` puts in place of a table."""
-
-    def __init__(self, replaced):
-        super().__init__()
-        self.num_embeddings = getattr(replaced, "num_embeddings", None)
-
-    def forward(self, *inputs, **kwargs):
-        return inputs[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["word_embeddings", "token_type_embeddings", "embeddings"])
-@pytest.mark.parametrize("head", [name for name in CLASSES if name not in ("pretraining", "entity-scoring")])
-def test_embeddings_come_through_a_layer_put_in_place_of_the_table(head, place, kind, tiny_config, shake):
-    """Regression test: input_ids of shape [B, N, d] were refused before the layer that reads them was called."""
-    model = shake(small(head, kind, tiny_config, type_vocab_size=2))
-    inputs = {name: x for name, x in call_of(head).items() if name in ("input_ids", "attention_mask")}
-    inputs["token_type_ids"] = inputs["input_ids"] % 2
-    flat = {name: x.flatten(0, -2) for name, x in inputs.items()}
-    embeddings = model.base_model.embeddings
-    name = {"word_embeddings": "input_ids", "token_type_embeddings": "token_type_ids", "embeddings": "input_ids"}[place]
-    with torch.no_grad():
-        expected = model(**inputs)[0]
-        if place == "embeddings":
-            if head == "masked-lm":
-                pytest.skip("the Enhanced Mask Decoder reads the position table in it")
-            embedded = embeddings(flat["input_ids"], flat["token_type_ids"], None, None, flat["attention_mask"])
-            model.base_model.embeddings = TakesEmbeddings(embeddings)
-        else:
-            embedded = getattr(embeddings, place)(flat[name])
-            setattr(embeddings, place, TakesEmbeddings(getattr(embeddings, place)))
-        inputs[name] = embedded.unflatten(0, inputs[name].shape[:-1])
-        assert torch.allclose(model(**inputs)[0], expected, atol=1e-5)
-
-
 IDS = torch.ones(2, 4).long()
 
 
@@ -245,13 +208,6 @@ def test_labels_of_tokens_are_refused_by_shape_and_dtype(head, labels, message, 
     """Regression test: 0.7 was read as 0, and labels [N, B] as [B, N]."""
     with pytest.raises(ValueError, match=message):
         head(tiny_config())(IDS, labels=labels)
-
-
-@pytest.mark.parametrize("head", [DebertaExtForMaskedLM, DebertaExtForTokenClassification])
-@pytest.mark.parametrize("value", [64, -1])
-def test_labels_out_of_range_are_refused_by_torch(head, value, tiny_config):
-    with pytest.raises(IndexError, match=f"Target {value} is out of bounds"):
-        head(tiny_config())(IDS, labels=IDS * value)
 
 
 @pytest.mark.parametrize("masked_only", [True, False])
@@ -334,18 +290,6 @@ def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments,
         model(**(dict(input_ids=torch.ones(2, 3, 4).long()) | arguments))
 
 
-@pytest.mark.parametrize("items", [4, 4.0, torch.tensor(4), torch.tensor([4]), torch.tensor([[4.0]])], ids=str)
-def test_a_count_is_a_number_or_a_tensor_of_one(items, tiny_config):
-    model = DebertaExtForMaskedLM(tiny_config()).eval()
-    assert torch.allclose(model(IDS, labels=IDS, num_items_in_batch=items).loss, 2 * model(IDS, labels=IDS).loss)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool], ids=str)
-def test_labels_of_any_usual_type_give_the_same_loss(dtype, tiny_config):
-    model = DebertaExtForTokenClassification(tiny_config()).eval()
-    assert torch.equal(model(IDS, labels=IDS.to(dtype)).loss, model(IDS, labels=IDS).loss)
-
-
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
@@ -369,15 +313,6 @@ def test_heads_of_whole_rows_refuse_documents(name, tiny_config):
         model(**batch, document_ids=torch.ones_like(batch["input_ids"]))
 
 
-def test_labels_of_masked_tokens_of_documents_are_not_counted(tiny_config, shake):
-    model = shake(small("token-classification", "v3", tiny_config)).eval()
-    ids, real = torch.arange(1, 13)[None], torch.arange(12)[None] < 9
-    documents, labels = torch.tensor([[1] * 5 + [2] * 7]), torch.tensor([[0, 1] * 6])
-    out = model(ids, attention_mask=real.long(), document_ids=documents, labels=labels)
-    expected = functional.cross_entropy(out.logits[real], labels[real])
-    assert torch.allclose(out.loss, expected)
-
-
 def test_entities_of_a_left_padded_row_have_the_scores_of_the_row(tiny_config, shake):
     model = shake(small("entity-scoring", "v3", tiny_config)).eval()
     ids, entities = torch.arange(1, 10)[None], torch.tensor([[[2, 3], [5, 0]]])
@@ -387,9 +322,3 @@ def test_entities_of_a_left_padded_row_have_the_scores_of_the_row(tiny_config, s
     assert torch.allclose(
         model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits, expected, atol=1e-5
     )
-
-
-def test_a_joint_model_leaves_the_configuration_of_the_caller_as_it_was(tiny_config):
-    config = tiny_config()
-    CLASSES["pretraining"](config)
-    assert config.generator is None and not config.is_joint

@@ -62,18 +62,6 @@ def test_discriminator_that_holds_only_its_deltas_is_made_whole_by_the_generator
         DebertaExtForPreTraining.from_checkpoints(folder)
 
 
-def test_generator_and_discriminator_from_two_folders(tmp_path):
-    folder, generator, discriminator = official_pair(tmp_path / "official")
-    other = tmp_path / "generator"
-    other.mkdir()
-    write(other, "v3", generator, num_hidden_layers=1)
-    (folder / "pytorch_model.generator.bin").unlink()
-    model = DebertaExtForPreTraining.from_checkpoints(folder, other, embedding_sharing="nes")
-    assert torch.equal(model.discriminator.get_input_embeddings().weight, discriminator[f"{WORDS}.weight"])
-    assert torch.equal(model.get_input_embeddings().weight, generator[f"{WORDS}.weight"])
-    assert model.config.generator["num_hidden_layers"] == 1
-
-
 def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(tmp_path):
     folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
     model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True)
@@ -90,21 +78,6 @@ def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(
     other = DebertaExtForPreTraining.from_checkpoints(folder, **fields).generator
     assert other.config.layer_norm_eps == 1e-6
     assert all(torch.equal(value, theirs[f"deberta.{name}"]) for name, value in other.deberta.state_dict().items())
-
-
-@pytest.mark.parametrize("sharing", SHARING)
-def test_masked_language_model_gives_encoder_and_generator_with_its_head(sharing, tiny_config, shake, tmp_path):
-    start = shake(DebertaExtForMaskedLM(tiny_config()))
-    start.save_pretrained(tmp_path)
-    model = DebertaExtForPreTraining.from_checkpoints(tmp_path, embedding_sharing=sharing, special_token_ids=SPECIAL)
-    assert model.config.embedding_sharing == sharing
-    torch.testing.assert_close(
-        model.export_discriminator().deberta(IDS).last_hidden_state, start.deberta(IDS).last_hidden_state
-    )
-    head = start.lm_predictions.state_dict()
-    assert all(torch.equal(value, head[name]) for name, value in model.generator.lm_predictions.state_dict().items())
-    if sharing == "all":
-        torch.testing.assert_close(model.export_generator()(IDS).logits, start(IDS).logits)
 
 
 def test_generator_of_another_width_is_new_but_for_the_tables(tmp_path):
@@ -221,26 +194,6 @@ def test_export_as_a_stock_folder(joint, tmp_path):
     assert written["architectures"] == ["DebertaV2ForMaskedLM"]
     with pytest.raises(ValueError, match="DebertaExtForPreTraining has no equivalent class"):
         save_as_deberta_v2(joint(), tmp_path / "joint")
-
-
-def test_export_and_join_again_is_the_same_model(joint, masked, tmp_path):
-    batch, _ = masked
-    model = joint()
-    model.export_discriminator().save_pretrained(tmp_path / "discriminator")
-    model.export_generator().save_pretrained(tmp_path / "generator")
-    parts = tmp_path / "discriminator", tmp_path / "generator"
-    again = DebertaExtForPreTraining.from_checkpoints(*parts, special_token_ids=SPECIAL)
-    outputs = [m(**batch, random_generator=torch.Generator().manual_seed(0)) for m in (model, again)]
-    torch.testing.assert_close(outputs[0].discriminator_logits, outputs[1].discriminator_logits, atol=1e-5, rtol=1e-5)
-    assert torch.equal(outputs[0].generator_logits, outputs[1].generator_logits)
-
-
-def test_half_precision_tables_are_summed_in_float32(joint):
-    model = joint().to(torch.bfloat16)
-    shared = model.discriminator.get_input_embeddings()
-    expected = (shared.source.weight.float() + shared.delta.weight.float()).bfloat16()
-    exported = model.export_discriminator()
-    assert exported.dtype == torch.bfloat16 and torch.equal(exported.get_input_embeddings().weight, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of models: supported by every device, without reading values, through calls of modules."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from every_head import HEADS, KINDS, NAMES, call_of, small, step
 from watch import Watch
 
-PACKAGE = Path(__file__).resolve().parents[2] / "hf_deberta_ext"
 # Generator and discriminator select positions by labels, so shapes depend on the labels.
 CHOOSING = {"masked-lm, masked_only", "pretraining"}
 PLAIN = [head for head in HEADS if head not in CHOOSING and not head.startswith("sift")]
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-
-
-def test_nothing_is_compiled_by_torch_script():
-    """TorchScript is deprecated, and broken since Python 3.14. Checking if a caller traces is allowed."""
-    for file in sorted(PACKAGE.rglob("*.py")):
-        used = re.findall(r"torch\.jit\.(\w+)|from torch\.jit import (\w+)", file.read_text(encoding="utf-8"))
-        assert {name for pair in used for name in pair if name} <= {"is_tracing"}, file
 
 
 @pytest.mark.parametrize("kind", KINDS)

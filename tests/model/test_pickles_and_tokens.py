@@ -158,15 +158,6 @@ def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_card_is_built_beside_pickled_code_and_only_torch_itself_runs_that(tmp_path):
-    folder = ours(tmp_path / "model", tmp_path / "ran")
-    command("card", folder, "--license", "mit")
-    assert (folder / "README.md").is_file() and not (tmp_path / "ran").exists()
-    # Otherwise, the tests here would be meaningless.
-    torch.load(folder / "pytorch_model.bin", weights_only=False)
-    assert (tmp_path / "ran").is_dir()
-
-
 @pytest.fixture(scope="module")
 def stopped_run(tmp_path_factory):
     """Create a run with a checkpoint at step 2 of 4."""

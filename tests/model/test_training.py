@@ -8,10 +8,10 @@ import pytest
 import torch
 from accumulation import exact_accumulation
 from every_head import CLASSES, labels_of
-from transformers import DebertaV2ForSequenceClassification, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
-from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForSequenceClassification
+from hf_deberta_ext import DebertaExtForMaskedLM
 
 # Single-label heads, for which Trainer's label smoothing replaces the model's loss.
 SMOOTHED = ("sequence-classification", "token-classification", "multiple-choice", "masked-lm")
@@ -91,22 +91,3 @@ def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing,
     for loss, norm in results[1:]:
         assert abs(loss - results[0][0]) < 1e-4 * results[0][0]
         assert abs(norm - results[0][1]) < 1e-4 * results[0][1]
-
-
-def test_loaded_weights_are_drawn_anew_by_hand_only(tiny_config, stock_config, tmp_path):
-    """Check the statement of faq.md about transformers 5, whose own models behave the same way."""
-    ours = DebertaExtForSequenceClassification(tiny_config())
-    for model in (ours, DebertaV2ForSequenceClassification(stock_config())):
-        model.save_pretrained(tmp_path / type(model).__name__)
-        loaded = type(model).from_pretrained(tmp_path / type(model).__name__)
-        layer = loaded.deberta.encoder.layer[-1]
-        before = {name: value.clone() for name, value in layer.state_dict().items()}
-        layer.apply(loaded._init_weights)
-        assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-        for module in layer.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.weight.data.normal_(std=loaded.config.initializer_range)
-        drawn = [
-            name for name, value in layer.state_dict().items() if value.dim() == 2 and not torch.equal(value, before[name])
-        ]
-        assert len(drawn) >= 6

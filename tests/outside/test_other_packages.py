@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved folders in other packages: transformers' pipelines, sentence-transformers, peft, and transformers' deberta-v2.
+"""Saved folders in other packages: transformers' pipelines and sentence-transformers.
 
 Everything runs twice: in this process, with the package, and in a process that cannot import it.
 """
@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def originals(folder):
-    """Save the models of MODELS with their tokenizer, and a base with a trained adapter, separate and merged."""
+    """Save the models of MODELS with their tokenizer."""
     saved_models = {}
     for seed, (name, (model_class, fields)) in enumerate(MODELS.items()):
         model = random_weights(model_class(DebertaExtConfig(**(TINY | fields))), seed, std=0.25)
@@ -73,32 +73,6 @@ def originals(folder):
         model.save_pretrained(folder / name)
         make_tokenizer().save_pretrained(folder / name)
     return saved_models
-
-
-@pytest.fixture(scope="module")
-def adapted(folder, originals):
-    """Return the logits of a classifier with a trained LoRA adapter on WORDS; None without peft."""
-    try:
-        import peft
-    except ImportError:
-        return None
-    base = DebertaExtForSequenceClassification.from_pretrained(folder / "classifier")
-    batch = make_tokenizer()(worker.WORDS, padding=True, return_tensors="pt")
-    modules = dict(target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"])
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **modules)).train()
-    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(**batch, labels=torch.tensor([2, 1, 0])).loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder / "adapter")
-    with torch.no_grad():
-        logits = model(**batch).logits
-        assert (logits - originals["classifier"](**batch).logits).abs().max() > 1e-2
-        merged = model.merge_and_unload()
-        assert torch.allclose(merged(**batch).logits, logits, atol=1e-4)
-    merged.save_pretrained(folder / "merged")
-    return logits
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +90,7 @@ def sentence_encoder(folder, originals):
 
 
 @pytest.fixture(scope="module", params=["with the package", "without the package"])
-def results(request, folder, originals, adapted, sentence_encoder):
+def results(request, folder, originals, sentence_encoder):
     if request.param == "with the package":
         return worker.run(folder)
     job = dict(name="all", kind="function", file=worker.__file__, function="run", source=str(folder))
@@ -184,14 +158,14 @@ def test_feature_extraction_gives_the_last_states(results, originals):
         assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
 
 
-def need(results, package):
-    if package not in results:
-        pytest.skip(f"{package.replace('_', '-')} is not installed; it is in the extra `test`")
-    return results[package]
+def need(results):
+    if "sentence_transformers" not in results:
+        pytest.skip("sentence-transformers is not installed; it is in the extra `test`")
+    return results["sentence_transformers"]
 
 
 def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
-    scores = need(results, "sentence_transformers")
+    scores = need(results)
     for index, pair in enumerate(worker.PAIRS):
         with torch.no_grad():
             one, three = (originals[name](**ids(*pair)).logits[0] for name in ("scorer", "classifier"))
@@ -223,16 +197,10 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
 @pytest.mark.parametrize("name", ["encoder", "sentence_encoder"])
 def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, originals):
     """From a plain folder, to which it adds mean pooling, and from a folder that it saved."""
-    embeddings = need(results, "sentence_transformers")
+    embeddings = need(results)
     for index, text in enumerate(worker.WORDS):
         with torch.no_grad():
             expected = originals["encoder"](**ids(text)).last_hidden_state[0].mean(0)
         assert torch.allclose(embeddings[name][index], expected, atol=1e-5)
         assert torch.allclose(embeddings[f"{name}, one by one"][index], expected, atol=1e-5)
     assert embeddings[name].std(0).min() > 1e-3
-
-
-def test_an_adapter_and_the_merged_model_answer_as_the_trained_one(results, adapted):
-    logits = need(results, "peft")
-    assert torch.allclose(logits["adapter"], adapted, atol=1e-5)
-    assert torch.allclose(logits["merged"], adapted, atol=1e-4)

@@ -13,8 +13,6 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 for package in ("accelerate", "datasets", "matplotlib"):
     pytest.importorskip(package)
 
-TRAIN_AND_EVALUATE = ("--do_train", "--do_eval")
-
 
 def save_model(folder, texts, vocab_size=400, **fields):
     """Save a masked language model with random weights and a tokenizer trained on the texts; return the folder."""

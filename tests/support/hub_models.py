@@ -19,9 +19,9 @@ def make_tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def read_back(hub, folder, jobs, token="hf_write"):
+def read_back(hub, folder, jobs):
     """Return the results of the jobs in a process that does not have the package and only knows this Hub."""
-    return run_without_package(jobs, folder, hub.environment(folder / "home", token))
+    return run_without_package(jobs, folder, hub.environment(folder / "home"))
 
 
 def assert_code_in(files):

@@ -28,19 +28,19 @@ def norm(name):
     return {f"{name}.weight": (32,), f"{name}.bias": (32,)}
 
 
-def microsoft(kind, heads=("lm", "rtd"), prefix="deberta", seed=0):
+def microsoft(kind, heads=("lm", "rtd"), seed=0):
     """Return a checkpoint with exactly the published key names and shapes, filled with noise."""
-    shapes = {f"{prefix}.embeddings.word_embeddings.weight": (64, 32)}
-    shapes |= {f"{prefix}.embeddings.position_embeddings.weight": (64, 32)}
-    shapes |= norm(f"{prefix}.embeddings.LayerNorm")
-    shapes |= {f"{prefix}.encoder.rel_embeddings.weight": (128 if kind == "v1" else 32, 32)}
+    shapes = {"deberta.embeddings.word_embeddings.weight": (64, 32)}
+    shapes |= {"deberta.embeddings.position_embeddings.weight": (64, 32)}
+    shapes |= norm("deberta.embeddings.LayerNorm")
+    shapes |= {"deberta.encoder.rel_embeddings.weight": (128 if kind == "v1" else 32, 32)}
     if kind != "v1":
-        shapes |= norm(f"{prefix}.encoder.LayerNorm")
+        shapes |= norm("deberta.encoder.LayerNorm")
     if kind == "v2":
-        shapes |= {f"{prefix}.encoder.conv.conv.weight": (32, 32, 3), f"{prefix}.encoder.conv.conv.bias": (32,)}
-        shapes |= norm(f"{prefix}.encoder.conv.LayerNorm")
+        shapes |= {"deberta.encoder.conv.conv.weight": (32, 32, 3), "deberta.encoder.conv.conv.bias": (32,)}
+        shapes |= norm("deberta.encoder.conv.LayerNorm")
     for i in range(2):
-        layer = f"{prefix}.encoder.layer.{i}"
+        layer = f"deberta.encoder.layer.{i}"
         attention = f"{layer}.attention.self"
         if kind == "v1":
             shapes |= linear(f"{attention}.in_proj", 96, 32, bias=False)

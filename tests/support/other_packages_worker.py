@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of sentence-transformers, pipelines and peft for saved folders, with the package or without it."""
+"""Outputs of sentence-transformers and pipelines for saved folders, with the package or without it."""
 
+import importlib.util
 from pathlib import Path
 
 import torch
@@ -48,25 +49,8 @@ def sentence_transformers(folder: Path) -> dict:
     return results
 
 
-def adapters(folder: Path) -> dict:
-    """Return the outputs of a LoRA adapter on a newly loaded base model."""
-    import peft
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    base = AutoModelForSequenceClassification.from_pretrained(folder / "classifier", trust_remote_code=True)
-    model = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
-    batch = AutoTokenizer.from_pretrained(folder / "classifier")(WORDS, padding=True, return_tensors="pt")
-    merged = AutoModelForSequenceClassification.from_pretrained(folder / "merged", trust_remote_code=True).eval()
-    with torch.no_grad():
-        return {"adapter": model(**batch).logits, "merged": merged(**batch).logits}
-
-
 def run(folder: Path) -> dict:
     results = {"pipelines": pipelines(folder)}
-    for name, job in (("sentence_transformers", sentence_transformers), ("peft", adapters)):
-        try:
-            __import__(name)
-        except ImportError:
-            continue
-        results[name] = job(folder)
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        results["sentence_transformers"] = sentence_transformers(folder)
     return results

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs for a process that can import neither hf_deberta_ext nor triton: load from folders or the Hub, save, push, run code.
+"""Jobs for a process that can import neither hf_deberta_ext nor triton: load from folders or the Hub, save, run code.
 
 A job is {"name", "kind", "source", ...}, where the kind is one of `KINDS`. `run_without_package` starts the process and
 returns the results by name: the return value of the kind's function, or {"error": class, "message": text, "traceback":
@@ -57,7 +57,7 @@ def state(model) -> dict[str, torch.Tensor]:
 
 
 def run_model(job: dict) -> dict:
-    """Load a model; save it to job["again"] and push it to job["push"], if these are given."""
+    """Load a model; save it to job["again"], if this is given."""
     import transformers
 
     auto_class = getattr(transformers, job["auto"])
@@ -68,40 +68,21 @@ def run_model(job: dict) -> dict:
     result |= {"answers": answers(model, inputs), "missing": sorted(info["missing_keys"])}
     if "again" in job:
         model.save_pretrained(job["again"], **job.get("save", {}))
-    if "push" in job:
-        model.push_to_hub(job["push"])
     return result
 
 
 def run_config(job: dict) -> dict:
-    """Load a configuration; save it to job["again"], push it to job["push"], or otherwise build a model from it."""
+    """Load a configuration; save it to job["again"], or otherwise build a model from it."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(job["source"], trust_remote_code=True, **job.get("kwargs", {}))
     result = {"class": type(config).__name__, "module": type(config).__module__, "config": config.to_dict()}
-    result |= {"auto_map": config.auto_map}
     if "again" in job:
         config.save_pretrained(job["again"])
-    elif "push" in job:
-        config.push_to_hub(job["push"])
     else:
         model = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True)
         result |= {"class": type(model).__name__, "state": state(model)}
     return result
-
-
-def run_tokenizer(job: dict) -> dict:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(job["source"], trust_remote_code=True, **job.get("kwargs", {}))
-    return {"ids": tokenizer(job["text"])["input_ids"]}
-
-
-def run_pipeline(job: dict) -> dict:
-    from transformers import pipeline
-
-    pipe = pipeline(job["task"], model=job["source"], trust_remote_code=True)
-    return {"module": type(pipe.model).__module__, "answers": pipe(job["text"])}
 
 
 def run_refused(job: dict) -> dict:
@@ -135,8 +116,6 @@ def run_function(job: dict) -> dict:
 KINDS = {
     "model": run_model,
     "config": run_config,
-    "tokenizer": run_tokenizer,
-    "pipeline": run_pipeline,
     "refused": run_refused,
     "code": run_code,
     "function": run_function,

@@ -9,21 +9,11 @@ import pytest
 from scripts import command_line, module_of
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
-from hf_deberta_ext.checkpoints.files import check_source
 from hf_deberta_ext.conversion.checkpoint_contents import describe
 from hf_deberta_ext.tokenization import load_tokenizer
 from hf_deberta_ext.training.model_sources import announce_official
 
 OFFICIAL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32)
-
-
-def test_a_path_without_a_folder_is_no_name_on_the_hub(tmp_path):
-    (tmp_path / "file").touch()
-    for source in ("./none", "here/no/model", "my model", str(tmp_path / "none"), str(tmp_path / "file")):
-        with pytest.raises(OSError, match=f"--model: expected a folder or a Hub id, got {source}: there is no such folder"):
-            check_source(source, "--model: ")
-    for source in ("someone/model", "model", str(tmp_path)):
-        check_source(source, "--model: ")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_deberta_ext.files import replace_text
-from hf_deberta_ext.training import checkpoints as whole_files
 from hf_deberta_ext.training.checkpoints import (
-    remove_folder,
-    remove_partial,
-    replaced_folder,
     replaced_model,
     write_manifest,
 )
@@ -92,23 +88,6 @@ def test_a_text_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
     assert resume_checkpoint(tmp_path / "run", None) is None
     begin_run(tmp_path / "run", dict(seed=1))
     assert os.listdir(tmp_path / "run") == [ARGUMENTS_FILE]
-
-
-def test_a_folder_is_removed_or_replaced_as_a_whole(tmp_path, monkeypatch):
-    made = checkpoint(tmp_path, 4)
-    monkeypatch.setattr(whole_files.shutil, "rmtree", lambda *args, **kwargs: None)
-    remove_folder(made)
-    monkeypatch.undo()
-    # The leftover folder is not taken for a checkpoint.
-    assert not made.exists() and not [*tmp_path.glob("checkpoint-*")] and len(os.listdir(tmp_path)) == 1
-    remove_partial(tmp_path)
-    assert not os.listdir(tmp_path)
-    for content in ("old", "new"):
-        with replaced_folder(tmp_path / "tokenizer") as part:
-            (part / content).touch()
-            assert not (tmp_path / "tokenizer" / content).exists()
-        assert os.listdir(tmp_path / "tokenizer") == [content]
-    assert os.listdir(tmp_path) == ["tokenizer"]
 
 
 def saved(folder, step, *more):

@@ -4,8 +4,6 @@
 import json
 import operator
 import shutil
-from collections import UserDict
-from logging import getLogger
 
 import glue_script
 import mlm_script
@@ -20,9 +18,9 @@ from transformers import DataCollatorWithPadding, TrainingArguments, default_dat
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification
 from hf_deberta_ext.pretraining import MaskingOptions
 from hf_deberta_ext.training.checkpoints import MANIFEST_FILE, write_manifest
-from hf_deberta_ext.training.digests import json_digest, tokenizer_digest
+from hf_deberta_ext.training.digests import tokenizer_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
-from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, accepted_changes, begin_run, examples_digest, weights_digest
+from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, accepted_changes, begin_run, examples_digest
 from hf_deberta_ext.training.trainer import RunTrainer
 
 datasets = pytest.importorskip("datasets")
@@ -126,18 +124,6 @@ def begun_by(processes, folder):
     for manifest in folder.rglob(MANIFEST_FILE):
         write_manifest(manifest.parent)
     return folder
-
-
-def test_a_share_of_the_steps_is_no_other_argument(tmp_path, caplog, monkeypatch):
-    """Each resumed run warned: "The following arguments do not match: logging_steps: 0.01 != 1"."""
-    monkeypatch.setattr(getLogger("transformers"), "propagate", True)
-    options = dict(logging_steps=0.25, max_steps=8)
-    make(tmp_path, **options).train()
-    shutil.rmtree(tmp_path / "checkpoint-8")
-    resume(tmp_path, **options)
-    assert "do not match" not in caplog.text
-    for name in ("trainer", "trainer_utils"):
-        assert not getLogger(f"transformers.{name}").filters
 
 
 def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
@@ -287,18 +273,6 @@ def test_examples_have_one_digest_however_they_are_stored_and_another_with_any_o
         assert examples_digest(other) != digest
 
 
-def test_plain_values_and_weights_have_a_digest(tmp_path):
-    assert json_digest([b"a"]) != json_digest([b"b"]) and json_digest([UserDict(a=1)]) == json_digest([dict(a=1)])
-    assert weights_digest("") is None and weights_digest("owner/name", "abc") == "abc"
-    DebertaExtConfig().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"0")
-    before = weights_digest(str(tmp_path))
-    (tmp_path / "README.md").touch()
-    assert weights_digest(str(tmp_path)) == before
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    assert weights_digest(str(tmp_path)) != before
-
-
 def test_calls_do_not_change_the_digest_of_a_tokenizer_and_words_do(folder_of):
     from transformers import AutoTokenizer
 
@@ -380,11 +354,3 @@ def test_scripts_notice_that_their_files_have_changed(name, change, digest, begu
         unlock_folders()
         shutil.rmtree(folder)
         (tmp_path / "copy").rename(folder)
-
-
-def test_a_masking_rate_that_falls_over_all_steps_cannot_stay_the_same(tmp_path):
-    mlm_script.write_text(tmp_path / "text.txt")
-    given = dict(final_masking_rate=0.1, lr_scheduler_type="constant", warmup_steps=0, train_longer="same_schedule")
-    flags = mlm_script.arguments(tmp_path / "text.txt", tmp_path / "run", **given, resume_from_checkpoint="auto")
-    with pytest.raises(SystemExit, match="--final_masking_rate depends on the number of steps; use --train_longer new_"):
-        module_of("run_mlm").main(flags)
