@@ -19,13 +19,11 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 from hf_deberta_ext import DebertaExtForTokenClassification
 from hf_deberta_ext.finetuning.tasks.entity_metrics import entities
+from hf_deberta_ext.finetuning.tasks.labelled_words import are_entities, read_conll, sorted_labels
 from hf_deberta_ext.finetuning.tasks.token_classification import (
     TokenClassificationArguments,
     TokenClassificationCollator,
     TokenClassificationData,
-    are_entities,
-    read_conll,
-    sorted_labels,
     take_prefix_space,
     word_positions,
 )

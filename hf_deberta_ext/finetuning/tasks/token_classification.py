@@ -9,12 +9,12 @@ as "O"; such words count in metrics, which are computed over all words of all se
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -27,8 +27,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ...data.columns import cells, check_cells, check_columns, first
-from ...data.files import FLAGS, UTF_8, open_text
+from ...data.columns import first
+from ...data.files import FLAGS
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
@@ -41,6 +41,7 @@ from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
 from .data_checks import CheckedSet, data_table
 from .entity_metrics import entity_scores
+from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentence, are_entities, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
 from .span_failures import entity_failures
 from .splits import SPLITS, HubData, read_splits
@@ -55,128 +56,6 @@ HUB = {
     "wnut17": HubData("leondz/wnut_17", revision="refs/convert/parquet"),
 }
 ABSENT = -100
-
-
-CONLL_ENDINGS = (".txt", ".conll", ".txt.gz", ".conll.gz")
-OUTSIDE = "O"
-ENTITY_TAG = re.compile("([BIES])-(.+)")
-
-
-class Sentence(NamedTuple):
-    """Words and their labels; `tags` is None for a sentence without labels."""
-
-    words: list[str]
-    tags: list[str] | None
-
-
-def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Sentence]:
-    """Read a CoNLL text file (also .gz): one word per line, its tag in the last column, a blank line between sentences.
-
-    Columns are separated by tabs if a line has any, else by spaces. Lines with -DOCSTART- and comments of CoNLL-U
-    ("# name = value") are skipped. Lines with only one column are words without tags.
-
-    Raises:
-        ValueError: if the file has another encoding or no words, only some lines have a tag, or the first column has word
-            numbers, as in CoNLL-U.
-    """
-    sentences: list[list[list[str]]] = [[]]
-    without = with_tags = None
-    with open_text(file, encoding) as lines:
-        for line in lines:
-            if not line.strip() or line.startswith("-DOCSTART-"):
-                sentences.append([])
-            elif not re.match(r"# \S+ = ", line):
-                separator = "\t+" if "\t" in line else " +"
-                columns = [*filter(None, re.split(separator, line.rstrip("\r\n")))]
-                sentences[-1].append(columns)
-                if len(columns) > 1:
-                    with_tags = columns
-                else:
-                    without = columns
-    longest = [columns[0] for columns in max(sentences, key=len)]
-    if not longest:
-        raise ValueError(f"{source}: {file} must have at least one word, got none")
-    if without and with_tags:
-        raise ValueError(f"{source}: all lines of {file} or none must have a tag, got {without[0]!r} without a tag")
-    if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
-        raise ValueError(
-            f"{source}: the first column of {file} must be words and the last one tags, got word numbers as in CoNLL-U"
-        )
-    read = []
-    for sentence in filter(None, sentences):
-        tags = [columns[-1].strip() for columns in sentence]
-        read.append(Sentence([columns[0] for columns in sentence], tags if with_tags else None))
-    return read
-
-
-def word_rows(
-    rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
-) -> list[Sentence]:
-    """Return the sentences of rows.
-
-    Args:
-        text_column, label_column (`str`): names of the columns with lists of words and of their labels.
-        source (`str`): origin of the rows, for messages.
-        names (`list[str]`): names of numbered labels, if the data set has no names for them.
-        labelled (`bool`, defaults to `True`): whether labels are required.
-    Raises:
-        ValueError: if a column is missing; a cell is not a list; the numbers of labels and words differ; a word is not text;
-            or a label is None or a number without a name.
-    """
-    check_columns(rows, [text_column], source=source, flag="--text_column_name")
-    check_cells(rows, text_column, list, source=source)
-    all_words = cells(rows, text_column)
-    for number, words in enumerate(all_words, start=1):
-        if not words or not all(isinstance(word, str) for word in words):
-            raise ValueError(
-                f"row {number} of {source} has {words!r} in the column {text_column!r}, expected a list of words"
-            )
-    if not labelled and (label_column not in rows.column_names or not any(cells(rows, label_column))):
-        return [Sentence(words, None) for words in all_words]
-    columns, class_names = label_cells(rows, label_column, source=source, flag="--label_column_name")
-    check_cells(rows, label_column, list, source=source)
-    by_number = dict(enumerate(class_names or names))
-    sentences = []
-    for number, (labels, words) in enumerate(zip(columns, all_words, strict=True), start=1):
-        place = f"row {number} of {source} has"
-        if len(labels) != len(words):
-            raise ValueError(f"{place} {len(words)} words in {text_column!r}, but {len(labels)} labels in {label_column!r}")
-        tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
-        if not all(tags):
-            raise ValueError(
-                f"{place} the labels {labels}, expected texts, or numbers with names in this order: "
-                "--label_names O B-PER I-PER ..."
-            )
-        sentences.append(Sentence(words, tags))
-    return sentences
-
-
-def sorted_labels(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: "O" first, then sorted by type, and within a type in the order B-, I-, E-, S-."""
-
-    def key(label: str) -> tuple[bool, str, int]:
-        tag = ENTITY_TAG.fullmatch(label)
-        if tag is None:
-            return label != OUTSIDE, label, -1
-        return True, tag[2], "BIES".index(tag[1])
-
-    return sorted({*labels}, key=key)
-
-
-def are_entities(labels: Sequence[str]) -> bool:
-    """Return True if there are labels other than "O" and all of them are entity tags.
-
-    Raises:
-        ValueError: if only some of them are entity tags.
-    """
-    others = {label for label in labels if label != OUTSIDE}
-    entities = {*filter(ENTITY_TAG.fullmatch, others)}
-    if entities and entities < others:
-        raise ValueError(
-            f"all labels or none must be entity tags (O, or B-, I-, E- or S- and a type), got {min(others - entities)!r} "
-            f"and {min(entities)!r}"
-        )
-    return bool(entities)
 
 
 @dataclass
