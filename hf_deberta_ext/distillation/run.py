@@ -60,7 +60,7 @@ def distil(
         raise ValueError("a distillation needs --teacher and --do_train")
     if not args.objectives or (of_text and args.soft_labels_weight):
         needed = [f"--{name}_weight" for name in OBJECTIVES if not of_text or name != "soft_labels"]
-        raise ValueError(f"expected at least one of {', '.join(needed)} above 0, and of text --soft_labels_weight 0")
+        raise ValueError(f"at least one of {', '.join(needed)} must be above 0 (for text, soft labels must be 0)")
     auto_class = data_args.auto_class if of_text else task.read.auto_class
     with args.main_process_first(local=False, desc="creating the student"):
         model_args = initial_student(model_args, args, auto_class, folder / "initial")
@@ -131,7 +131,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
 
 
 def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[int] | None:
-    """Return the number of the teacher's logit of each label of the student; None for scores."""
+    """Return the index of the teacher's logit for each label of the student; None for scores."""
     if student.num_labels == teacher.num_labels == 1:
         return None
     names = [student.id2label[number] for number in range(student.num_labels)]
@@ -165,7 +165,7 @@ def initial_student(
 
 
 def keep_layers(model: nn.Module, count: int) -> nn.Module:
-    """Keep evenly spaced layers of a model: of 12, 6 are 0, 2, 4, 7, 9, 11, as in DistilBERT."""
+    """Keep `count` evenly spaced layers of a model: for 6 of 12, layers 0, 2, 4, 7, 9, 11, as in DistilBERT."""
     total = model.config.num_hidden_layers
     found = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == total]
     if not found or not 1 <= count <= total:
@@ -178,7 +178,7 @@ def keep_layers(model: nn.Module, count: int) -> nn.Module:
 
 
 def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, flags, folder: Path) -> dict[str, Any]:
-    """Return the teacher's metrics on the evaluation data, measured once."""
+    """Return the teacher's metrics on the evaluation data; evaluate it unless `folder` already has its results."""
     if (folder / "all_results.json").is_file():
         return read_json(folder / "all_results.json")
     part = copy.copy(args)
@@ -197,7 +197,7 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
 
 
 def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table with the metrics of each part (of several seeds: their means)."""
+    """Return a Markdown table with the metrics of each part (with several seeds, their means)."""
     shown = {}
     for part, metrics in results.items():
         means = {name: value.get("mean") if isinstance(value, Mapping) else value for name, value in metrics.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a teacher over the training texts once, and keep its signals in files."""
+"""Run a teacher over the training texts once, and store its signals in files."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from .objectives import attention_recorded, signals
 
 __all__ = ["CachedSignal", "Teacher", "cached_signals", "for_student", "principal_directions"]
 
-# Rows in a file, and rows to compute principal directions from
+# Number of rows in a file, and number of rows to compute principal directions from
 CHUNK, SAMPLE = 4096, 8192
 Texts = Sequence[tuple[str, ...]]
 
@@ -96,7 +96,7 @@ class CachedSignal:
     """Signal of the training rows in files of `CHUNK` rows: `signal[row]` is [N, W].
 
     Args:
-        files (`list[Path]`): .npy files, [sum of N, W] of their rows.
+        files (`list[Path]`): .npy files, [sum of N over the file's rows, W].
         lengths (`list[int]`): N of each row.
     """
 
@@ -114,11 +114,11 @@ def cached_signals(
 ) -> dict[str, CachedSignal]:
     """Return the teacher's signals for the tokens of the student; run the teacher only on rows that `folder` does not have.
 
-    Prints the size of all files before the second one, and the number of tokens that are not aligned.
+    Prints the expected size of all files before writing the first, and the number of tokens that are not aligned.
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. If they are not those of its text (a window), it is not aligned.
+        ids: the student's token ids of each row. A row with other ids than its encoded text (a window) is not aligned.
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states are projected on principal directions.
     """
@@ -185,9 +185,9 @@ def save(file: Path, array: np.ndarray):
 
 
 def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
-    """Return the `width` principal directions of vectors [n, W], [W, width], not centred, so that cosines are kept.
+    """Return the `width` principal directions [W, width] of vectors [n, W], or the identity [W, W] if W <= width.
 
-    Without wider vectors, it is the identity."""
+    The vectors are not centred, so that their cosines are preserved."""
     if values.shape[1] <= width:
         return np.eye(values.shape[1], dtype=np.float32)
     _, vectors = np.linalg.eigh(values.T.astype(np.float64) @ values)
@@ -195,7 +195,7 @@ def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> np.ndarray:
-    """Return which tokens of a row with `ids` are aligned, as `align`; those of the same tokenizer are, one by one."""
+    """Return the result of `align` for a row with `ids`; with the same tokenizer, each token is aligned with itself."""
     if ids != student.ids:
         return np.zeros((len(ids), len(teacher.ids)), dtype=bool)
     if is_same and ids == teacher.ids:
@@ -206,8 +206,9 @@ def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> 
 def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False, is_answer: bool = False) -> np.ndarray:
     """Return the signal [N_t, W] of a teacher for the tokens of the student, [N, W]; NaN for tokens that are not aligned.
 
-    States are the mean of the aligned tokens, logits those of the first one. With `is_answer`, the logit of a start belongs
-    to the first of several aligned tokens on each side, that of an end to the last one; others of the student have -inf.
+    A state is the mean over the aligned teacher tokens, a logit is the logit of the first of them. With `is_answer`, among
+    the tokens aligned with each other, the first student token has the start logit of the first teacher token, the last
+    one has the end logit of the last, and other student tokens have -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:
