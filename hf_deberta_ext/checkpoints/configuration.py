@@ -153,7 +153,7 @@ class OfficialConfigMixin:
         config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
         if not set(config) - {"_commit_hash"}:
             # transformers would use default sizes. Some versions add "_commit_hash" to an empty configuration.
-            raise OSError(f"the config.json of {source} is missing or empty; pass config=")
+            raise OSError(f"the config.json of {source} is missing or empty; add it, or pass config=...")
         model_type = config.setdefault("model_type", MICROSOFT)
         if model_type not in (cls.model_type, OUR_TYPE, *OFFICIAL_TYPES):
             # transformers would only warn, and load weights whose names match.

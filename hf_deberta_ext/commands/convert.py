@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="model head; default: the head in the file")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="dtype of weights; default: as saved")
     parser.add_argument("--max_shard_size", metavar="SIZE", help='maximum file size, such as "2GB"; only --to deberta-ext')
-    parser.add_argument("--lossy", action="store_true", help="--to deberta-v2 even if the outputs of its classes differ")
+    parser.add_argument("--lossy", action="store_true", help="allow --to deberta-v2 even if its outputs will differ")
     parser.add_argument("--tokenizer", metavar="SOURCE", help="source of the tokenizer, or none; default SOURCE")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--texts", metavar="FILE", help="texts to compare int8 and ONNX models on, one per line")

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
     frequency_help = "texts to count word frequencies in for the baseline, preferably the training data"
     parser.add_argument("--frequency_text", nargs="+", default=[], help=frequency_help)
-    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="for a quick test, evenly spread; default: all")
+    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="maximum, evenly spaced; default: all pairs")
     parser.add_argument("--batch_size", type=int, default=64, help="rows per batch; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
-    parser.add_argument("--card", action="store_true", help="put table and figure into the README.md of --model, a folder")
+    parser.add_argument("--card", action="store_true", help="add table and figure to the README.md of --model (a folder)")
 
 
 def run(arguments: argparse.Namespace) -> None:

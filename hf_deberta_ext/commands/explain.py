@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             figures.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--layer", type=int, default=-1, help="layer, counted from 0 or from the end; default: -1, the last")
-    parser.add_argument("--head", type=int, help="head, counted from 0; default: the mean map, and the profile of each head")
-    parser.add_argument("--max_distance", type=int, help="of the profile; default: the tokenizer's longest input")
+    parser.add_argument("--head", type=int, help="head, counted from 0; default: mean of all (map), each head (profile)")
+    parser.add_argument("--max_distance", type=int, help="largest distance of the profile; default: the longest input")
     parser.add_argument("--n_steps", type=int, default=50, help="steps of integrated gradients; default: %(default)s")
     formats = ("png", "svg", "pdf")
     parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="formats; default: png svg")

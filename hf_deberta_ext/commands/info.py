@@ -6,7 +6,7 @@ import json
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
 
-HELP = "show what a folder or Hub repository holds, and whether it can be loaded"
+HELP = "show what a folder or Hub repository contains, and whether it can be loaded"
 EXAMPLE = """\
 deberta-ext info runs/mnli
 deberta-ext info prepared

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     visibility.add_argument("--public", action="store_false", dest="private", help="create a public repository")
     add("--revision", metavar="BRANCH", help="branch to push to; created from main if it does not exist")
     add("--create_pr", action="store_true", help="open a pull request")
-    add("--tag", help="name of a new tag for the commit, such as v1.0; the code in the card then loads it")
+    add("--tag", help="name of a new tag for the commit, such as v1.0; the card's code then loads this tag")
     add("--message", dest="commit_message", help="commit message; lines after the first are its description")
     add("--include", nargs="+", default=[], metavar="PATTERN", help="also publish these files: *.txt, notes/*")
     add("--token", help="token for the Hub; default: HF_TOKEN, or the one of `hf auth login`")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Align the tokens of two tokenizers by the characters that they stand for.
+"""Align the tokens of two tokenizers by the characters of the text that they cover.
 
-A text is divided where both tokenizers have a token border, and the tokens between two such borders are aligned with one
-another: of "un|believ|able" and "unbeliev|able", both tokens of "unbeliev" with that of the other side. [CLS] is aligned
-with [CLS]. Other special tokens, and tokens beyond the end of a side that is truncated earlier, are not aligned.
+Tokens are aligned if they are between the same two borders that both tokenizers have: for "un|believ|able" and
+"unbeliev|able", "un" and "believ" are aligned with "unbeliev". [CLS] is aligned with [CLS]. Other special tokens, and tokens
+of text that only one side has truncated, are not aligned.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def encode_spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, 
 
 
 def align(student: Spans, teacher: Spans) -> np.ndarray:
-    """Return which tokens are aligned, [N of the student, N of the teacher] bool."""
+    """Return a bool matrix [N of the student, N of the teacher], True for aligned tokens."""
     cuts = np.intersect1d(borders(student.places), borders(teacher.places))
     segments = []
     for side in (student, teacher):
@@ -54,6 +54,6 @@ def align(student: Spans, teacher: Spans) -> np.ndarray:
 
 
 def borders(places: np.ndarray) -> np.ndarray:
-    """Return the starts and ends of tokens [N, 2] that are not inside of a token: bytes of a character share its place."""
+    """Return the starts and ends in `places` [N, 2] that are not inside of another token, such as a byte of a character."""
     ends = np.unique(places[places.any(1)])
     return ends[~((places[:, :1] < ends) & (ends < places[:, 1:])).any(0)]

@@ -15,19 +15,19 @@ HEADS = "number of relation heads; default: the largest number up to 48 that div
 
 @dataclass
 class DistillationArguments(FineTuningArguments):
-    """Arguments of the training; each objective has a weight."""
+    """Arguments of a distillation, with a weight for each objective."""
 
     teacher: str | None = option(None, "folder or Hub id of the teacher, of any model type and tokenizer; required")
-    student_layers: int | None = option(None, "start the student as this many evenly spaced layers of the teacher")
-    preset: str | None = option(None, "start the student as a new DeBERTa of this preset, with the teacher's tokenizer")
+    student_layers: int | None = option(None, "initialise the student with N evenly spaced layers of the teacher")
+    preset: str | None = option(None, "create a new DeBERTa student with this preset and the teacher's tokenizer")
     without_teacher: bool = option(True, "also train the student without the teacher, for the comparison")
-    label_weight: float = option(0.5, "weight of the labels, or of the masked words of text")
+    label_weight: float = option(0.5, "weight of the loss on labels (for text: on masked words)")
     soft_labels_weight: float = option(0.5, f"weight of {OBJECTIVES['soft_labels'].title}; not for text")
     embeddings_weight: float = option(0.0, f"weight of {OBJECTIVES['embeddings'].title}")
     hidden_weight: float = option(0.0, f"weight of {OBJECTIVES['hidden'].title}")
     relations_weight: float = option(0.0, f"weight of {OBJECTIVES['relations'].title}")
     temperature: float = option(2.0, "temperature of the soft labels")
-    teacher_layer: int = option(-1, "layer of the teacher's hidden states and relations, from the end")
+    teacher_layer: int = option(-1, "teacher layer for hidden states and relations, counted from the end")
     relation_heads: int | None = option(None, HEADS)
     teacher_outputs: str | None = option(None, "folder of the teacher's outputs; default: teacher_outputs in --output_dir")
     cache_dtype: str = option("float16", "dtype of the teacher's outputs", choices=["float16", "float32"])
@@ -38,13 +38,13 @@ class DistillationArguments(FineTuningArguments):
     def __post_init__(self):
         super().__post_init__()
         for name in ("label_weight", "temperature", *(f"{name}_weight" for name in OBJECTIVES)):
-            if not 0 <= getattr(self, name) < math.inf or self.temperature == 0:
-                raise ValueError(f"--{name} must be positive, or a weight 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf or (name == "temperature" and self.temperature == 0):
+                raise ValueError(f"--{name} must be a positive number (weights may be 0), got {getattr(self, name)}")
         if self.sift_weight:
             raise ValueError("--sift_weight cannot be used in a distillation; remove it")
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Objectives with a weight above 0, without the labels."""
+        """Weight of each objective, except the labels and objectives of weight 0."""
         weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
         return {name: weight for name, weight in weights.items() if weight > 0}

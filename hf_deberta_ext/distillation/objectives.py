@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objectives of distillation: the outputs of a model that each one compares (`signals`), and its loss.
+"""Objectives of distillation: for each one, the compared outputs of student and teacher (`signals`), and the loss.
 
-Student and teacher are read by the same function, so the loss of a student that is the teacher is 0. Signals are [B, N, W]
-for the N tokens of the student, or [B, 1, W] for whole rows. Where the teacher's signal is NaN, it is not compared.
+The same function computes the signals of both models, so the loss of a model against itself is 0. Signals are [B, N, W] for
+the N tokens of the student, or [B, 1, W] for whole rows. NaN in the teacher's signal marks tokens that are not compared.
 """
 
 import math
@@ -97,7 +97,7 @@ OBJECTIVES = {
 
 @contextmanager
 def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that gets the queries, keys and values [B, N, W] of a layer by name, if "relations" is in `names`."""
+    """Yield a dict that a forward pass fills with the queries, keys and values [B, N, W] of a layer, for "relations"."""
     modules = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
     present = {name for name, _ in modules}
     projections = next((triple for triple in PROJECTIONS if {*triple} <= present), None)
@@ -105,7 +105,8 @@ def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> It
         projections = []
     elif projections is None:
         raise ValueError(
-            f"{type(model).__name__} has no separate projections of queries, keys and values: use hidden states"
+            f"{type(model).__name__} has no separate projections of queries, keys and values: use --hidden_weight instead "
+            "of --relations_weight"
         )
 
     recorded: dict[str, Any] = dict.fromkeys(projections)

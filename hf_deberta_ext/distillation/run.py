@@ -166,7 +166,7 @@ def initial_student(
 
 
 def keep_layers(model: nn.Module, count: int) -> nn.Module:
-    """Keep evenly spaced layers of a model: of 12, 6 are 0, 2, 4, 7, 9, 11, as in DistilBERT."""
+    """Keep `count` evenly spaced layers of a model: for 6 of 12, layers 0, 2, 4, 7, 9, 11, as in DistilBERT."""
     total = model.config.num_hidden_layers
     found = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == total]
     if not found or not 1 <= count <= total:
@@ -179,7 +179,7 @@ def keep_layers(model: nn.Module, count: int) -> nn.Module:
 
 
 def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, flags, folder: Path) -> dict[str, Any]:
-    """Return the teacher's metrics on the evaluation data, measured once."""
+    """Return the teacher's metrics on the evaluation data; evaluate it unless `folder` already has its results."""
     if (folder / "all_results.json").is_file():
         return read_json(folder / "all_results.json")
     part = copy.copy(args)
@@ -198,7 +198,7 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
 
 
 def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table with the metrics of each part (of several seeds: their means)."""
+    """Return a Markdown table with the metrics of each part (with several seeds, their means)."""
     shown = {}
     for part, metrics in results.items():
         means = {name: value.get("mean") if isinstance(value, Mapping) else value for name, value in metrics.items()}

@@ -24,7 +24,7 @@ from .objectives import attention_recorded, signals
 
 __all__ = ["CachedSignal", "Teacher", "cached_signals", "for_student", "principal_directions"]
 
-# Rows in a file, and rows to compute principal directions from
+# Number of rows in a file, and number of rows to compute principal directions from
 CHUNK, SAMPLE = 4096, 8192
 Texts = Sequence[tuple[str, ...]]
 
@@ -96,7 +96,7 @@ class CachedSignal:
     """Signal of the training rows in files of `CHUNK` rows: `signal[row]` is [N, W].
 
     Args:
-        files (`list[Path]`): .npy files, [sum of N, W] of their rows.
+        files (`list[Path]`): .npy files, [sum of N over the file's rows, W].
         lengths (`list[int]`): N of each row.
     """
 
@@ -114,7 +114,7 @@ def cached_signals(
 ) -> dict[str, CachedSignal]:
     """Return the teacher's signals for the tokens of the student; run the teacher only on rows that `folder` does not have.
 
-    Prints the size of all files before the second one, and the number of tokens that are not aligned.
+    Prints the expected size of all files before writing the first, and the number of tokens that are not aligned.
 
     Args:
         texts: text or pair of each training row.
@@ -206,8 +206,9 @@ def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> 
 def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False, is_answer: bool = False) -> np.ndarray:
     """Return the signal [N_t, W] of a teacher for the tokens of the student, [N, W]; NaN for tokens that are not aligned.
 
-    States are the mean of the aligned tokens, logits those of the first one. With `is_answer`, the logit of a start belongs
-    to the first of several aligned tokens on each side, that of an end to the last one; others of the student have -inf.
+    A state is the mean over the aligned teacher tokens, a logit is the logit of the first of them. With `is_answer`, among
+    the tokens aligned with each other, the first student token has the start logit of the first teacher token, the last
+    one has the end logit of the last, and other student tokens have -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

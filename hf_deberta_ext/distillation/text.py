@@ -27,12 +27,12 @@ class TextArguments(DataArguments):
     """Flags of unlabelled text."""
 
     train_file: list[str] = option(list, "texts: lines of .txt, or rows of csv, tsv, json, jsonl, parquet; also folders")
-    validation_file: list[str] = option(list, "pairs of texts with a score of their similarity")
+    validation_file: list[str] = option(list, "pairs of texts with a similarity score")
     text_column: str = option("text", "column of the texts to train on")
     pair_columns: list[str] = option(list, "two columns of the pairs; default: sentence1 sentence2")
     label_column: str = option("label", "column of the scores")
-    masked_share: float = option(0.0, "share of the rows that predict masked words, and are not compared with the teacher")
-    masking_rate: float = option(0.15, "share of their tokens to mask, as whole words")
+    masked_share: float = option(0.0, "share of rows to predict masked words in, without comparison with the teacher")
+    masking_rate: float = option(0.15, "share of tokens to mask in these rows, as whole words")
 
     def __post_init__(self):
         super().__post_init__()
@@ -88,7 +88,7 @@ class TextData(TaskData):
 
 
 def similarity(embeddings: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Return the correlations of scores [n] with the cosines of the embeddings i and n + i of [2 n, d]."""
+    """Return the correlations of scores [n] with cosines of embeddings [2 n, d]; rows i and n + i are pair i."""
     embeddings = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
     cosines = (embeddings[: len(scores)] * embeddings[len(scores) :]).sum(-1)
     return {"pearson": pearson(cosines, scores), "spearmanr": spearman(cosines, scores)}

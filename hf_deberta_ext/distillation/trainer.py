@@ -26,8 +26,8 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels", "start_pos
 class DistillationCollator:
     """Collate rows with a task's `collator`; add the teacher's signals "teacher_NAME" [B, N, W] to training rows.
 
-    With `masking`, a `masked_share` of the rows of a batch (at least one) predict masked words. They are not compared with
-    the teacher, which has read all words.
+    With `masking`, words are masked in a share `masked_share` of a batch's rows (at least one), for the student to predict.
+    These rows are not compared with the teacher, which has read all words.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DistillationCollator:
 class DistillationTrainer(TaskTrainer):
     """`TaskTrainer` with the loss label_weight * L_labels + sum of weight_o * L_o(student, teacher) over the objectives o.
 
-    Logs the mean of each loss ("labels_loss", "soft_labels_loss", ...). Without `cached`, the loss is that of the labels.
+    Logs the mean of each loss ("labels_loss", "soft_labels_loss", ...). Without `cached`, the loss is only L_labels.
 
     Args:
         cached (`dict[str, CachedSignal]`): signals for the rows of `task.train`, as `cached_signals` returns them.

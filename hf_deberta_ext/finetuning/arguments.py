@@ -149,7 +149,7 @@ class ModelArguments(HubArguments):
 
 @dataclass
 class FineTuningArguments(RunArguments, SiftArguments):
-    """Arguments of the training and of its run."""
+    """Arguments of a fine-tuning run."""
 
     overwrite_output_dir: bool = option(
         False, "start a new run if the folder is not empty; the old folder is renamed to NAME.old-1, not deleted"
@@ -157,8 +157,8 @@ class FineTuningArguments(RunArguments, SiftArguments):
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     save_thresholds: bool = option(
         False,
-        "save the threshold of each label (of two classes: of the second) with the best F1 on the first evaluation set "
-        "as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
+        "save, for each label (with two classes: for the second), the threshold with the best F1 on the first evaluation "
+        "set as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
     )
     predictions_format: str = option("csv", "format of eval_predictions and test_predictions", choices=["csv", "parquet"])
     seeds: list[int] = option(list, "train once with each seed; report mean and standard deviation")
@@ -178,7 +178,7 @@ class FineTuningArguments(RunArguments, SiftArguments):
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("there is nothing to do: give --do_train, --do_eval or --do_predict")
         if len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"--seeds must be different, got {' '.join(map(str, self.seeds))}")
+            raise ValueError(f"--seeds must be distinct, got {' '.join(map(str, self.seeds))}")
         if self.seeds and not self.do_train:
             raise ValueError("--seeds needs --do_train")
         if self.seeds and self.push_to_hub:

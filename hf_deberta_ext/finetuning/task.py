@@ -100,7 +100,7 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Number labels as `config` does if its labels are the same; without training data, refuse any others."""
+        """Use the label numbers of `config` if it has the same labels; without training data, refuse other labels."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""

@@ -162,7 +162,7 @@ class Call:
 
 
 def on_its_device(operator: Callable) -> Callable:
-    """Make the first tensor's device the current CUDA device, on which Triton launches kernels."""
+    """Wrap an operator so that it runs on its first tensor's device: Triton launches kernels on the current device."""
 
     @functools.wraps(operator)
     def run(*args):
@@ -306,9 +306,9 @@ def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int)
     if torch.device(device).type != "cuda" and not INTERPRETED:
         return f"it runs on CUDA, not on {torch.device(device).type}"
     if not 16 <= head_size <= 128:
-        return f"it serves head sizes from 16 to 128, not {head_size}"
+        return f"it supports head sizes from 16 to 128, not {head_size}"
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"it serves float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
+        return f"it supports float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
     return None
 
 

@@ -335,7 +335,7 @@ def _rows(N: int) -> int:
 
 
 def _tile(N: int) -> int:
-    """Return the number of keys that are multiplied with Q_x at a time."""
+    """Return the number of keys in a tile, which are multiplied with the table Q_x in one product."""
     if N <= SHORT:
         return _round_up(N, LINE)
     return 64 if N <= 1024 else 32
@@ -381,7 +381,7 @@ class _Chunk:
         return a, _round_up(min(self.N, self.N - 1 - i0 + self.max_distance), self.keys)
 
     def saturated(self, a: int, z: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the range of keys before, and after, the near keys, each with the index of the table row that they read."""
+        """Yield the ranges of keys before and after [a, z), each with the table row that delta selects for all of them."""
         if a > 0:
             yield slice(0, a), slice(0, 1)
         if z < self.N:
@@ -757,12 +757,12 @@ class PackedSequences:
 
     @classmethod
     def from_lengths(cls, lengths: list[int], device: torch.device) -> "PackedSequences":
-        """Make one row of documents with `lengths` tokens, without waiting for the device."""
+        """Pack one row of documents with `lengths` tokens, without a device sync."""
         return cls(torch.arange(sum(lengths), device=device), lengths, (1, sum(lengths)))
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
-        """Make each row of a mask [B, N] of real tokens one document. Return None if a row has no token, or a gap: relative
+        """Pack each row of a mask [B, N] of real tokens as a document. Return None if a row has no token, or a gap: relative
         positions are differences of batch columns, which packing would change after a gap."""
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
@@ -772,7 +772,7 @@ class PackedSequences:
 
     @classmethod
     def from_document_ids(cls, document_ids: torch.Tensor) -> "PackedSequences":
-        """Make each run of equal positive ids in a row of [B, N] a document; 0 is padding."""
+        """Pack `document_ids` [B, N]: a run of equal positive ids in a row is a document; 0 is padding."""
         check_integers("document_ids", document_ids)
         if bool((document_ids < 0).any()):
             raise ValueError(f"document_ids must be 0 (padding) or positive, got {int(document_ids.min())}")

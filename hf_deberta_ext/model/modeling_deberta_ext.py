@@ -50,8 +50,8 @@ EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Make a model's forward accept `return_dict`, only `OPTIONS` as **options, and unused `IGNORED` arguments. In the
-    package, it also accepts packed batches of other packages, and refuses adapters that would not be saved."""
+    """Wrap a model's forward to accept `return_dict`, the **options in `OPTIONS`, and the arguments in `IGNORED`, which
+    have no effect. In the package, it also accepts other packages' packed batches, and refuses unsavable adapters."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
     known = {*parameters, *OPTIONS}
@@ -80,7 +80,7 @@ def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
 def batch_shape(
     input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **others: torch.Tensor | None
 ) -> torch.Size:
-    """Return B and N of a batch of ids or embeddings; check that the `others`, by name, are [1 or B, N]."""
+    """Return B and N of a batch of ids or embeddings; check that all `others` have the shape [1 or B, N]."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give either input_ids or inputs_embeds, not both")
     batch = inputs_embeds if input_ids is None else input_ids
@@ -318,8 +318,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer `passes` times. The output of each pass is the query of the next pass; keys and values are fixed.
 
-        Returns the states and probabilities of the last pass. `first()` returns layer 0, which owns a shared half. Tensors
-        with gradients must be positional for reentrant checkpointing. `DisentangledSelfAttention` takes the options.
+        Returns the states and probabilities of the last pass. `first()` returns layer 0, which has the shared half. Pass
+        tensors with gradients by position (for reentrant checkpointing). `DisentangledSelfAttention` gets the `options`.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -894,7 +894,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
 
 class PooledClassifier(DebertaExtPreTrainedModel):
-    """Encoder with a linear layer on the pooled [CLS] state. `outputs` logits; None = `config.num_labels`."""
+    """Encoder with a linear layer on the pooled [CLS] state; `outputs` is its width, None = `config.num_labels`."""
 
     def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)

@@ -57,7 +57,7 @@ class SharedEpoch:
             self.epoch[0] = epoch
 
     def epoch_columns(self, epoch: int) -> dict[str, Any]:
-        """Return the columns of a row that name its epoch."""
+        """Return the columns "epoch" and, if `fixed`, "fixed" of a row."""
         if self.fixed:
             return {"epoch": epoch, "fixed": True}
         return {"epoch": epoch}
@@ -88,8 +88,8 @@ class NumberedStream(SharedEpoch, IterableDataset):
 
     Block i has `block` examples of stream i % streams. Process i % processes reads it in worker i // processes % workers.
     If processes x workers divides the number of streams, each stream is read by one worker; otherwise by several. Numbers
-    and order of the examples do not depend on processes and workers. A row that has a number "example" within its stream
-    keeps it, as static masks of a shuffled stream need.
+    and order of the examples do not depend on processes and workers. In a shuffled stream, rows may have a column "example"
+    with their number before shuffling, so that their static masks stay the same.
 
     Args:
         streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch;

@@ -309,7 +309,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     """Draw the order in which units are masked, and number the n-gram or span of each.
 
     N-grams and spans are placed on a circle, so that all positions are equivalent. Because their numbers of tokens are not
-    known in advance, more are placed than needed, and a full circle of them if these are too few.
+    known in advance, more are placed than needed; if these are still too few, they fill the whole circle.
 
     Args:
         sizes (`torch.LongTensor`): [B, U], number of tokens of each unit; 0 after the row's last unit.

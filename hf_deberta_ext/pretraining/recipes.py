@@ -90,7 +90,7 @@ OFFICIAL = Recipe(
 def further(size: str) -> Recipe:
     """Return Microsoft's recipe for further training of a published model."""
     model = f"microsoft/deberta-v3-{size}"
-    description = f"{model} further, as the official script"
+    description = f"{model}, trained further as in the official script"
     steps = dict(max_steps=100_000, learning_rate=5e-5)
     return replace(OFFICIAL, description=description, preset=f"v3-{size}", model=model, **steps)
 
@@ -151,7 +151,7 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return values for flags that the user did not set, from --recipe or the defaults of a new model, and a text with them.
+    """Return values of flags that the user did not set, and a text that lists them: from --recipe, or for a new model.
 
     Further training of a checkpoint without a recipe uses Trainer's defaults.
 

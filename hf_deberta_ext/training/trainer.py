@@ -149,7 +149,7 @@ class RunTrainer(HubTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load both states; a new schedule sets the learning rates (private: no public method runs at this point)."""
+        """Load optimizer and scheduler; apply a new schedule's rates (private: no public method runs at this point)."""
         super()._load_optimizer_and_scheduler(checkpoint)
         is_new = getattr(self.args, "train_longer", None) == "new_schedule"
         if checkpoint and is_new and isinstance(self.lr_scheduler, LambdaLR):
@@ -365,8 +365,8 @@ class RunTrainer(HubTrainer):
 
 
 def _is_no_comparison(record: LogRecord) -> bool:
-    """Return False for Trainer's warning that arguments differ from a checkpoint's: `begin_run` compares all of them, and
-    Trainer warns of --logging_steps 0.01, which the checkpoint has as a number of steps."""
+    """Return False for Trainer's warning that arguments differ from the checkpoint. `begin_run` already compares them, and
+    Trainer also warns about --logging_steps 0.01, which a checkpoint stores as a number of steps."""
     return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
 
 

@@ -89,7 +89,7 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
     [
         (["--max_seq_length", 0], "--max_seq_length must be at least 1, got 0"),
         (["--max_eval_samples", -1], "--max_eval_samples must be at least 1, got -1"),
-        (["--seeds", 1, 1], "--seeds must be different, got 1 1"),
+        (["--seeds", 1, 1], "--seeds must be distinct, got 1 1"),
         (["--seeds", 1, 2, "--seed", 3], "--seed 3 has no effect with --seeds"),
         (["--seeds", 1, "--push_to_hub"], "--push_to_hub pushes one model"),
         (["--lora", "--from_scratch"], "random weights of --from_scratch would be lost"),

@@ -189,7 +189,7 @@ def test_published_v3_config_file_becomes_the_preset(tmp_path):
 def test_an_empty_config_file_is_named(tmp_path):
     """Check the error, because transformers would create a model of the default size."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OSError, match=r"is missing or empty; pass config="):
+    with pytest.raises(OSError, match=r"is missing or empty; add it, or pass config="):
         DebertaExtConfig.from_pretrained(tmp_path)
 
 

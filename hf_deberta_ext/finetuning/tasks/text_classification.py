@@ -481,7 +481,7 @@ class TextClassificationData(TaskData):
         return self.labels.config_fields()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; pairs are truncated at the end of the longer text, with a warning."""
+        """Return the features of all sets; long pairs are truncated at the end of the longer text, with a warning."""
         # The first set selects the best checkpoint: "", or the training language.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:
