@@ -6,7 +6,10 @@
 MODEL is a folder of a deberta-v2 or deberta-ext checkpoint with one label. Runs in an environment with vLLM, httpx, fastapi
 and uvicorn. Every server scores the same pairs, one pair per request; the table has requests per second, the median and the
 99th percentile of the time of a request, and the largest difference of a score from transformers' model on one pair at a
-time.
+time. `--url` also measures a server that already runs, such as infinity:
+
+    infinity_emb v2 --model-id MODEL --served-model-name model --no-bettertransformer --port 7997
+    python examples/benchmarks/benchmark_servers.py ... --url http://127.0.0.1:7997
 """
 
 import argparse
@@ -18,6 +21,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 HOST, PORT = "127.0.0.1", 8107
@@ -30,6 +34,7 @@ SIDES = {
     "FastAPI, transformers, one by one": ("plain", "stock", "one"),
     "FastAPI, transformers, dynamic batches": ("plain", "stock", "batches"),
 }
+RUNNING = "the server at --url"
 
 
 def load(model: str, side: str):
@@ -110,20 +115,24 @@ def read_pairs(files: list[str], count: int) -> dict[str, list[list[str]]]:
     return sets
 
 
-async def measure(pairs: list[list[str]], clients: int) -> tuple[list[float], list[float], float]:
-    """Return the scores, the seconds of each request, and the seconds of all."""
+async def measure(pairs: list[list[str]], clients: int, url: str | None) -> tuple[list[float], list[float], float]:
+    """Return the scores, the seconds of each request, and the seconds of all; by /rerank from the server at `url`."""
     import httpx
 
     limits, free = httpx.Limits(max_connections=clients), asyncio.Semaphore(clients)
-    async with httpx.AsyncClient(base_url=f"http://{HOST}:{PORT}", timeout=600, limits=limits) as client:
+    path, rows, score = ("/rerank", "results", "relevance_score") if url else ("/score", "data", "score")
+    async with httpx.AsyncClient(base_url=url or f"http://{HOST}:{PORT}", timeout=600, limits=limits) as client:
 
         async def request(pair: list[str]) -> tuple[float, float]:
-            body = {"model": "model", "text_1": pair[0], "text_2": pair[1], "truncate_prompt_tokens": -1}
+            if url:
+                body = {"model": "model", "query": pair[0], "documents": [pair[1]]}
+            else:
+                body = {"model": "model", "text_1": pair[0], "text_2": pair[1], "truncate_prompt_tokens": -1}
             async with free:
                 start = time.perf_counter()
-                response = await client.post("/score", json=body)
+                response = await client.post(path, json=body)
                 response.raise_for_status()
-                return response.json()["data"][0]["score"], time.perf_counter() - start
+                return response.json()[rows][0][score], time.perf_counter() - start
 
         await asyncio.gather(*map(request, pairs[:clients]))
         start = time.perf_counter()
@@ -131,6 +140,23 @@ async def measure(pairs: list[list[str]], clients: int) -> tuple[list[float], li
         total = time.perf_counter() - start
     scores, seconds = zip(*answers, strict=True)
     return [*scores], sorted(seconds), total
+
+
+@contextmanager
+def running(model: str, side: str):
+    """Run the server of a side; nothing for a server that already runs."""
+    if side == RUNNING:
+        yield
+        return
+    with open("servers.log", "ab") as log:
+        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        process = subprocess.Popen(command(model, *SIDES[side]), stdout=log, stderr=log, env=environment)
+    try:
+        wait_until_ready(process)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen):
@@ -151,7 +177,10 @@ def main():
     parser.add_argument("--pairs", nargs="+", metavar="FILE", help=".jsonl or .jsonl.gz of MNLI or SQuAD")
     parser.add_argument("--requests", type=int, default=500, help="requests per set")
     parser.add_argument("--clients", type=int, default=64, help="requests at a time")
-    parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES])
+    parser.add_argument(
+        "--sides", nargs="+", choices=[*SIDES, RUNNING], help="servers to measure, in this order; default: all"
+    )
+    parser.add_argument("--url", help="address of a server that already runs and has /rerank and a model named model")
     parser.add_argument("--serve", nargs=2, metavar=("ours|stock", "one|batches"), help="only serve a model by FastAPI")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -163,27 +192,20 @@ def main():
         expected[name] = [score([pair])[0] for pair in pairs]
     print("| server | pairs | requests/s | median, ms | 99th percentile, ms | scores differ by |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for side in arguments.sides:
-        with open("servers.log", "ab") as log:
-            process = subprocess.Popen(
-                command(arguments.model, *SIDES[side]),
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
-            )
-        try:
-            wait_until_ready(process)
+    sides = arguments.sides or [*SIDES]
+    if arguments.url and not arguments.sides:
+        sides.append(RUNNING)
+    for side in sides:
+        with running(arguments.model, side):
             for name, pairs in sets.items():
-                scores, seconds, total = asyncio.run(measure(pairs, arguments.clients))
+                url = arguments.url if side == RUNNING else None
+                scores, seconds, total = asyncio.run(measure(pairs, arguments.clients, url))
                 difference = max(abs(a - b) for a, b in zip(scores, expected[name], strict=True))
                 median, worst = (1000 * seconds[int(len(seconds) * share)] for share in (0.5, 0.99))
                 print(
                     f"| {side} | {name} | {len(pairs) / total:.1f} | {median:.0f} | {worst:.0f} | {difference:.1e} |",
                     flush=True,
                 )
-        finally:
-            process.terminate()
-            process.wait()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ class PairProcessor(IOProcessor):
         form = isinstance(pairs, list) and pairs and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
         if not form or not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ValueError('expected "data": {"pairs": [[text, text], ...]} with one pair or more')
-        return [tuple(pair) for pair in pairs], bool(data.get("truncate", False))
+        truncate = data.get("truncate", False)
+        if not isinstance(truncate, bool):
+            raise ValueError(f'"truncate" must be true or false, got {truncate!r}')
+        return [tuple(pair) for pair in pairs], truncate
 
     def pre_process(self, prompt: tuple[list, bool], request_id: str | None = None, **kwargs) -> list[dict]:
         """Return the token ids of each pair.
