@@ -3,13 +3,9 @@
 
 import pytest
 import torch
-from transformers import DebertaV2Config, DebertaV2Model
 
 from hf_deberta_ext import (
     DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForSequenceClassification,
     DebertaExtModel,
 )
 from hf_deberta_ext.analysis import attention_decomposition
@@ -112,18 +108,6 @@ def test_the_profile_is_the_mean_over_the_tokens(kind, terms, tiny_config, shake
     torch.testing.assert_close(profile.total, sum(getattr(profile, name) for name in parts.terms))
 
 
-def test_of_head_gives_one_head_or_the_mean(tiny_config, shake):
-    parts = attention_parts(shake(DebertaExtModel(tiny_config("v3"))), IDS)
-    assert [*parts.of_head()] == ["probabilities", "c2c", "c2p", "p2c"]
-    torch.testing.assert_close(parts.of_head()["c2p"], sum(parts.c2p) / 4)
-    assert torch.equal(parts.of_head(3)["p2c"], parts.p2c[3])
-    half = attention_parts(DebertaExtModel(tiny_config("v3")).bfloat16(), IDS)
-    assert {values.dtype for values in half.of_head().values()} == {torch.float32}
-    for head in (4, -1):
-        with pytest.raises(ValueError, match=f"head must be in 0 to 3 in layer 2, or None for the mean, got {head}"):
-            parts.of_head(head)
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_at_an_end_is_left_out(side, tiny_config, shake):
     model = shake(DebertaExtModel(tiny_config("v2", position_biased_input=True, type_vocab_size=2)))
@@ -142,36 +126,6 @@ def test_padding_at_an_end_is_left_out(side, tiny_config, shake):
         whole = model(**inputs, output_attentions=True).attentions[-1][0]
     real = inputs["attention_mask"][0].bool()
     torch.testing.assert_close(whole[:, real][:, :, real], parts.probabilities, atol=1e-5, rtol=1e-4)
-
-
-def test_a_head_gives_its_encoders_parts_and_a_joint_model_the_discriminators(tiny_config, shake):
-    fields = dict(embedding_sharing="gdes", generator={"num_hidden_layers": 2}, special_token_ids=[0, 1, 2, 3, 4])
-    for model_class in (DebertaExtForMaskedLM, DebertaExtForSequenceClassification):
-        model = shake(model_class(tiny_config("v3")))
-        assert torch.equal(attention_parts(model, IDS).logits, attention_parts(model.deberta, IDS).logits)
-    model = shake(DebertaExtForPreTraining(tiny_config("v3", **fields)))
-    parts = attention_parts(model, IDS)
-    assert torch.equal(parts.logits, attention_parts(model.discriminator.deberta, IDS).logits)
-    generator = attention_parts(model.generator, IDS)
-    assert generator.layer == 1 and not torch.equal(generator.logits, parts.logits)
-    with torch.no_grad():
-        expected = model(IDS, output_attentions=True).attentions[-1][0]
-    torch.testing.assert_close(parts.probabilities, expected)
-
-
-def test_adapters_take_part(tiny_config, shake):
-    peft = pytest.importorskip("peft")
-    model = shake(DebertaExtForSequenceClassification(tiny_config("v1")))
-    before = attention_parts(model, IDS)
-    targets = ["query_proj", "pos_key_proj"]
-    adapted = shake(peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=4, task_type="SEQ_CLS")), seed=1)
-    parts = attention_parts(adapted, IDS)
-    with torch.no_grad():
-        expected = adapted(IDS, output_attentions=True).attentions[-1][0]
-    torch.testing.assert_close(parts.probabilities, expected)
-    assert not torch.allclose(parts.c2p, before.c2p)
-    with adapted.disable_adapter():
-        assert not torch.allclose(attention_parts(adapted, IDS).c2p, parts.c2p)
 
 
 def test_a_model_of_remote_code_is_known_by_its_classes_names(tiny_config, shake, monkeypatch):
@@ -222,11 +176,3 @@ GAP = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1, 1, 1
 def test_inputs_and_layers_that_do_not_fit_are_refused(function, fields, inputs, options, message, tiny_config):
     with pytest.raises(ValueError, match=message):
         function(DebertaExtModel(tiny_config("v3", **fields)), inputs, **options)
-
-
-def test_models_without_one_encoder_of_the_package_are_refused(tiny_config):
-    stock = DebertaV2Model(DebertaV2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    two = torch.nn.ModuleList([DebertaExtModel(tiny_config("v3")) for _ in range(2)])
-    for model, count in ((stock, 0), (two, 2)):
-        with pytest.raises(TypeError, match=rf"{type(model).__name__} must contain one DebertaExtModel, got {count}"):
-            attention_parts(model, IDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All figures: a readable file with the numbers in it; no global state changes, and errors name the cause."""
+"""Figures: a readable file with the numbers in it; no global state changes, and errors name the cause."""
 
 import struct
 import sys
@@ -17,13 +17,11 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from hf_deberta_ext.analysis.attention_decomposition import AttentionParts, PositionProfile
 from hf_deberta_ext.analysis.influence import Prediction, TokenInfluence
 from hf_deberta_ext.analysis.plots import (
-    metric_label,
     plot_attention,
     plot_comparison,
     plot_curves,
     plot_embedding_similarity,
     plot_influence,
-    plot_minimal_pairs,
     plot_position_profile,
     plot_replacement_probabilities,
     readable_tokens,
@@ -119,19 +117,6 @@ def test_single_evaluations_are_points_side_by_side_and_shares_have_an_axis_from
     assert score.get_ylim() == (0, 1) and pearson.get_ylim()[0] < 0 and single.get_ylim()[0] < 1.5 < single.get_ylim()[1]
 
 
-def test_equal_shares_have_an_axis_from_0_to_1_and_others_fill_theirs(curves):
-    for second, expected in ((0.0, (0, 1)), (0.01, None)):
-        history = [{"step": 1, "eval_f1": 0.0}, {"step": 2, "eval_f1": second}]
-        (axes,) = curves({"run": history}, [("", ["run"], ["eval_f1"])])
-        assert axes.get_ylim() == expected or (expected is None and axes.get_ylim()[1] < 0.1)
-
-
-def test_a_single_score_of_0_has_an_axis_up_to_1(curves):
-    """It went from -0.04 to 0.04."""
-    (axes,) = curves({"run": [{"step": 3, "eval_f1": 0.0}]}, [("", ["run"], ["eval_f1"])])
-    assert axes.get_ylim() == (0, 1)
-
-
 def test_the_evaluation_of_the_best_model_that_was_restored_is_left_out(curves):
     """Previously, it was drawn as a jump at the last step, although it belongs to another model."""
     scores = [{"step": step, "eval_loss": loss} for step, loss in ((1, 1.0), (2, 0.5), (3, 0.75))]
@@ -147,34 +132,6 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(curves
     perplexity, accuracy = curves({"run": history}, [("", ["run"], [name]) for name in names], log_scale=names[:1])
     assert (perplexity.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
     assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels(which="both"))}
-
-
-RTD_METRICS = """
-    generator_loss discriminator_loss replaced_share discriminator_precision discriminator_recall
-    eval_discriminator_precision eval_discriminator_recall eval_generator_similarity eval_discriminator_similarity
-""".split()
-RTD_HISTORY = [{"step": step, **{metric: 0.1 * step for metric in RTD_METRICS}} for step in (1, 2)]
-
-
-def test_metrics_in_words(curves):
-    words = {"loss": "training loss", "eval_macro_f1": "held-out macro f1", "replaced_share": "replaced share"}
-    assert {metric: metric_label(metric) for metric in words} == words
-    expected = [
-        ("loss", RTD_METRICS[:2], ["training generator loss", "training discriminator loss"]),
-        ("replaced share", RTD_METRICS[2:3], ["replaced share"]),
-        ("generator similarity", RTD_METRICS[7:8], ["held-out generator similarity"]),
-    ]
-    drawn_axes = curves({"GDES": RTD_HISTORY}, [("", ["GDES"], metrics) for _, metrics, _ in expected])
-    for axes, (y_label, _, legend) in zip(drawn_axes, expected, strict=True):
-        assert (axes.get_ylabel(), [line.get_label() for line in axes.lines]) == (y_label, legend)
-
-
-@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_every_curve_of_a_panel_differs_from_the_others(names, curves):
-    histories = dict.fromkeys(names, RTD_HISTORY)
-    for axes in curves(histories, [("", names, RTD_METRICS[:3]), ("", names, RTD_METRICS[3:])]):
-        looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
-        assert len({*looks}) == len(looks) == len({line.get_label() for line in axes.lines}) >= 3
 
 
 SIMILARITIES = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
@@ -203,23 +160,6 @@ def test_comparison_has_every_seed_the_mean_and_its_spread(tmp_path, drawn):
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
     assert labels_of(axes.texts) == ["0.8", "0.6"] and axes.get_ylabel() == "accuracy"
     assert [line.get_ydata()[0] for line in axes.lines if line.get_label().startswith("majority class")] == [0.5]
-
-
-def test_minimal_pairs_are_sorted_by_the_first_way_of_scoring(tmp_path, drawn):
-    plot_minimal_pairs({"pll": dict(a_b=0.75, c=0.5), "word frequency": dict(c=0.5, a_b=0.25)}, tmp_path / "pairs.png")
-    (axes,) = drawn[0].axes
-    assert labels_of(axes.get_yticklabels()) == ["c", "a b"]
-    assert [[*line.get_xdata()] for line in axes.lines[:2]] == [[50, 75], [50, 25]]
-
-
-def test_several_paths_get_the_same_figure_each_in_its_format(tmp_path, drawn):
-    paths = [tmp_path / "new" / f"similarity.{ending}" for ending in ("png", "svg", "pdf")]
-    assert plot_embedding_similarity(SIMILARITIES, paths) == paths
-    assert [path.read_bytes()[:5] for path in paths] == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
-    assert len({*drawn}) == 1
-    # Drawing again gives the same SVG.
-    first, again = (plot_curves({"run": HISTORY}, tmp_path / name) for name in ("a.svg", "b.svg"))
-    assert first.read_bytes() == again.read_bytes()
 
 
 def parts_of(N=4, H=2, terms=("c2p", "p2c")):
@@ -320,19 +260,6 @@ def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_pat
     assert gaps[1] == pytest.approx(0) and gaps[0] > 0.5 and gaps[2] > 0.5
 
 
-def test_replacement_probabilities_of_a_long_text_are_broken_into_rows(tmp_path, drawn):
-    words = ["▁internationalisation", "▁a", "▁new", "s", "▁store"]
-    scores = scores_of(*((words[i % 5], 0.1) for i in range(60)))
-    path = plot_replacement_probabilities(scores, tmp_path / "tokens.png")
-    width, height = struct.unpack(">II", path.read_bytes()[16:24])
-    assert width < 1400 and height < 1600
-    axes = drawn[0].axes[0]
-    assert len({cell.get_y() for cell in axes.patches}) > 3
-    for cell, label in zip(axes.patches, axes.texts[::2], strict=True):
-        inside, text = cell.get_window_extent(), label.get_window_extent()
-        assert inside.x0 <= text.x0 and text.x1 <= inside.x1, label.get_text()
-
-
 def test_influence_colours_each_token_of_a_pair_once_for_each_method(tmp_path, drawn):
     values = [("▁a", 0, 0.5, 0.25), ("b", 0, -1.0, 0.0), ("▁$c$", 1, 0.0, -0.5)]
     tokens = [TokenInfluence(token, number, 0, 1, occlusion, share) for token, number, share, occlusion in values]
@@ -392,19 +319,6 @@ def test_letters_of_another_script_are_drawn_with_an_installed_font_that_has_the
     plot_comparison({LETTERS: [0.5]}, tmp_path / "scores.png", label="accuracy")
     (label,) = drawn[0].axes[0].get_xticklabels()
     assert label.get_fontfamily()[-1] == "Test Script" and capsys.readouterr().err == ""
-
-
-def test_letters_of_the_regular_font_need_no_other(font_with, monkeypatch):
-    """The last file of a name counted, here DejaVu Sans ExtraLight: a second font was looked for, with warnings."""
-    from matplotlib import font_manager
-
-    fonts = font_manager.fontManager.ttflist
-    regular = next(font for font in fonts if (font.name, font.style, font.weight) == ("DejaVu Sans", "normal", 400))
-    display = next(font for font in fonts if font.name == "DejaVu Sans Display")
-    light = replace(display, name="DejaVu Sans", weight=200)
-    named = replace(regular, name="DejaVu Sans Condensed")
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [regular, light, named])
-    assert fonts_for(frozenset("a\N{OPEN BOX}")) == ["DejaVu Sans"]
 
 
 def test_where_no_font_has_the_letters_a_package_is_named_once(font_with, tmp_path, capsys):

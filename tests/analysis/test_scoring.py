@@ -10,7 +10,6 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.analysis.sentence_scoring import pseudo_log_likelihood, token_replacement_probabilities
-from hf_deberta_ext.model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
 
@@ -92,22 +91,6 @@ def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
     assert (score.start, score.end) == (6, 9)
 
 
-def test_a_slow_tokenizer_gives_no_offsets(tokenizer):
-    class Slow:
-        """The used parts of a tokenizer without offsets."""
-
-        is_fast, pad_token_id, model_max_length = False, 0, int(1e30)
-        convert_ids_to_tokens = staticmethod(tokenizer.convert_ids_to_tokens)
-
-        def __call__(self, text, *, return_offsets_mapping, **more):
-            assert not return_offsets_mapping
-            return tokenizer(text, **more)
-
-    fast = token_replacement_probabilities(Known(), tokenizer, TEXTS)
-    slow = token_replacement_probabilities(Known(), Slow(), TEXTS)
-    assert slow == [[score._replace(start=None, end=None) for score in scores] for scores in fast]
-
-
 def numbers_of(found):
     """Return probabilities of tokens or totals of sentences in one list."""
     values = []
@@ -147,15 +130,6 @@ def test_the_model_is_left_in_the_modes_and_with_the_gradients_it_had(score, dis
     with pytest.raises(ZeroDivisionError):
         score(discriminator, tokenizer, "the fox")
     assert [module.training for module in discriminator.modules()] == modes
-
-
-def test_nothing_to_score_and_a_joint_model_scores_as_its_discriminator(tokenizer, discriminator, tiny_config, shake):
-    joint = shake(DebertaExtForPreTraining(tiny_config(vocab_size=len(tokenizer))))
-    for score in (token_replacement_probabilities, pseudo_log_likelihood):
-        assert score(joint, tokenizer, TEXTS) == score(joint.discriminator, tokenizer, TEXTS)
-    assert token_replacement_probabilities(discriminator, tokenizer, []) == []
-    assert pseudo_log_likelihood(discriminator, tokenizer, []) == []
-    assert token_replacement_probabilities(discriminator, tokenizer, ["", "fox"])[0] == []
 
 
 def slow_pseudo_log_likelihood(model, tokenizer, text):
@@ -230,14 +204,3 @@ def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config
     ):
         with pytest.raises(ValueError, match=message):
             score(model, tokenizer, TEXTS)
-
-
-def test_scores_need_tokens_a_mask_token_or_a_discriminator(masked_lm, discriminator, tokenizer, monkeypatch):
-    for model in (masked_lm, discriminator):
-        with pytest.raises(ValueError, match="text 1 has no tokens to score: '  '; remove it"):
-            pseudo_log_likelihood(model, tokenizer, ["the fox", "  "])
-    with pytest.raises(ValueError, match=r"DebertaExtForMaskedLM returned logits .*, expected \[B, N\] \(discriminator\)"):
-        token_replacement_probabilities(masked_lm, tokenizer, "the fox")
-    monkeypatch.setattr(tokenizer, "_special_tokens_map", tokenizer._special_tokens_map | {"mask_token": None})
-    with pytest.raises(ValueError, match="must have a mask token"):
-        pseudo_log_likelihood(masked_lm, tokenizer, "the fox")

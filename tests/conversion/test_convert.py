@@ -14,9 +14,7 @@ from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
 from transformers import (
-    AutoModel,
     AutoTokenizer,
-    DebertaV2Config,
     DebertaV2ForSequenceClassification,
     DebertaV2ForTokenClassification,
 )
@@ -195,23 +193,6 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
     assert equal_outputs(discriminator(IDS).logits, model.export_discriminator()(IDS).logits)
     generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "masked-lm")
     assert equal_outputs(generator(IDS).logits, model.export_generator()(IDS).logits)
-
-
-@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head.stock_class and name != "masked-lm"])
-@pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_ours_becomes_stock_and_transformers_computes_the_same(kind, name, tiny_config, shake, run, tmp_path):
-    shake(model_class(name)(tiny_config(kind, num_labels=3))).save_pretrained(tmp_path / "ours")
-    printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2")
-    assert "checked: the outputs of transformers' DebertaV2Model" in printed
-    stock_class = HEADS[name].model_class.replace("DebertaExt", "DebertaV2")
-    if "ReplacedToken" in stock_class:
-        assert "note: mask_predictions: the replaced token detection head is saved" in printed
-    else:
-        assert architecture(tmp_path / "stock") == [stock_class]
-    assert isinstance(AutoModel.from_pretrained(tmp_path / "stock").config, DebertaV2Config)
-    assert not list((tmp_path / "stock").glob("*.py"))
-    run(tmp_path / "stock", tmp_path / "back")
-    assert architecture(tmp_path / "back") == [HEADS[name].model_class]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 datasets = pytest.importorskip("datasets")
 
 from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
-from hf_deberta_ext.pretraining.corpus import load_corpus, texts  # noqa: E402
+from hf_deberta_ext.pretraining.corpus import load_corpus  # noqa: E402
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
 # Cells of a .tsv cannot contain a tab or a line end.
@@ -123,12 +123,6 @@ def test_sources_stay_in_the_order_given_also_with_several_processes(write, load
         load(paths[1])
 
 
-def test_files_may_differ_in_their_other_columns(write, load):
-    a = write("a.jsonl", '{"text": "A", "meta": 1}\n\n{"meta": "x", "more": null, "text": null}\n')
-    b = write("b.jsonl", '{"text": "B", "url": {"u": 1}}\n')
-    assert rows(load([a, b])) == ["A", "", "B"]
-
-
 def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tmp_path):
     path = write("a.txt", "first")
     assert rows(load(path)) == ["first"]
@@ -175,12 +169,6 @@ def test_memory_does_not_grow_with_the_corpus(write, tmp_path, name, streaming):
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout.splitlines()[-1]) < 60_000_000
-
-
-def test_texts_are_the_documents_without_blank_ones(write, load):
-    corpus = load(write("a.jsonl", ["", "A", " \n", "B"]))
-    assert list(texts(corpus)) == ["A", "B"]
-    assert len(corpus) == 4
 
 
 def test_a_hub_data_set_is_reduced_to_its_text(write, load, monkeypatch):
@@ -237,14 +225,6 @@ def test_an_error_far_into_the_corpus_names_the_file(write, load, options):
     bad = write("b.jsonl", as_bytes(["x"] * 2000, ".jsonl") + b'{"body": 1}\n')
     with pytest.raises(ValueError, match=r"line 2001 of .*b\.jsonl has no column 'text', only body"):
         rows(load([good, bad], **options))
-
-
-def test_wrong_arguments_are_reported(write, load):
-    path = write("a.txt", ["A"])
-    with pytest.raises(ValueError, match="documents must be one of blank_line, line, file, got 'page'"):
-        load(path, documents="page")
-    with pytest.raises(ValueError, match=r"contains no file with one of the suffixes \.txt"):
-        load(write("sub/README.md", b"x").parent)
 
 
 def test_files_of_a_folder_that_are_left_out_are_counted(tmp_path, caplog, monkeypatch):

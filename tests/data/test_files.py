@@ -11,7 +11,6 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from hf_deberta_ext.data.columns import as_numbers, check_cells, check_columns, label_order
 from hf_deberta_ext.data.files import named_files, read_files, shown_files
 from hf_deberta_ext.data.hub import read_hub
 from hf_deberta_ext.pretraining import load_corpus
@@ -158,33 +157,6 @@ def test_parquet_keeps_the_names_of_its_labels(tmp_path, files):
     assert read.to_list() == ROWS * len(files) and read.features["label"] == feature
 
 
-def test_csv_gives_back_any_text(tmp_path):
-    generator = random.Random(0)
-    rows = [{"sentence": "".join(generator.choices('ab",\n\t é\r', k=12)), "label": n} for n in range(200)]
-    rows.append({"sentence": "word " * 40_000, "label": 1})
-    assert [row["sentence"] for row in rows_of(write(tmp_path / "a.csv", csv(rows)))] == [row["sentence"] for row in rows]
-
-
-def test_texts_become_numbers_where_all_of_them_read_as_such():
-    def typed(*cells):
-        return as_numbers(datasets.Dataset.from_dict({"x": [*cells]}), "x")["x"][:]
-
-    assert typed("1", "-1", "10") == [1, -1, 10] and {*map(type, typed("1", "10"))} == {int}
-    assert typed("1", "2.5") == [1.0, 2.5] and typed(3, 4) == [3, 4]
-    assert typed("1", "two") == ["1", "two"] and typed("1", "") == ["1", ""]
-
-
-def test_labels_are_in_the_order_of_numbers_or_of_texts():
-    assert label_order([10, 9, 2, 10], source="x") == [2, 9, 10]
-    assert label_order(["10", "9", "-2", "9"], source="x") == ["-2", "9", "10"]
-    assert label_order(["b", "a", "10", "9"], source="x") == ["10", "9", "a", "b"]
-    assert label_order([True, False], source="x") == [False, True]
-    # Not a number in Python's syntax.
-    assert label_order(["9" * 5000, "10"], source="x") == ["10", "9" * 5000]
-    with pytest.raises(ValueError, match="the labels of x must be all texts or all numbers, got 'a' and 1"):
-        label_order(["b", 2, "a", 1], source="x")
-
-
 def test_files_of_named_sets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
@@ -232,12 +204,8 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("none.csv", None, "the file .*none.csv does not exist"),
         ("a.txt", "x", "a.txt must end in .jsonl, .json, .csv, .tsv, .parquet"),
         ("a.csv", "", "a.csv has no rows"),
-        ("a.csv", "sentence,label\n", "a.csv has no rows"),
-        ("a.jsonl", "\n \n", "a.jsonl has no rows"),
-        ("a.json", '{"data": []}', "a.json has no rows"),
         ("a.csv", "text,label,text\nA,1,B\n", "the header of .*a.csv must not repeat a column, got text, label, text"),
         ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv must have 2 cells .*, got 1"),
-        ("a.tsv", 'text\tlabel\n"two\tcells"\t1\n', "line 2 of .*a.tsv must have 2 cells .*, got 3"),
         ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
         ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.; convert it"),
@@ -245,13 +213,9 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be an object .*got 7"),
         ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: maximum recursion"),
         ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be an object .*got 7"),
-        ("a.json", '[{"a": 1}, {"a"]', "a.json is not JSON"),
         ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "a.jsonl cannot be converted to a table: .*'x'"),
-        ("a.jsonl", '{"a": [1]}\n{"a": [99999999999999999999999]}\n', "a.jsonl cannot be converted to a table: .*too large"),
         ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
-        ("a.parquet.gz", b"PAR2", "a.parquet.gz cannot be read as parquet"),
         ("cut.csv.gz", GZIPPED[:-20], "cut.csv.gz is damaged, or not a gzip file"),
-        ("not.csv.gz", b"no gzip", "not.csv.gz is damaged, or not a gzip file"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, name, text, message):
@@ -263,34 +227,6 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, name, text, messa
     with pytest.raises(ValueError, match=message) as error:
         rows_of(file)
     assert str(error.value).startswith("--train_file: ") and "\n" not in str(error.value)
-
-
-def test_a_missing_column_is_told_with_those_that_are_there():
-    rows = datasets.Dataset.from_list(ROWS)
-    check_columns(rows, ["label"], source="--train_file")
-    message = r"must have the columns 'text', 'x', got 'sentence', 'label'; use --text_columns to name another column"
-    with pytest.raises(ValueError, match=message):
-        check_columns(rows, ["text", "label", "x"], source="--train_file", flag="--text_columns")
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind", "shown"),
-    [
-        (["a", None], str, "row 2 of x has None in the column 'c', expected text"),
-        ([1, 2], str, "row 1 of x has 1 in the column 'c', expected text"),
-        ([True, True], int, "row 1 of x has True"),
-        ([1.5, None], (int, float), "row 2 .* expected a whole number or a number"),
-        ([["a"], None], list, "row 2 .* expected a list"),
-        (["a" * 500, "b"], int, r"row 1 of x has 'a{79} in"),
-    ],
-)
-def test_a_cell_of_another_type_is_named(cells, kind, shown):
-    with pytest.raises(ValueError, match=shown):
-        check_cells(datasets.Dataset.from_dict({"c": cells}), "c", kind, source="x")
-    # Valid cells pass, also where an invalid one is left out.
-    check_cells(datasets.Dataset.from_dict({"c": ["a", "", None]}).select([0, 1]), "c", str, source="x")
-    for cell in (True, 1):
-        check_cells(datasets.Dataset.from_dict({"c": [cell]}), "c", type(cell), source="x")
 
 
 def test_a_data_set_out_of_reach_or_of_a_script_says_how_to_go_on(monkeypatch, hub):

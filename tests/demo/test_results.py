@@ -115,17 +115,6 @@ def test_a_text_is_no_html(demo):
     assert "<script" not in fill_mask_html(demo("masked"), f"{text} [MASK]")
 
 
-def test_a_text_that_cannot_be_shown_is_refused_with_a_hint(demo):
-    for head, result, arguments, message in (
-        ("masked", fill_mask_html, (PLAIN,), r"The text must contain \[MASK\]: write it in place of a word\."),
-        ("classifier", classification_html, ("", None), r"The text is empty: enter one\."),
-        ("classifier", attention_html, ("w7 " * 60, 0, 0), r"The text must have at most 40 tokens, got 62"),
-        ("discriminator", replaced_html, ("w7 " * 300,), r"The text must have at most 256 tokens, got 302"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            result(demo(head), *arguments)
-
-
 @pytest.mark.parametrize(
     ("name", "there"),
     [

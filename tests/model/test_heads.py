@@ -290,21 +290,6 @@ def test_wrong_inputs_of_multiple_choice_are_named_as_they_were_given(arguments,
         model(**(dict(input_ids=torch.ones(2, 3, 4).long()) | arguments))
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (torch.ones(2, 5), r"attention_mask must have shape \[2, 4\], .* got \[2, 5\]"),
-        (torch.ones(1, 4), r"attention_mask must have shape \[2, 4\], .* got \[1, 4\]"),
-        (torch.ones(2, 1, 5, 4), "attention_mask must have shape"),
-        (torch.tensor([[0.0, 0, 0, -10000], [0, 0, 0, 0]]), r"attention_mask must be 1 where .*, got -10000\.0"),
-        (torch.tensor([[1, 1, 2, 2], [1, 1, 1, 0]]), "attention_mask must be 1 where .*, got 2; .*pass document_ids"),
-    ],
-)
-def test_masks_that_would_broadcast_or_mean_something_else_are_refused(mask, message, tiny_config):
-    with pytest.raises(ValueError, match=message):
-        DebertaExtForSequenceClassification(tiny_config())(IDS, attention_mask=mask)
-
-
 @pytest.mark.parametrize("name", ["question-answering", "entity-scoring", "multiple-choice", "sequence-classification"])
 def test_heads_of_whole_rows_refuse_documents(name, tiny_config):
     """Check the error, because documents would attend to each other, or would have to be separate rows."""

@@ -13,8 +13,8 @@ import torch
 import transformers
 from rounding import assert_equal_outputs
 from safetensors.torch import load_file
-from tiny_models import FILES, HEADS, TINY, save_tokenizer, tiny_inputs, tiny_model
-from transformers import AutoConfig, pipeline
+from tiny_models import FILES, HEADS, TINY, tiny_inputs, tiny_model
+from transformers import AutoConfig
 from without_package import answers, run_without_package, state
 
 from hf_deberta_ext import (
@@ -136,14 +136,6 @@ def remote(tmp_path_factory):
     for auto in SINGLE:
         # The head has 3 classes, so that other heads are refused, as for every model of transformers.
         loads.append(model_job(f"other_{auto}", auto, classifier, kwargs={"ignore_mismatched_sizes": True}))
-    for auto in ("AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
-        save_tokenizer(folder / auto)
-    pipes = [
-        ("fill-mask", str(folder / "AutoModelForMaskedLM"), "w7 [MASK] w9 w12"),
-        ("text-classification", classifier, "w7 w8 w9 w12 w40"),
-    ]
-    for task, source, text in pipes:
-        loads.append({"kind": "pipeline", "name": task, "task": task, "source": source, "text": text})
 
     originals["config"] = originals["AutoModelForMaskedLM"]
     originals["config"].config.save_pretrained(folder / "config")
@@ -166,7 +158,6 @@ def remote(tmp_path_factory):
     return {
         "folder": folder,
         "models": originals,
-        "pipelines": {task: pipeline(task, model=source)(text) for task, source, text in pipes},
         "first": run_without_package([*refused, *configs, *first, *loads], folder),
         "second": run_without_package(second, folder),
     }
@@ -236,16 +227,6 @@ def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remo
         assert result["config"] == model.config.to_dict() | own
     assert result["class"] == "DebertaExtForMaskedLM"
     assert {k: v.shape for k, v in result["state"].items()} == {k: v.shape for k, v in state(model).items()}
-
-
-@pytest.mark.parametrize("task", ["fill-mask", "text-classification"])
-def test_pipelines_run_without_the_package(task, remote):
-    result = remote["first"][task]
-    assert "error" not in result, result["traceback"]
-    assert result["module"].startswith("transformers_modules.")
-    assert len(result["answers"]) == len(remote["pipelines"][task]) > 0
-    for answer, expected in zip(result["answers"], remote["pipelines"][task], strict=True):
-        assert answer == expected | {"score": pytest.approx(expected["score"], rel=1e-4)}
 
 
 def test_an_old_transformers_is_told_in_the_first_line_which_one_is_needed(monkeypatch):

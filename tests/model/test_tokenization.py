@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 import transformers
 from hard_texts import NASTY, SENTENCES, plain_lines
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from without_package import run_without_package
 
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
@@ -308,6 +308,20 @@ def test_load_tokenizer_corrects_the_file_that_transformers_5_wrote_for_v1(v1_fi
     check_tokenizer(tokenizer, needs_mask=True)
     for texts in (("the [MASK] fox",), ("the fox", "in it")):
         assert tokenizer(*texts).data == original(*texts).data
+
+
+def test_load_tokenizer_warns_of_a_unigram_file_without_normaliser_but_not_of_nfkc(spm, spm_folder, tmp_path):
+    tokenizer = tokenizer_from_spm(spm("generic"))
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.save_pretrained(tmp_path / "nfkc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_tokenizer(tmp_path / "nfkc")
+    transformers.DebertaV2Tokenizer.from_pretrained(spm_folder()).save_pretrained(tmp_path / "stock")
+    if "Precompiled" in (tmp_path / "stock" / "tokenizer.json").read_text():
+        pytest.skip("transformers keeps the SentencePiece normaliser now")
+    with pytest.warns(UserWarning, match="no SentencePiece normaliser"):
+        check_tokenizer(load_tokenizer(tmp_path / "stock"))
 
 
 @pytest.mark.parametrize("recorded, expected", [(None, 512), (1e30, 512), (1024, 1024)])

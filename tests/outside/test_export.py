@@ -182,6 +182,16 @@ def test_a_program_takes_token_types_and_absolute_positions(build, inputs):
         program(**too_long)
 
 
+def test_choices_can_be_fixed(build, inputs):
+    model = build(DebertaExtForMultipleChoice, "v3")
+    program = export_program(model, choices=4).module()
+    batch = inputs(DebertaExtForMultipleChoice, 5, 11, 4)
+    with torch.no_grad():
+        assert torch.allclose(program(**batch)["logits"], model(**batch).logits, atol=1e-5)
+    with pytest.raises((AssertionError, RuntimeError)):
+        program(**inputs(DebertaExtForMultipleChoice, 5, 11, 3))
+
+
 def test_a_model_is_after_an_export_as_it_was(build, inputs, monkeypatch):
     """Also after a failed export."""
     model = build(DebertaExtForMaskedLM, "v3").train()

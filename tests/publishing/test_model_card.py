@@ -23,11 +23,9 @@ from hf_deberta_ext import (
     DebertaExtForTokenClassification,
     DebertaExtModel,
 )
-from hf_deberta_ext.analysis.results import measured_metrics, summarise_seeds, summary_table
 from hf_deberta_ext.commands import main
-from hf_deberta_ext.files import shown_source
-from hf_deberta_ext.publishing.card import eval_results, put_section, write_model_card, write_run_card
-from hf_deberta_ext.publishing.facts import RunFacts, read_folder
+from hf_deberta_ext.publishing.card import put_section, write_model_card, write_run_card
+from hf_deberta_ext.publishing.facts import RunFacts
 
 WORDS = "she sat on the bank of river where did paris is france a text . ?".split()
 SIZES = dict(
@@ -234,65 +232,6 @@ def test_sentences_are_those_of_the_run(name, tmp_path):
     assert [text for text in absent if text in card.text.replace(tmp_path.name, "")] == []
 
 
-def test_adapters_name_the_model_that_they_are_for(tmp_path):
-    adapter = dict(
-        base_model_name_or_path="org/some-model", modules_to_save=["classifier"],
-        auto_mapping=dict(base_model_class="BertForSequenceClassification", parent_library="transformers"),
-    )  # fmt: skip
-    card = card_of(tmp_path, adapter=adapter, base_revision="v1", trained_parameters=1_000_000)
-    assert card.data.library_name == "peft" and "lora" in card.data.tags
-    assert_texts(
-        card, 'base = "org/some-model"', 'base_revision = "v1"', "PeftModel.from_pretrained", "contains only an adapter",
-        "1.0 million of them were trained", "An adapter (LoRA) for text classification (BertForSequenceClassification)",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("runs", [{1: METRICS, 2: METRICS | dict(eval_accuracy=0.95)}, {3: METRICS}], ids=["two", "one"])
-def test_the_card_of_several_seeds_has_all_of_them(runs, tmp_path):
-    seeds = [*runs]
-    for seed, metrics in runs.items():
-        model_in(tmp_path / f"seed-{seed}")
-        (tmp_path / f"seed-{seed}" / "all_results.json").write_text(json.dumps(metrics), encoding="utf-8")
-    (tmp_path / "all_results.json").write_text(json.dumps(summarise_seeds(runs)), encoding="utf-8")
-    card = ModelCard.load(write_run_card(tmp_path, RunFacts(**TASK | dict(seeds=seeds, figure="seeds.png"))))
-    several = len(seeds) > 1
-    result = card.data.eval_results[0]
-    assert (result.metric_value, result.metric_name) == ((0.93, "accuracy (mean of 2 seeds)") if several else (0.91, None))
-    assert_texts(
-        card, "2 times with the seeds 1, 2:" if several else "once, with the seed 3:", "![Scores by seed](seeds.png)",
-        f'repo = "{tmp_path.name}/seed-{seeds[0]}"',
-        "| eval_accuracy | 0.9300 |" if several else "| eval_accuracy | 0.9100 |",
-    )  # fmt: skip
-
-
-def test_seeds_are_summarised_by_mean_and_standard_deviation_of_the_metrics_of_all():
-    runs = {3: METRICS, 1: METRICS | dict(eval_accuracy=0.95, predict_accuracy=0.7)}
-    summary = summarise_seeds(runs)
-    names = {"eval_accuracy", "eval_mm_accuracy", "eval_loss", "eval_mm_loss", "predict_accuracy"}
-    assert summary["seeds"] == [3, 1] and {*summary} == {"seeds"} | names
-    assert summary["eval_accuracy"]["values"] == [0.91, 0.95]
-    assert summary["eval_accuracy"]["mean"] == pytest.approx(0.93)
-    assert summary["eval_accuracy"]["standard_deviation"] == pytest.approx(0.0008**0.5)
-    assert "| eval_accuracy | 0.9300 | 0.0283 | 0.9100 | 0.9500 |" in summary_table(summary).splitlines()
-    assert "| eval_loss | 0.2500 |  | 0.2500 |" in summary_table(summarise_seeds({1: METRICS}))
-
-
-def test_metrics_are_scores_of_the_hub_by_their_own_names():
-    metrics = dict(eval_PER_f1=0.5, eval_best_f1=0.6, eval_f1_thresh=0.1, eval_perplexity=2e6, eval_loss=1.0, eval_total=3)
-    measured = measured_metrics(metrics)
-    assert [*measured] == ["PER_f1", "best_f1", "f1_thresh", "perplexity", "loss"]
-    results = eval_results(measured, task_type="x")
-    assert [(result.metric_type, result.metric_name, result.dataset_type) for result in results] == [
-        ("f1", "PER_f1", "text")
-    ]
-
-
-def test_the_metric_of_all_comes_before_those_of_kinds_and_further_sets():
-    """The card of a tagger began with LOC_f1."""
-    metrics = dict(eval_LOC_f1=0.5, eval_f1=0.6, eval_mm_f1=0.6, eval_mm_samples=3, eval_mm_loss=1.0, eval_loss=1.0)
-    assert [*measured_metrics(metrics)] == ["f1", "LOC_f1", "mm_f1", "loss", "mm_loss"]
-
-
 def pretrained(folder, metrics, name="DebertaExtForMaskedLM", **facts):
     model_in(folder, name, **DebertaExtConfig().to_dict() | dict(architectures=[name], auto_map={"AutoConfig": "a.B"}))
     (folder / "all_results.json").write_text(json.dumps(metrics), encoding="utf-8")
@@ -346,23 +285,6 @@ def test_a_joint_model_and_its_halves_have_a_card_each(guessing, tmp_path):
         assert ("trained to propose replacements" in card.text) == (card is not discriminator)
         assert ("has learned nothing that helps" in card.text) == (guessing and card is not generator)
     assert_texts(discriminator, "from_pretrained(repo, num_labels=2", 'subfolder="discriminator"')
-
-
-def test_parameters_are_counted_from_the_headers_and_labels_are_named(tmp_path):
-    model = DebertaExtForSequenceClassification(DebertaExtConfig(**SIZES | LABELS | dict(position_biased_input=True)))
-    model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert read_folder(tmp_path).parameters == model.num_parameters()
-    card = ModelCard.load(write_model_card(tmp_path))
-    assert_texts(card, "Its labels are bad, good.", "input length is 64 tokens")
-
-
-def test_sources_are_shown_by_name_and_ids_as_they_are():
-    home = "/" + "home" + "/someone/"
-    assert shown_source(f"mm={home}dev.tsv") == "dev.tsv" and shown_source(f"{home}run/discriminator") == "run/discriminator"
-    assert shown_source("C:\\Users\\me\\dev.tsv") == "dev.tsv" and shown_source("../data/dev.tsv") == "dev.tsv"
-    assert shown_source("org/base") == "org/base" and shown_source("bert-base-cased") == "bert-base-cased"
-    assert shown_source("a/b/c") == "c" and shown_source("..") == Path("..").resolve().name
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])

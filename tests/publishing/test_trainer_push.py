@@ -4,7 +4,6 @@
 import json
 import logging
 import shutil
-import threading
 from pathlib import Path
 
 import glue_script as glue
@@ -17,7 +16,7 @@ from rounding import equal_outputs
 from safetensors.torch import load, load_file
 from scripts import command_line
 from tiny_models import FILES
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from hf_deberta_ext import DebertaExtForSequenceClassification
 from hf_deberta_ext.publishing.push import published_files
@@ -146,23 +145,6 @@ def test_a_push_does_not_wait_if_told_so(hub, folder):
     trainer = make_trainer(HubTrainer, folder, push_to_hub=False)
     job = trainer.push_to_hub(blocking=False, private=True)
     assert job.result().oid == hub.repos[REPO].refs["main"] and hub.repos[REPO].private
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_a_push_that_takes_long_is_not_followed_by_another_unless_asked(hub, folder, always):
-    saved = threading.Event()
-
-    class Gate(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                saved.set()
-
-    hub.before("/commit/", lambda: saved.wait(60))
-    trainer = make_trainer(HubTrainer, folder, hub_always_push=always)
-    trainer.add_callback(Gate())
-    trainer.train()
-    expected = ["Training in progress, step 1", "Training in progress, step 2"]
-    assert [*pushes(hub.repos[REPO])] == expected[: 1 + always]
 
 
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint"])

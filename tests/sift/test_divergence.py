@@ -101,13 +101,6 @@ def test_answers_do_not_depend_on_the_logits_of_padding(loss):
     assert first[0][1].item() == pytest.approx(sum(parts) / 2, rel=1e-5)
 
 
-def test_choices_are_classes_whatever_the_number_of_labels():
-    config = SimpleNamespace(problem_type=None, num_labels=1)
-    clean, other = (MultipleChoiceModelOutput(logits=torch.tensor([logits])) for logits in (P, Q))
-    for inputs in ({"input_ids": torch.ones(1, 2, 3, dtype=torch.long)}, {"inputs_embeds": torch.ones(1, 2, 3, 4)}):
-        assert divergence(clean, other, inputs, config, "kl")[0].item() == pytest.approx(KL_PQ)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_choices_that_are_not_there_do_not_count(loss):
     config = SimpleNamespace(problem_type=None, num_labels=1)
