@@ -51,6 +51,17 @@ def test_shared_equals_an_unshared_model_with_equal_weights(share, kind, tiny_co
     assert torch.allclose(shared.get_parameter(f"deberta.encoder.layer.0.{name}").grad, sum(grads), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("share", ["none", "ffn"])
+def test_a_shortened_list_of_layers_runs_each_of_them_once(share, tiny_config, shake, batch):
+    """BERTScore cuts `encoder.layer` to the layers that it reads."""
+    model = shake(DebertaExtModel(tiny_config(share_layers=share)))
+    ids, _ = batch(1, 9, [9])
+    with torch.no_grad():
+        expected = model(ids, output_hidden_states=True).hidden_states[2]
+        model.encoder.layer = torch.nn.ModuleList(model.encoder.layer[:2])
+        assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-6)
+
+
 def test_factorised_embeddings_have_small_tables_and_a_tied_decoder_of_their_width(tiny_config, shake, batch, tmp_path):
     model = shake(DebertaExtForMaskedLM(tiny_config(embedding_size=8)))
     assert model.deberta.embeddings.word_embeddings.weight.shape == (64, 8)
