@@ -13,22 +13,20 @@
     python examples/models/small_english.py code examples/models/deberta-ext-small-en     # only its code files
     python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en  # scores of compare_checkpoints.py
 
-Rows have 128 tokens up to step 3,357 and 256 after it: resume with `--max_length 256 --per_device_train_batch_size 32
---resume_from_checkpoint last --allow_changed_args batch_size data_collator.options data_digest max_length
-per_device_train_batch_size`. With longer rows, the model learned to copy words: if the sentence of a masked word occurs
-earlier in the row, it predicted 32 % of such words at step 3,250, 45 % at 4,000, and 60 % at 4,750 (28 % after a different
-sentence).
+Rows have 128 tokens up to step 3,357, then (second stage) 256: resume with `--max_length 256 --per_device_train_batch_size
+32 --resume_from_checkpoint last --allow_changed_args batch_size data_collator.options data_digest max_length
+per_device_train_batch_size`. With longer rows, the model learned to copy: if its sentence also occurs earlier in the row, a
+masked word was predicted in 32 % of cases at step 3,250, 45 % at 4,000, 60 % at 4,750 (28 % after a different sentence).
 
 The learning rate is constant until the last steps, so a model can be made from a copy of the run at any checkpoint, here
 step 5,083, by decaying the rate at once: `--max_steps 5333 --lr_scheduler_kwargs '{"num_decay_steps": 250}'
 --allow_changed_args ... max_steps lr_scheduler_kwargs`. A step takes 2.5 seconds on one core with bfloat16 products (AMD
 EPYC), about 5 without. At step 400, the rate 2e-3 was better than 1e-3 (training loss 5.25 and 5.29, one seed).
 
-The third stage starts from these weights with a new optimizer, on both cores (1.7 seconds a step). It has the same flags,
-with `torchrun --nproc_per_node 2`; `--model examples/models/deberta-ext-small-en` instead of the tokenizer's flags;
-`--max_length 256 --per_device_train_batch_size 16 --warmup_steps 100 --seed 2`; and only the dropouts in --config_overrides.
-After 1,259 steps, the rate decays over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type":
-"1-sqrt"}'`.
+The third stage starts from these weights with a new optimizer on both cores, 1.7 seconds a step. Same flags, with `torchrun
+--nproc_per_node 2`; `--model examples/models/deberta-ext-small-en`, without tokenizer flags; `--max_length 256
+--per_device_train_batch_size 16 --warmup_steps 100 --seed 2`; and only the dropouts in --config_overrides. After 1,259
+steps, the rate decays over 901: `--max_steps 2160 --lr_scheduler_kwargs '{"num_decay_steps": 901, "decay_type": "1-sqrt"}'`.
 
 The fourth stage repeats the third from its weights, with 3,000 steps; the rate decays over the last 1,200: `--seed 3
 --max_steps 3000 --lr_scheduler_kwargs '{"num_decay_steps": 1200, "decay_type": "1-sqrt"}'`, 1.5 seconds a step.

@@ -60,7 +60,7 @@ def convert(
     if to == "int8" and dtype not in (None, "float32"):
         raise ValueError(f"--to int8 converts from float32: remove --dtype {dtype}")
     if texts and to != "int8":
-        raise ValueError("--texts are compared with --to int8 only; remove --texts")
+        raise ValueError("--texts is only supported with --to int8; remove it")
     compared = Path(texts).read_text(encoding="utf-8").splitlines() if texts else None
     contents = read_contents(source, revision=revision, weights=True)
     if contents.problems:

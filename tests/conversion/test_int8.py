@@ -138,7 +138,7 @@ def test_the_command_converts_and_reports_decisions(tiny_config, shake, tmp_path
     "options, message",
     [
         (["--to", "int8", "--dtype", "bfloat16"], "--to int8 converts from float32: remove --dtype bfloat16"),
-        (["--texts", "texts.txt"], "--texts are compared with --to int8 only"),
+        (["--texts", "texts.txt"], "--texts is only supported with --to int8"),
     ],
 )
 def test_options_that_contradict_int8_are_refused(options, message, tiny_config, tmp_path, capsys):
