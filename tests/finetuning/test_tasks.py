@@ -114,7 +114,7 @@ CASES = {
             ({"language": "de"}, "need --task_name xnli"),
             ({"task_name": "xnli"}, "XNLI needs a language"),
             ({"task_name": "xnli", "language": "xx"}, "must be one of ar, bg, .*, got 'xx'"),
-            ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "give files as NAME=FILE"),
+            ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "give NAME=FILE"),
             ({"text_columns": ["a", "b", "c"]}, "--text_columns must be one column, or two"),
             ({"text_columns": ["label"]}, "--text_columns must not contain the label column, got 'label'"),
             ({"label_names": ["a", "A"]}, "--label_names must be two or more different names"),
