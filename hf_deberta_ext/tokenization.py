@@ -247,7 +247,7 @@ def check_vocabulary(
 ) -> None:
     """Check that a tokenizer of any family is not empty, and can belong to the model.
 
-    A model may have 256 more rows than the tokenizer has tokens, or a quarter of its rows if that is more.
+    The model may have up to 256 rows more than the tokenizer has tokens, or up to a quarter of its rows if that is more.
 
     Args:
         source (*optional*): Source of the tokenizer, for the error message.

@@ -132,7 +132,7 @@ def position_profile(
     """
     encoder = _encoder_of(model)
     if not encoder.config.relative_table_size or not encoder.config.pos_att_type:
-        raise ValueError("the model must have relative positions (relative_attention, pos_att_type), got a model without")
+        raise ValueError("the model must have relative positions (relative_attention, pos_att_type), got none")
     if max_distance is None:
         max_distance = encoder.config.relative_distance - 1
     layer, x = _project(encoder, inputs, layer)

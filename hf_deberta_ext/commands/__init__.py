@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Only log errors, and only show progress bars for downloads in a terminal, within a context."""
+    """Context manager that only logs errors, and only shows progress bars for downloads, in a terminal."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 

@@ -86,7 +86,7 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
 
 
 def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights by transformers' names: tied weights once, and layers shared by `share_layers` once per layer."""
+    """Return the weights by transformers' names: tied weights only once, but `share_layers` weights for every layer."""
     state_dict = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
     for key in list(state_dict):
         before, first, parameter = key.partition("encoder.layer.0.")

@@ -45,6 +45,6 @@ class DistillationArguments(FineTuningArguments):
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Weight of each objective, except the labels and objectives of weight 0."""
+        """Objectives with a positive weight, without the labels; {name: weight}."""
         weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
         return {name: weight for name, weight in weights.items() if weight > 0}

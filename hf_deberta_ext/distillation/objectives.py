@@ -105,8 +105,7 @@ def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> It
         projections = []
     elif projections is None:
         raise ValueError(
-            f"{type(model).__name__} has no separate projections of queries, keys and values: use --hidden_weight instead "
-            "of --relations_weight"
+            f"{type(model).__name__} has no separate projections of queries, keys and values: use --hidden_weight"
         )
 
     recorded: dict[str, Any] = dict.fromkeys(projections)

@@ -204,11 +204,11 @@ def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> 
 
 
 def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False, is_answer: bool = False) -> np.ndarray:
-    """Return the signal [N_t, W] of a teacher for the tokens of the student, [N, W]; NaN for tokens that are not aligned.
+    """Convert a teacher's signal [N_t, W] to the student's tokens, [N, W]; NaN for tokens that are not aligned.
 
-    A state is the mean over the aligned teacher tokens, a logit is the logit of the first of them. With `is_answer`, among
-    the tokens aligned with each other, the first student token has the start logit of the first teacher token, the last
-    one has the end logit of the last, and other student tokens have -inf.
+    States are averaged over the aligned teacher tokens; logits are copied from the first of them. With `is_answer`, if
+    several tokens are aligned with several, the first student token gets the start logit of the first teacher token, the
+    last gets the end logit of the last, and the others get -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

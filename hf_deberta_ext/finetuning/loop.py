@@ -229,7 +229,7 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
 
 
 def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
-    """Train, evaluate and predict with one seed, as the flags say; return the metrics.
+    """Train, evaluate and predict with one seed, as set by the flags; return the metrics.
 
     If `is_done` (a finished run), load the saved model, and only evaluate or predict sets without saved results.
     """

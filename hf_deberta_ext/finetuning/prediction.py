@@ -112,7 +112,7 @@ def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
 
 
 def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
-    """Iterate over parts of a file with `count` rows, sentences or articles, as a file in `folder` that is overwritten."""
+    """Split a file into parts of `count` rows, sentences or articles; yield a path in `folder` that each part overwrites."""
     if file_kind(file) in (None, "text"):
         part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
     else:

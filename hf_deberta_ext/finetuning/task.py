@@ -79,7 +79,7 @@ class TaskData:
     """Data of a task; the constructors of subclasses read and check the data, and raise a ValueError if it is invalid.
 
     Attributes:
-        name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for own data.
+        name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for user data.
         pipeline (`str`): name of the task's pipeline on the Hub ("text-classification", "question-answering", ...).
         auto_class: Auto class of the models for the task.
         dataset (`str`): source of the data for the model card: a Hub id, or file names without folders.

@@ -76,7 +76,7 @@ def flatten(x, BITS: tl.constexpr):
     """Flatten [P/8, 8, Q/8, 4, 2] so that the 32 lanes of a warp access different banks of shared memory.
 
     In products, the lanes have 8 rows by 4 pairs of columns. With 32 bits, these become 32 adjacent words. With 16 bits,
-    they are stored so but read along diagonals of 32 columns; a word is a pair of columns, and 32 columns take two rows.
+    they are stored like this, but read along diagonals of 32 columns. A word is a pair of columns; 32 columns take two rows.
     """
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8

@@ -69,7 +69,7 @@ def load_corpus(
     Returns:
         `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`.
     Raises:
-        FileNotFoundError: if a source is no file, no folder, and no data set on the Hub that can be loaded.
+        FileNotFoundError: if a source is neither a file nor a folder, nor a data set on the Hub that can be loaded.
         ValueError: if a file type is unknown, a column is missing, there is no text, or `read_rows` fails. In a stream,
             errors after the first document are raised while iterating.
     """

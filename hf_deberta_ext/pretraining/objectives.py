@@ -108,7 +108,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, objectives: Sequence[str] = ("mlm",), **kwargs):
-        """Load as `DebertaExtForMaskedLM.from_pretrained`; initialise heads that are not in the checkpoint."""
+        """Load a model like `DebertaExtForMaskedLM.from_pretrained`; initialise heads that are not in the checkpoint."""
         return super().from_pretrained(pretrained_model_name_or_path, tuple(objectives), *model_args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, is_main_process: bool = True, **kwargs):

@@ -162,7 +162,7 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
-    """Sum the column "counts", which the first row of each batch fills; remove the column, and rows with nothing else."""
+    """Sum the column "counts", which only the first row of a batch has; remove the column, and rows without tokens."""
     import pyarrow.compute as pc
 
     counts = np.asarray(pc.list_flatten(packed.data.column("counts")))

@@ -311,7 +311,7 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager:
-    """Return a context in which parameters are complete; with ZeRO-3, each process only has a part of them."""
+    """Return a context manager that makes parameters complete; with ZeRO-3, each process only has a part of them."""
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed

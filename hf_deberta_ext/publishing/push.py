@@ -107,9 +107,9 @@ def push(
 
     Raises:
         OSError: if there is no such folder.
-        ValueError: if `repo_id` is invalid; if the folder contains an access token, a link out of it, or an incomplete
-            model; if the visibility of the repository is not `private`; if the tag exists. Nothing was committed.
-        huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or got another commit meanwhile (412).
+        ValueError: if `repo_id` is invalid; if the folder contains an access token, a link to another folder, or an
+            incomplete model; if the visibility of the repository is not `private`; if the tag exists. Nothing was committed.
+        huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or another commit was pushed meanwhile (412).
     """
     validate_repo_id(repo_id)
     with tempfile.TemporaryDirectory() as scratch:
@@ -166,7 +166,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
     """Return the files to publish (path in the repository -> file) and the other paths ("folder/" for a whole folder).
 
     Raises:
-        ValueError: if a pattern matches no file, or if a file to publish is a link out of the folder.
+        ValueError: if a pattern matches no file, or if a file to publish is a link to another folder.
     """
     folder = Path(folder)
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}

@@ -49,7 +49,7 @@ def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup
 
 
 def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
-    """Return an entry of `needs` that checks if the argument `name` changes the optimizer."""
+    """Return the `needs` entry (text, function) of an argument that only has an effect if it changes the optimizer."""
 
     def changes(args: Any) -> bool:
         if args.published_optimizer or args.optim.value.startswith(LOW_RANK):

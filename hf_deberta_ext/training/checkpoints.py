@@ -136,7 +136,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
 
 @contextlib.contextmanager
 def readable_weights(source: str, config_overrides: str | None) -> Iterator[None]:
-    """Raise a ValueError that names the source if weights are damaged or do not fit, within a context."""
+    """Context manager that raises a ValueError with the name `source` if weights are damaged or do not fit the model."""
     try:
         yield
     except (RuntimeError, SafetensorError, pickle.UnpicklingError) as error:

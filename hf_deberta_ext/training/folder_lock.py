@@ -43,7 +43,7 @@ def lock_folder(folder: str | os.PathLike) -> bool:
 
 @contextlib.contextmanager
 def locked_folder(folder: str | os.PathLike) -> Iterator[None]:
-    """Lock a folder with `lock_folder` within a context."""
+    """Context manager that locks a folder with `lock_folder`, and unlocks it at the end."""
     is_new = lock_folder(folder)
     try:
         yield

@@ -18,7 +18,7 @@ __all__ = ["announce_official", "named_tokenizer"]
 
 @contextlib.contextmanager
 def named_tokenizer(source: str, flag: str) -> Iterator[None]:
-    """Context for loading a tokenizer: its OSError names the `flag` that selected the tokenizer, and its value `source`."""
+    """Context manager for loading a tokenizer: an OSError names the `flag` that selected it, and its value `source`."""
     check_source(source, f"{flag}: ")
     try:
         yield

@@ -152,7 +152,7 @@ def weights_digest(source: str | None, commit: str | None = None) -> str | None:
 
 
 def folder_summary(folder: str | os.PathLike) -> str:
-    """Return the last line of a run, which lists the contents of its folder."""
+    """Return the last line that a run prints, which lists the contents of its folder."""
     return f"{folder} contains the model, its tokenizer and its card."
 
 

@@ -15,7 +15,7 @@ NOTICE = b"\nCtrl-C: saving a checkpoint after this step; press it again to stop
 
 
 class Termination:
-    """Context in which the first SIGTERM or SIGINT sets `requested` to its number; a second one has its usual effect.
+    """Context manager: the first SIGTERM or SIGINT only sets `requested` to its number; a second has its default effect.
 
     Custom handlers are not replaced. If no exception has ended the context, a requested signal is raised again at its end.
     """

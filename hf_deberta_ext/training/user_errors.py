@@ -14,7 +14,7 @@ EXPECTED = (ValueError, OSError, ImportError)
 
 
 class ExitOnUserError:
-    """Context in which a user error ends the program with one line and exit status 2, and Ctrl-C with status 130.
+    """Context manager that exits with one line and status 2 after a user error, and with status 130 after Ctrl-C.
 
     The line is also the text of the SystemExit. Other exceptions are bugs and keep their traceback.
 
@@ -68,7 +68,7 @@ def resume_advice(argv: Sequence[str] | None, program: str) -> str:
 
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install if a package is missing, within a context of imports."""
+    """Context manager for imports: if a package is missing, the error names the extra to install."""
     try:
         yield
     except ImportError as error:

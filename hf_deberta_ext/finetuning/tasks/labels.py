@@ -133,7 +133,7 @@ class Labels:
         return (logits > 0).astype(np.int64)
 
     def decided(self, logits: Any) -> np.ndarray:
-        """Return predictions as `predicted`, but by the checkpoint's thresholds (`decide`) if it has any."""
+        """Return predictions in the format of `predicted`, by the checkpoint's thresholds (`decide`) if it has any."""
         is_multi = self.problem_type == MULTI
         if self.thresholds and (is_multi or len(self.names) == 2):
             return decide(self.probabilities(logits), self.names, self.thresholds, multi_label=is_multi)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice (RACE, SWAG, CODAH, C3, COPA, own data) with any number of choices and any multiple choice model.
+"""Multiple choice (RACE, SWAG, CODAH, C3, COPA, user data) with any number of choices and any multiple choice model.
 
 A choice is encoded as a pair of segments, [CLS] context [SEP] question and choice [SEP]; only the context is truncated. In a
 batch, rows with fewer choices than others are filled up with copies of their first choice, which the loss and the

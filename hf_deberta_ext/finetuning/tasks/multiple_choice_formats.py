@@ -190,7 +190,7 @@ def read_raw_race(folder: Path, *, source: str) -> Dataset:
     """Read a folder of RACE's raw release: .txt files with one JSON object each, an article and its questions.
 
     Returns:
-        Rows with the columns of RACE on the Hub, in the order of the files' numbers; answer is None without "answers".
+        Rows with the columns of RACE on the Hub, ordered by the files' numbers; "answer" is None if a file has no answers.
     Raises:
         ValueError: if there are no .txt files, or one is invalid; the message names the file.
     """

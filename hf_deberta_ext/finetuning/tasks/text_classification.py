@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification and regression of texts and pairs of texts: GLUE, XNLI and own data."""
+"""Classification and regression of texts and pairs of texts: GLUE, XNLI and user data."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,14 +148,14 @@ class TextClassificationData(TaskData):
     """Texts or pairs of texts with labels or scores; see `TaskData`.
 
     Known tasks (`--task_name`: GLUE's tasks and xnli) have fixed columns, labels and metrics, and are read from the Hub or
-    from files. The labels of own data are read from the training set (see `find_labels`); their names are saved in the
+    from files. The labels of user data are read from the training set (see `find_labels`); their names are saved in the
     model's configuration in sorted order, or in the order of a checkpoint with the same names.
 
     Args:
         data_args (`TextClassificationArguments`): flags.
         hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
-        ValueError: if there is no data, or a file, column, text or label is invalid; the message says where, and the fix.
+        ValueError: if there is no data, or a file, column, text or label is invalid; the message names the place and a fix.
     """
 
     pipeline = "text-classification"
@@ -265,7 +265,7 @@ class TextClassificationData(TaskData):
         return [cells(rows, column) for column in self.text_columns]
 
     def known_task(self) -> KnownTask | None:
-        """Return the task of --task_name, or None for own data."""
+        """Return the task of --task_name, or None for user data."""
         data_args, name = self.data_args, self.data_args.task_name
         languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
         if name != "xnli":
