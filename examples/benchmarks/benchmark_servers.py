@@ -18,13 +18,14 @@ import gzip
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-HOST, PORT = "127.0.0.1", 8107
+HOST = "127.0.0.1"
 # Columns of a row that make a pair, in the order in which they are tried.
 COLUMNS = (("premise", "hypothesis"), ("question", "context"), ("sentence1", "sentence2"))
 SIDES = {
@@ -57,7 +58,7 @@ def load(model: str, side: str):
     return score
 
 
-def serve(model: str, side: str, mode: str):
+def serve(model: str, side: str, mode: str, port: str):
     """Serve POST /score {"text_1", "text_2"}: one pair at a time, or all waiting pairs, at most 64, in one batch."""
     import uvicorn
     from fastapi import FastAPI
@@ -90,14 +91,14 @@ def serve(model: str, side: str, mode: str):
         await waiting.put(([request["text_1"], request["text_2"]], future))
         return {"data": [{"score": await future}]}
 
-    uvicorn.run(app, host=HOST, port=PORT, log_level="warning")
+    uvicorn.run(app, host=HOST, port=int(port), log_level="warning")
 
 
-def command(model: str, kind: str, *options: str) -> list[str]:
+def command(model: str, port: str, kind: str, *options: str) -> list[str]:
     if kind == "plain":
-        return [sys.executable, __file__, model, "--serve", *options]
+        return [sys.executable, __file__, model, "--serve", *options, port]
     flags = "--runner pooling --dtype float32 --enforce-eager --max-num-seqs 64 --max-num-batched-tokens 8192".split()
-    address = ["--host", HOST, "--port", str(PORT), "--served-model-name", "model"]
+    address = ["--host", HOST, "--port", port, "--served-model-name", "model"]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *flags, *address]
 
 
@@ -115,16 +116,16 @@ def read_pairs(files: list[str], count: int) -> dict[str, list[list[str]]]:
     return sets
 
 
-async def measure(pairs: list[list[str]], clients: int, url: str | None) -> tuple[list[float], list[float], float]:
-    """Return the scores, the seconds of each request, and the seconds of all; by /rerank from the server at `url`."""
+async def measure(pairs: list[list[str]], clients: int, url: str, rerank: bool) -> tuple[list[float], list[float], float]:
+    """Return the scores, the seconds of each request, and the seconds of all, by /rerank or by /score."""
     import httpx
 
     limits, free = httpx.Limits(max_connections=clients), asyncio.Semaphore(clients)
-    path, rows, score = ("/rerank", "results", "relevance_score") if url else ("/score", "data", "score")
-    async with httpx.AsyncClient(base_url=url or f"http://{HOST}:{PORT}", timeout=600, limits=limits) as client:
+    path, rows, score = ("/rerank", "results", "relevance_score") if rerank else ("/score", "data", "score")
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
 
         async def request(pair: list[str]) -> tuple[float, float]:
-            if url:
+            if rerank:
                 body = {"model": "model", "query": pair[0], "documents": [pair[1]]}
             else:
                 body = {"model": "model", "text_1": pair[0], "text_2": pair[1], "truncate_prompt_tokens": -1}
@@ -143,28 +144,31 @@ async def measure(pairs: list[list[str]], clients: int, url: str | None) -> tupl
 
 
 @contextmanager
-def running(model: str, side: str):
-    """Run the server of a side; nothing for a server that already runs."""
+def running(model: str, side: str, url: str | None):
+    """Run the server of a side, on a free port; yield its address, which is `url` for a server that already runs."""
     if side == RUNNING:
-        yield
+        yield url
         return
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = str(free.getsockname()[1])
     with open("servers.log", "ab") as log:
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-        process = subprocess.Popen(command(model, *SIDES[side]), stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command(model, port, *SIDES[side]), stdout=log, stderr=log, env=environment)
     try:
-        wait_until_ready(process)
-        yield
+        wait_until_ready(process, f"http://{HOST}:{port}")
+        yield f"http://{HOST}:{port}"
     finally:
         process.terminate()
         process.wait()
 
 
-def wait_until_ready(process: subprocess.Popen):
+def wait_until_ready(process: subprocess.Popen, url: str):
     import httpx
 
     while process.poll() is None:
         try:
-            if httpx.get(f"http://{HOST}:{PORT}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         except httpx.HTTPError:
             time.sleep(1)
@@ -181,7 +185,9 @@ def main():
         "--sides", nargs="+", choices=[*SIDES, RUNNING], help="servers to measure, in this order; default: all"
     )
     parser.add_argument("--url", help="address of a server that already runs and has /rerank and a model named model")
-    parser.add_argument("--serve", nargs=2, metavar=("ours|stock", "one|batches"), help="only serve a model by FastAPI")
+    parser.add_argument(
+        "--serve", nargs=3, metavar=("ours|stock", "one|batches", "PORT"), help="only serve a model by FastAPI"
+    )
     arguments = parser.parse_args()
     if arguments.serve:
         return serve(arguments.model, *arguments.serve)
@@ -196,10 +202,9 @@ def main():
     if arguments.url and not arguments.sides:
         sides.append(RUNNING)
     for side in sides:
-        with running(arguments.model, side):
+        with running(arguments.model, side, arguments.url) as url:
             for name, pairs in sets.items():
-                url = arguments.url if side == RUNNING else None
-                scores, seconds, total = asyncio.run(measure(pairs, arguments.clients, url))
+                scores, seconds, total = asyncio.run(measure(pairs, arguments.clients, url, side == RUNNING))
                 difference = max(abs(a - b) for a, b in zip(scores, expected[name], strict=True))
                 median, worst = (1000 * seconds[int(len(seconds) * share)] for share in (0.5, 0.99))
                 print(
