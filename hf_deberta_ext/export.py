@@ -51,7 +51,8 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
 
     Raises:
         TypeError: The model does not belong to this package.
-        ValueError: The model is joint or scores entities, or `choices` is passed for another head than multiple choice.
+        ValueError: The model is joint, scores entities or is int8, or `choices` is passed for another head than multiple
+            choice.
     """
     head = exported_head(model)
     sizes = dict(TRACED)
@@ -103,12 +104,14 @@ def exported_head(model: nn.Module) -> Head:
 
     Raises:
         TypeError: The model does not belong to this package.
-        ValueError: The model is joint or scores entities.
+        ValueError: The model is joint, scores entities or is int8.
     """
     names = [cls.__name__ for cls in type(model).__mro__]
     head = next(filter(lambda head: head.model_class in names, HEADS.values()), None)
     if head is None or model.config.model_type != DebertaExtConfig.model_type:
         raise TypeError(f"expected a model of hf_deberta_ext, got {type(model).__name__}; merge adapters first")
+    if getattr(model, "is_quantized", False):
+        raise ValueError("an int8 model cannot be exported: export the float32 model, and convert the file by quantise_onnx")
     if head == HEADS["pretraining"]:
         raise ValueError(
             f"{head.model_class} cannot be exported as one graph; export model.export_discriminator() or "

@@ -35,7 +35,21 @@ def int8_rows(weight: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.T
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
-class Int8Linear(nn.Module):
+class Int8Module(nn.Module):
+    """Base class of modules with int8 weights. Their scales, and all other floating-point tensors, stay in float32."""
+
+    def _apply(self, fn, recurse=True):
+        # Every conversion (`to`, `half`, `bfloat16`, `double`) of a model that contains this module comes here.
+        dtype = fn(self.scale.new_empty(0)).dtype
+        if dtype != torch.float32:
+            raise ValueError(
+                f"an int8 model cannot be converted to {str(dtype).removeprefix('torch.')}: load it again, and convert the "
+                "float32 model instead"
+            )
+        return super()._apply(fn, recurse)
+
+
+class Int8Linear(Int8Module):
     """Linear layer with int8 weights; activations are quantised to 8 bits in each call, with one scale per row.
 
     Weights are in [-64, 64], because CPUs without VNNI add two products in 16 bits, which saturates with weights up to 127.
@@ -109,7 +123,7 @@ class Int8Attention(DisentangledSelfAttention):
         return tuple(self.split_heads(x) for x in projected.chunk(3, -1))
 
 
-class Int8Embedding(nn.Module):
+class Int8Embedding(Int8Module):
     """Embedding table with int8 rows; returns float32."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int):

@@ -61,6 +61,11 @@ class LoadingMixin(AdapterMixin):
         documents = packed_document_ids(packing["cu_seq_lens_q"], packing["cu_seq_lens_k"], **inputs)
         return inputs | {"document_ids": documents}
 
+    def resize_token_embeddings(self, *args, **kwargs):
+        if getattr(self, "is_quantized", False):
+            raise ValueError("the vocabulary of an int8 model cannot be resized: resize the float32 model, and convert it")
+        return super().resize_token_embeddings(*args, **kwargs)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
         """Load a model as in transformers, including official `deberta` and `deberta-v2` checkpoints.

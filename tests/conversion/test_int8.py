@@ -18,6 +18,7 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
+from hf_deberta_ext.export import export_onnx, export_program
 from hf_deberta_ext.int8 import Int8Config, Int8Embedding, Int8Linear, quantise
 
 IDS = torch.randint(5, 63, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -95,6 +96,30 @@ def test_another_dtype_does_not_change_a_loaded_model(dtype, tiny_config, shake,
     other = DebertaExtForSequenceClassification.from_pretrained(tmp_path, dtype=dtype).eval()
     with torch.no_grad():
         assert torch.allclose(other(IDS).logits, int8(IDS).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_an_int8_model_cannot_be_converted_to_another_dtype(dtype, tiny_config):
+    """Scales in another dtype failed in the next call with a message of torch's operator."""
+    int8 = quantise(DebertaExtForSequenceClassification(tiny_config()))
+    methods = {torch.bfloat16: "bfloat16", torch.float64: "double"}
+    message = f"an int8 model cannot be converted to {dtype}".replace("torch.", "")
+    calls = [lambda: int8.to(dtype), lambda: int8.to("cpu", dtype), lambda: torch.nn.Sequential(int8).to(dtype=dtype)]
+    if dtype in methods:
+        calls.append(getattr(int8, methods[dtype]))
+    for call in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert int8.to("cpu", torch.float32)(IDS).logits.dtype == torch.float32
+
+
+def test_an_int8_model_is_not_exported_or_resized(tiny_config, tmp_path):
+    int8 = quantise(DebertaExtForSequenceClassification(tiny_config()))
+    for export in (export_program, lambda model: export_onnx(model, tmp_path / "model.onnx")):
+        with pytest.raises(ValueError, match="an int8 model cannot be exported: export the float32 model"):
+            export(int8)
+    with pytest.raises(ValueError, match="the vocabulary of an int8 model cannot be resized: resize the float32 model"):
+        int8.resize_token_embeddings(70)
 
 
 def test_an_int8_model_is_not_saved_as_deberta_v2(tiny_config, tmp_path):
