@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from distilled import tokenizer_of
 
-from hf_deberta_ext.distillation.alignment import Spans, align, borders, encode_spans
+from hf_deberta_ext.distillation.alignment import align, borders, encode_spans
 from hf_deberta_ext.distillation.teacher import alignment, for_student
 
 FIRST = tokenizer_of("un", "##believ", "##able", "good")
@@ -87,9 +87,3 @@ def test_aligned_tokens_overlap_and_every_character_is_aligned(teacher, text):
         segment = aligned[:, j], aligned[i]
         lows = first[segment[0]].min(), second[segment[1]].min()
         assert lows[0] == lows[1] and first[segment[0]].max() == second[segment[1]].max()
-
-
-def test_borders_of_no_token_are_empty():
-    empty = Spans([1, 2], np.zeros((2, 2), dtype=int))
-    assert len(borders(empty.places)) == 0
-    assert align(empty, empty).tolist() == [[True, False], [False, False]]

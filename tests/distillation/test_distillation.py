@@ -16,7 +16,7 @@ from scripts import command_line
 
 from hf_deberta_ext.distillation import teacher as teachers
 from hf_deberta_ext.distillation.run import keep_layers, label_order, main
-from hf_deberta_ext.distillation.teacher import CachedSignal, Teacher, principal_directions
+from hf_deberta_ext.distillation.teacher import CachedSignal, Teacher
 
 for package in ("accelerate", "datasets"):
     pytest.importorskip(package)
@@ -210,13 +210,6 @@ def test_layers_are_evenly_spaced():
         assert [layers.index(layer) for layer in keep_layers(model, count).layers] == expected
     with pytest.raises(ValueError, match="at most its 12, got 13"):
         keep_layers(Model(), 13)
-
-
-def test_principal_directions_keep_the_cosines_of_vectors_of_lower_rank():
-    generator = np.random.default_rng(0)
-    values = generator.normal(size=(50, 6)) @ generator.normal(size=(6, 20))
-    projected = values @ principal_directions(values, 6)
-    np.testing.assert_allclose(projected @ projected.T, values @ values.T, rtol=1e-4, atol=1e-3)
 
 
 def test_seeds_and_finished_parts(made, tmp_path):

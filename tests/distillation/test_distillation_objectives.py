@@ -18,7 +18,6 @@ from transformers import (
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.distillation.objectives import (
-    OBJECTIVES,
     attention_recorded,
     cosine_loss,
     relation_loss,
@@ -123,12 +122,6 @@ def test_starts_that_are_no_first_token_have_no_probability():
     assert soft_label_loss(student, teacher, "positions").item() == pytest.approx(expected / 2, rel=1e-12)
 
 
-def test_a_narrower_teacher_is_filled_with_zeros():
-    student, teacher = drawn(2, 3, 8), drawn(2, 3, 5, seed=1)
-    filled = torch.cat([teacher, torch.zeros(2, 3, 3, dtype=torch.float64)], -1)
-    assert cosine_loss(student, teacher) == cosine_loss(student, filled)
-
-
 def test_relations_of_models_of_different_widths_have_heads_that_divide_both():
     student, teacher = drawn(2, 4, 3 * 24), drawn(2, 4, 3 * 36, seed=1)
     assert relation_loss(student, teacher) == relation_loss(student, teacher, heads=12)
@@ -158,24 +151,6 @@ def read(model, names, layer=-1):
     with attention_recorded(model, layer, names) as attention:
         outputs = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
     return signals(names, outputs, mask, attention, layer), mask
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_student_that_is_the_teacher_has_no_loss(family):
-    torch.manual_seed(0)
-    model = AutoModel.from_config(CONFIGS[family]).double().eval()
-    names = ["embeddings", "hidden", "relations"]
-    taught, mask = read(model, names)
-    student, _ = read(model, names)
-    for name in names:
-        target = taught[name].detach().clone()
-        if name != "embeddings":
-            target[mask == 0] = NAN
-        assert abs(OBJECTIVES[name].loss(student[name], target).item()) < 1e-12
-        # The signal depends on the weights: of another model it is not the same.
-        torch.manual_seed(1)
-        other, _ = read(AutoModel.from_config(CONFIGS[family]).double().eval(), [name])
-        assert OBJECTIVES[name].loss(other[name], target).item() > 1e-5
 
 
 def test_relations_are_queries_keys_and_values_of_the_layer_in_this_order():

@@ -4,7 +4,6 @@
 import json
 import sys
 
-import byte_plan
 import mlm_script as mlm
 import pytest
 import torch
@@ -35,8 +34,3 @@ def test_configurations_of_accelerate_train_alike(kind, text, tmp_path, monkeypa
     expected = losses(text, tmp_path / "ddp", "ddp.yaml")
     assert losses(text, tmp_path / kind, f"{kind}.yaml", *program) == pytest.approx(expected, rel=1e-5)
     assert len(expected) == 4
-
-
-def test_the_table_of_the_guide_is_that_of_the_plan():
-    guide = (ROOT / "examples" / "guides" / "cluster.md").read_text(encoding="utf-8")
-    assert all(line in guide for line in byte_plan.table().splitlines() if line.startswith("| v3-"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark with its smallest sizes: output files, ratios that match the times, and rejected arguments."""
+"""The benchmark with its smallest sizes: output files, and ratios that match the times."""
 
 import contextlib
 import csv
@@ -46,45 +46,6 @@ def test_ratios_are_of_calls_of_the_same_turn_with_their_median_and_outer_tenths
     # 4/2, 6/2, 40/10 and 2/1, 2/2, 10/4.
     assert [compared[f"speedup{end}"] for end in ("", "_p10", "_p90")] == pytest.approx([3.0, 2.2, 3.8])
     assert compared["seconds"] == compared["over_floor"] == 2.0
-
-
-def test_text_lengths_are_of_words_or_of_tokens(tmp_path):
-    file = tmp_path / "texts.txt"
-    file.write_text("one\n\none two three four\n" + "word " * 1000, encoding="utf-8")
-    assert measuring.text_lengths(file, None) == [3, 7, measuring.LONGEST]
-
-
-def test_memory_counts_what_is_held_at_a_time():
-    def forward():
-        # 4000 and 8000 bytes at the same time, then only 4000.
-        first, second = torch.empty(1000), torch.empty(2000)
-        del second
-        return first
-
-    assert measuring.peak_bytes(forward) == pytest.approx(12000, abs=200)
-
-
-def test_sides_take_turns_and_another_one_begins_each():
-    called = []
-    calls = {name: lambda name=name: called.append(name) for name in "abc"}
-    times = measuring.take_turns(calls, 3, after=lambda: called.append("|"))
-    assert "".join(called) == "abc|cab|bca|" and [len(times[name]) for name in "abc"] == [3, 3, 3]
-
-
-def test_different_outputs_are_found_and_padding_is_not_compared():
-    states = torch.ones(1, 2, 3)
-    inputs = {"attention_mask": torch.tensor([[1, 0]])}
-    real, padded = benchmark.real_tokens(states, inputs), states + torch.tensor([0.0, 1.0])[None, :, None]
-    assert torch.equal(benchmark.real_tokens(padded, inputs), real) and real.shape == (1, 3)
-    assert benchmark.differences({"transformers": [real], "auto": [real], "BERT + SDPA": [2 * real]}) == {}
-    assert "differ by 1.0e-03" in benchmark.differences({"transformers": [real], "auto": [real * 1.001]})["auto"]
-
-
-def test_packed_texts_keep_their_order_and_share_rows():
-    ids = torch.tensor([[7, 8, 9, 0], [5, 0, 0, 0], [1, 2, 3, 4]])
-    packed = benchmark.pack(dict(input_ids=ids, attention_mask=(ids > 0).long()), row=5)
-    assert packed["input_ids"].tolist() == [[7, 8, 9, 5], [1, 2, 3, 4]]
-    assert packed["document_ids"].tolist() == [[1, 1, 1, 2], [1, 1, 1, 1]]
 
 
 def test_useful_operations_by_hand():
@@ -135,23 +96,3 @@ def test_a_run_says_what_it_skipped_compared_and_counted(finished):
     assert "padded: 2 batches of 32 texts" in printed
     # 3, 8, 12 and 6 tokens.
     assert 0.2 < float(rows["padded"][0]["padding"]) < 0.7
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--shapes", "128"], "expected BATCHxLENGTH"),
-        (["--repeats", "0"], "at least 1"),
-        (["--parts", "padded"], "must be passed together"),
-        (["--tokenizer", "folder"], "--lengths_from: pass both"),
-        (["--compile"], "add --parts model"),
-        (["--lengths_from", "no_such_file"], "no_such_file"),
-        ([], "pass --overwrite"),
-    ],
-)
-def test_bad_arguments_are_refused_before_measuring(arguments, message, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine").mkdir()
-    monkeypatch.setattr(sys, "argv", ["benchmark_attention.py", "--output_dir", str(tmp_path), *arguments])
-    with pytest.raises(SystemExit):
-        benchmark.main()
-    assert message in capsys.readouterr().err and [file.name for file in tmp_path.iterdir()] == ["mine"]

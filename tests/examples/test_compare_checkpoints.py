@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning of several checkpoints: seed noise computed by hand, whole runs of tiny models, resuming, and errors."""
+"""Fine-tuning of several checkpoints: seed noise computed by hand, whole runs of tiny models, and resuming."""
 
 import json
 import random
@@ -100,26 +100,6 @@ def test_checkpoints_are_fine_tuned_with_every_seed_and_compared(task, tmp_path,
     assert again == scores | {"again": again["again"]} and again["again"] == scores["RTD"]
 
 
-@pytest.mark.slow
-def test_processes_at_a_time_give_the_scores_of_one_after_the_other(task, tmp_path, capfd):
-    run(task)
-    run(task | {"--jobs": [2], "--output_dir": [tmp_path / "processes"]})
-    one, two = (json.loads((tmp_path / name / "results.json").read_text())["scores"][""] for name in ("out", "processes"))
-    for name in ("RTD", "MLM"):
-        losses = [scores[name]["0.005"]["eval_loss"]["values"] for scores in (one, two)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-    # Each process has its own line on the terminal.
-    shown = capfd.readouterr().err
-    assert "RTD: 100%" in shown and "MLM: 100%" in shown
-    assert not [*(tmp_path / "processes").rglob(".run.lock")]
-
-
-def test_a_process_that_fails_ends_the_program(task, monkeypatch):
-    monkeypatch.setattr(script.sys, "executable", "false")
-    assert "fine-tuning RTD in" in (error := refused(task | {"--jobs": [2]})) and error.endswith("exit status 1")
-    assert not results_file(task).exists()
-
-
 def test_each_task_has_the_best_of_its_rates_and_its_baselines(task, tmp_path):
     for name, labels in (("sst2", [0, 1]), ("cola", [1, 0])):
         (tmp_path / "glue" / name).mkdir(parents=True)
@@ -161,17 +141,3 @@ def test_other_settings_data_or_weights_in_a_folder_are_refused(task, tmp_path):
     config = DebertaExtForMaskedLM.from_pretrained(tmp_path / "mlm").config
     DebertaExtForMaskedLM(config).save_pretrained(tmp_path / "mlm")
     assert "'MLM' has other weights than its entry" in refused(quick)
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"--checkpoints": ["nothing"]}, "must be NAME=FOLDER, got 'nothing'"),
-        ({"--checkpoints": ["a={mlm}", "a={mlm}"]}, "two checkpoints are named 'a'"),
-        ({"--train_file": ["{mlm}/nothing.tsv"]}, "nothing.tsv"),
-    ],
-)
-def test_flags_that_are_wrong_are_named(flags, message, task, tmp_path):
-    flags = {name: [str(value).format(mlm=tmp_path / "mlm") for value in values] for name, values in flags.items()}
-    assert message in refused(task | flags)
-    assert not (tmp_path / "out").exists()

@@ -58,17 +58,3 @@ def test_losses_of_different_objectives_are_not_ranked(tmp_path):
     with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*choose different --metrics"):
         compare_runs.main(given)
     compare_runs.main([*given, "--metrics", "eval_similar_accuracy"])
-
-
-@pytest.mark.parametrize(
-    "runs, metrics, message",
-    [
-        (["{folder}"], ["eval_loss"], "must be NAME=FOLDER"),
-        (["a={folder}/nothing"], ["eval_loss"], "is not the output folder of a finished run"),
-        (["a={folder}"], ["eval_f1"], "the run a did not log eval_f1; its last entry is"),
-    ],
-)
-def test_what_cannot_be_compared_is_named(runs, metrics, message, tmp_path):
-    folder = finished(tmp_path / "run", 2.0)
-    with pytest.raises(SystemExit, match=message):
-        compare_runs.main(["--runs", *(run.format(folder=folder) for run in runs), "--metrics", *metrics])

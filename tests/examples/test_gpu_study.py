@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU study without a GPU: every stage by --dry_run; crashes, time limits and resuming; tables from invented times."""
+"""The GPU study without a GPU: every stage by --dry_run; crashes, time limits and resuming; launches from invented times."""
 
 import argparse
 import copy
@@ -15,7 +15,7 @@ import pytest
 import torch
 from scripts import EXAMPLES, start
 
-from hf_deberta_ext.kernels.triton_launches import LAUNCHES, Launch, find_launches
+from hf_deberta_ext.kernels.triton_launches import LAUNCHES, find_launches
 
 for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
     pytest.importorskip(package)
@@ -108,21 +108,6 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started_and_goes_on_later(ru
     assert not (tmp_path / "alive").exists()
 
 
-def test_after_an_error_of_cuda_the_others_run_in_a_new_process(run):
-    def broken():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    problems, results = run(dict(a=lambda: [dict(pid=os.getpid())], b=broken, c=lambda: [dict(pid=os.getpid())]))
-    assert problems == ["times: b: CUDA error: an illegal memory access was encountered"]
-    assert results["a"]["rows"] != results["c"]["rows"]
-
-
-def test_a_process_that_ends_before_its_first_case_is_not_started_for_ever(run, monkeypatch):
-    monkeypatch.setattr(study, "work", lambda *args: os._exit(3))
-    problems, _ = run(dict(first=fails))
-    assert problems == ["times: its process ended with status 3, 1 cases are missing; run the same command to resume"]
-
-
 def timed(N, launch, seconds, **more):
     row = dict(kernel="forward", d=64, N=N, launch=launch, usual=[64, 4, 2, 1], capability=90, case="")
     return row | dict(seconds=seconds, seconds_of_table=1.0) | more
@@ -145,20 +130,3 @@ def test_the_fastest_launches_are_written_as_a_file_that_sets_them(tmp_path, mon
     # Other GPUs and kernels keep their results.
     assert chosen(512, (8, 0)) == before["forward", "half", 64][-1][-1]
     assert all(LAUNCHES[key] == before[key] for key in before if key != ("forward", "half", 64))
-
-
-def test_the_cases_for_a_gpu_are_flags_that_the_benchmark_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    args, parsed = argparse.Namespace(dry_run=False, device="cuda", output_dir=tmp_path), []
-    monkeypatch.setattr(stages.benchmark, "run_part", lambda part, asked: parsed.append(asked) or iter([]))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for case in [*stages.cases_of_times(args), *stages.cases_of_lengths(args)]:
-        assert stages.run_benchmark(case, args) == []
-    assert len({*stages.cases_of_times(args)}) == len(stages.cases_of_times(args)) == 25
-    assert all(B * N == stages.FULL.tokens for asked in parsed[:25] for B, N in asked.shapes)
-    assert [asked.config.num_hidden_layers for asked in parsed] == [12] * 24 + [2] + [12] * 3
-    lengths = [sorted(asked.lengths) for asked in parsed[25:]]
-    assert [values[len(values) // 2] for values in lengths] == pytest.approx([27, 36, 161], abs=2)
-    for case in stages.cases_of_tuning(args):
-        kernel, d, *launch = case.split()
-        assert (kernel, "half", int(d)) in LAUNCHES and len(Launch(*map(int, launch))) == 4

@@ -40,17 +40,3 @@ def test_absolute_positions_that_end_before_the_input_are_filled_and_extended(te
     long_inputs.main(["--models", *models, *flags, "--output_dir", str(tmp_path / "study")])
     rows = json.loads((tmp_path / "study/results.json").read_text(encoding="utf-8"))
     assert [row["length"] for row in rows] == [550] * 4 and all(row["loss"] < 20 for row in rows)
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--models", MODEL, "--texts", "a.txt"], "pass --models NAME=FOLDER"),
-        (["--models", f"a={MODEL}", "--texts", "TEXTS", "--lengths", "9000"], "expected two parts of 8,998 tokens, got 0"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(flags, message, text_file, tmp_path, capsys):
-    flags = [str(text_file) if flag == "TEXTS" else flag for flag in flags]
-    with pytest.raises(SystemExit):
-        long_inputs.main([*flags, "--output_dir", str(tmp_path / "study")])
-    assert message in capsys.readouterr().err and not (tmp_path / "study").exists()

@@ -42,13 +42,3 @@ def test_run(architecture, stock_class, tmp_path):
     )
     metrics = run_stock_mlm.main(flags.split())
     assert metrics["eval_mlm_targets"] > 0 and type(AutoModelForMaskedLM.from_pretrained(tmp_path / "run")) is stock_class
-
-
-@pytest.mark.parametrize("flags, message", [
-    ("--model microsoft/deberta-v3-base", "trains from scratch"),
-    ("--sop_weight 1", "only has a masked-language-modelling head"),
-])  # fmt: skip
-def test_what_only_our_model_has_is_refused(flags, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_stock_mlm.main([*flags.split(), "--train_data", "text.txt", "--output_dir", str(tmp_path)])
-    assert message in f"{ended.value}{capsys.readouterr().err}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines without pre-training: by hand, on separable rows for all problem types, and with a maximum number of rows."""
+"""Baselines without pre-training: by hand, on separable rows for all problem types."""
 
 import json
 

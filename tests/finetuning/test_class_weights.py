@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class weights by hand and against scikit-learn, and class-balanced sampling."""
+"""Class weights by hand, and class-balanced sampling."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,6 @@ import torch
 from hf_deberta_ext.finetuning.class_weights import BalancedSampler, WeightedLoss, class_weights
 
 pytest.importorskip("sklearn")
-
-
-def test_balanced_weights_are_those_of_scikit_learn():
-    from sklearn.utils.class_weight import compute_class_weight
-
-    labels = np.random.default_rng(0).choice([0, 1, 3], p=[0.9, 0.08, 0.02], size=500)
-    expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=labels)
-    counts = {f"c{label}": int((labels == label).sum()) for label in range(4)}
-    # c2 has no rows.
-    assert class_weights("balanced", counts, ["c3", "c2", "c1", "c0"]) == pytest.approx([expected[2], 1, *expected[1::-1]])
 
 
 @pytest.mark.parametrize(
@@ -38,9 +28,7 @@ def test_weights_by_hand(flag, rows, weights):
     [
         ("inverse", "--class_weights is not JSON"),
         ("[1, 2]", r"must be balanced or JSON with the keys a, b, got \[1, 2\]"),
-        ('{"A": 2}', "must be balanced or JSON with the keys a, b, got"),
         ('{"a": 0}', "--class_weights must be positive, got 0 for 'a'"),
-        ('{"a": "2"}', "--class_weights must be positive, got '2' for 'a'"),
         ('{"a": Infinity}', "--class_weights must be positive, got inf for 'a'"),
     ],
 )

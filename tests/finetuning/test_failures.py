@@ -15,8 +15,10 @@ from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.failures import (
     calibration_error,
     class_failures,
+    failure_summary,
     multi_label_failures,
     regression_failures,
+    tag_failures,
     threshold_curve,
 )
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
@@ -133,6 +135,15 @@ def test_answers_are_told_by_question_word_and_length(score):
     by_length = {row["answer"]: row["F1"] for row in found.tables["answer lengths"]}
     assert by_length == {"1 word": 50, "2 words": pytest.approx(200 / 3), "more than 5 words": 0}
     assert [error["id"] for error in found.errors] == ["d", "c"]
+
+
+def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
+    labels = np.arange(15)
+    found = tag_failures(labels, np.where(labels == 14, 0, labels), [f"l{label}" for label in labels])
+    content = dict(tables=found.tables, remarks=found.remarks)
+    table, remarks = failure_summary(content)
+    assert len(table.splitlines()) == 14 and "| l14 |" in table.splitlines()[2]
+    assert remarks.startswith("The table has the 12 of 15 rows with the lowest F1.")
 
 
 def card_of(folder):

@@ -15,7 +15,6 @@ from hf_deberta_ext.finetuning.recipes import (
     divergence_warnings,
     find_recipe,
     recipe_arguments,
-    recipe_table,
 )
 
 pytest.importorskip("accelerate")
@@ -47,14 +46,6 @@ def test_tasks_of_other_names_take_the_settings_of_their_kind():
     assert find_recipe("base", "xnli") == find_recipe("base", "MNLI") == RECIPES["base"]["mnli"]
 
 
-def test_a_recipe_sets_what_is_learned():
-    assert arguments("v3-large", "sst2") == dict(
-        num_train_epochs=8.0, warmup_steps=500, learning_rate=6e-6, max_seq_length=128, weight_decay=0.01,
-        adam_epsilon=1e-6, max_grad_norm=1.0, published_optimizer=True, per_device_train_batch_size=8,
-        gradient_accumulation_steps=4,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("size", RECIPES)
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
 def test_the_batch_is_the_published_one_however_it_is_cut(size, processes):
@@ -79,15 +70,6 @@ def test_the_batch_is_the_published_one_however_it_is_cut(size, processes):
 def test_unknown_sizes_and_tasks_list_what_there_is(size, task, message):
     with pytest.raises(ValueError, match=message):
         find_recipe(size, task)
-
-
-def test_the_table_says_who_set_what():
-    given = dict(learning_rate=1e-6, output_dir="x", per_device_train_batch_size=2)
-    table = recipe_table("base", "cola", arguments("base", "cola", given), given)
-    lines = {line.split()[0]: line for line in table.splitlines()[2:]}
-    assert lines["learning_rate"].endswith("your flag, recipe: 2e-05")
-    assert lines["num_train_epochs"].endswith("recipe") and lines["gradient_accumulation_steps"].endswith("hardware")
-    assert "output_dir" not in lines and "batch 32" in table
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: pairs and losses by hand, missing choices, other models, files, real data and invalid data."""
+"""Multiple choice: pairs and metrics by hand, missing choices, other models, files, real data and invalid data."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from hf_deberta_ext.finetuning.models import set_fields
 from hf_deberta_ext.finetuning.tasks.multiple_choice import (
     MultipleChoiceArguments,
     MultipleChoiceData,
-    choice_loss,
 )
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows, known_columns
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
@@ -135,14 +133,6 @@ def test_the_context_alone_is_cut(tokenizer):
         assert ids == [pair[0], *whole[:kept], pair[1], *second, pair[-1]]
 
 
-def test_choice_loss_by_hand():
-    logits = torch.tensor([[0.0, math.log(3), 50.0], [1.0, 1.0, 1.0]])
-    labels = torch.tensor([[0, 1, -100], [1, 0, 0]])
-    expected = (-math.log(3 / 4) + math.log(3)) / 2
-    assert choice_loss({"logits": logits}, labels).item() == pytest.approx(expected)
-    assert choice_loss((logits,), labels).item() == pytest.approx(expected)
-
-
 def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     questions = [
         question(2, 1, id="a", group="middle"),
@@ -167,6 +157,16 @@ def test_metrics_and_files_by_hand(tokenizer, tmp_path):
     questions = [question(2, 1, id="x"), question(2, 0, id="x"), question(2, 0, id="y")]
     file, _ = encoded(questions, tokenizer).evaluation[""].write(np.eye(2)[[1, 0, 1]], tmp_path, "eval")
     assert json.loads(file.read_text(encoding="utf-8")) == {"x-0": 1, "x-1": 0, "y": 1}
+
+
+def test_the_commonest_answer_is_the_baseline():
+    train = [question(label=label) for label in (1, 0, 1)]
+    validation = [question(label=1, group="high"), question(label=0, group="middle"), question(label=0, group="middle")]
+    data = task_of(train, split="train", validation=validation, answer_names="ABCD")
+    assert data.label_counts == {"A": 1, "B": 2}
+    scores = {"accuracy": 1 / 3, "high_accuracy": 1.0, "middle_accuracy": 0.0}
+    assert data.baselines == {"majority class": scores}
+    assert task_of(validation).baselines == task_of(validation).label_counts == {}
 
 
 def test_a_batch_has_the_choices_of_its_longest_row(tokenizer):

@@ -229,12 +229,7 @@ def test_numbers_of_csv_are_numbers(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("task", "rows", "message"),
     [
-        ("boolq", [{"question": "x", "label": 0}], "--validation_file must have the columns 'passage'"),
-        ("boolq", [{"question": "x", "passage": "y", "label": 2}], r"the label 2, .* of boolq \(2\): False, True"),
-        ("boolq", [{"question": "x", "passage": "y", "label": -1}], "must have labels, got only -1"),
-        ("multirc", [{"paragraph": "x", "question": "y", "label": 0}], "must have the columns 'answer'"),
         ("multirc", [MULTIRC[0], {**MULTIRC[1], "idx": {"paragraph": 0}}], "row 2 .*: idx must have paragraph"),
-        ("wic", [{"word": "x", "sentence1": "x", "sentence2": None, "label": 0}], "has None in the column 'sentence2'"),
         ("wsc", [WSC | {"span1_text": "c"}], "row 1 of --validation_file must contain the words 'c', got 'a b'"),
         ("wsc", [WSC | {"span1_index": "first"}], "row 1 of --validation_file has 'first' in the column 'span1_index'"),
         ("record", [{**RECORD[0], "query": "no blank"}], "row 1 of --validation_file must have @placeholder in its query"),

@@ -30,6 +30,16 @@ def run_texts(model, folder, *argv, **given):
     return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, data_args, model_args, args, names))
 
 
+@pytest.fixture
+def hub(monkeypatch):
+    """Replace the Hub by one where all data sets have the same rows."""
+
+    def read_hub(name, config, splits, **download):
+        return {ours: texts(9 if ours == "train" else 3) for ours in splits}
+
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)
+
+
 def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
     folder = tmp_path / "run"
     argv = ("--do_train", "--do_eval", "--license", "mit", "--card_language", "en", "de", "--second_set")
@@ -63,6 +73,17 @@ def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(arg
     for part in (folder, *folder.glob("seed-*")):
         assert "> **Warning.** " in card_of(part).text, part
         assert "diverged: its loss is " in read(part, "run_report.json")["card"]["diverged"]
+
+
+def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of, tmp_path):
+    folder = tmp_path / "run"
+    languages = ("--train_language", "en", "--eval_languages", "de", "en")
+    run_texts(folder_of("bert"), folder, *languages, task_name="xnli", max_steps=1)
+    card = card_of(folder)
+    assert card.data.datasets == ["facebook/xnli"] and card.data.language == ["en", "de"]
+    found = {(result.metric_type, result.dataset_config, result.dataset_split) for result in card.data.eval_results}
+    assert found == {("accuracy", "en", "validation"), ("accuracy", "de", "validation")}
+    assert '"text_pair": "Another text."' in card.text and "other languages were not tested" in card.text
 
 
 def test_results_on_the_data_of_the_training_are_named(folder_of, tmp_path):

@@ -197,27 +197,6 @@ def test_balanced_sampling_is_resumed_within_an_epoch(tmp_path):
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
 
 
-@exact_accumulation
-@pytest.mark.parametrize("weight", [0.0, 1.0], ids=["plain", "sift"])
-def test_a_task_may_bring_its_loss(weight, tmp_path):
-    """If the task's loss equals the model's, gradients and log are equal; labels are not passed to the model."""
-
-    def loss(outputs, labels, num_items_in_batch=None):
-        assert "loss" not in outputs
-        return functional.cross_entropy(outputs["logits"], labels)
-
-    logged = []
-    for steps, own in ((1, None), (1, loss), (4, loss)):
-        more = dict(sift_weight=weight, sift_init_size=0.5, sift_steps=0)
-        entry = first_step(tmp_path / "run", get_model("sequence", bert()), encoded(loss=own), steps, **more)
-        logged.append((entry["loss"], entry["grad_norm"]))
-        assert ("sift_loss" in entry) == (weight > 0)
-    assert logged[0] == pytest.approx(logged[1], rel=1e-5)
-    if not weight:
-        # Each micro-batch has its own perturbation.
-        assert logged[0] == pytest.approx(logged[2], rel=1e-4)
-
-
 @pytest.fixture
 def sets():
     sizes = {"": (6, 1), "mm": (9, 2)}
@@ -237,22 +216,6 @@ def test_every_set_has_its_metrics_under_its_name(sets, tmp_path):
             np.testing.assert_allclose(ours.predictions[prefix], outputs.logits, rtol=1e-5, atol=1e-6)
             assert set_prefix("eval", name) == prefix
     assert metrics["eval_loss"] > 0 and metrics["eval_mm_loss"] != metrics["eval_loss"]
-
-
-def test_metrics_are_computed_where_rows_have_no_labels(tmp_path):
-    """Windows of questions have no positions in evaluation, because references are stored separately."""
-    data = rows("question", 5).remove_columns(["start_positions", "end_positions"])
-    seen = []
-
-    def metrics(predictions, labels):
-        seen.append((predictions, labels))
-        return {"f1": 50.0}
-
-    task = encoded("question", evaluation={"": evaluation_set(data, metrics)})
-    result = trainer(tmp_path, get_model("question", bert()), task).evaluate()
-    ((predictions, labels),) = seen
-    assert result["eval_f1"] == 50.0 and labels is None and "eval_loss" not in result
-    assert [part.shape for part in predictions] == [(5, N), (5, N)]
 
 
 @pytest.mark.parametrize("kind", ["sequence", "question"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Behaviour of all tasks, from one table of cases: invalid flags and rows, real files, batches, complete runs."""
+"""Behaviour of all tasks, from one table of cases: invalid flags and rows, real files, complete runs."""
 
 import csv
 import itertools
@@ -112,15 +112,10 @@ CASES = {
             ({}, "no data given: pass --task_name"),
             ({"task_name": "sst3"}, "--task_name must be one of cola, .* and xnli, got 'sst3'"),
             ({"language": "de"}, "need --task_name xnli"),
-            ({"task_name": "xnli"}, "XNLI needs a language"),
-            ({"task_name": "xnli", "language": "xx"}, "must be one of ar, bg, .*, got 'xx'"),
             ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "pass files as NAME=FILE"),
             ({"text_columns": ["a", "b", "c"]}, "--text_columns must be one column, or two"),
-            ({"text_columns": ["label"]}, "--text_columns must not contain the label column, got 'label'"),
-            ({"label_names": ["a", "A"]}, "--label_names must be two or more different names"),
             ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names needs classes"),
             ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
-            ({"max_seq_length": 0}, "--max_seq_length must be at least 1"),
         ],
         ("glue/cola/validation.jsonl", {"task_name": "cola"}, 1043), lambda n, tokens: np.zeros((n, 2)), steps=40,
     ),
@@ -134,7 +129,6 @@ CASES = {
         ],
         [
             ({"task_name": "sst2"}, "--task_name must be one of axb, axg, boolq, cb, copa"),
-            ({"task_name": "boolq", "text_columns": ["question"]}, "boolq has fixed texts.*: remove --text_columns"),
             ({"task_name": "copa", "validation_share": 0.2}, "copa has .*: remove --validation_share"),
         ],
         ("superglue/boolq/validation*", {"task_name": "boolq"}, 3270), lambda n, tokens: np.zeros((n, 2)),
@@ -147,11 +141,9 @@ CASES = {
             ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 2 of .* 1 words in 'tokens', but 2 labels in 'ner_tags'"),
             ({"tokens": [], "ner_tags": []}, r"row 2 of .* has \[\] in the column 'tokens', expected a list of words"),
             ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, ".* None. in the column 'tokens', expected a list of words"),
-            ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, "row 2 of .* has the labels .*None., expected texts"),
             ({"ner_tags": None}, "row 2 of .* has None in the column 'ner_tags', expected a list"),
         ],
         [
-            ({}, r"no data given: pass --task_name \(conll2003, wnut17\)"),
             ({"task_name": "sst2"}, "--task_name must be one of conll2003, wnut17, got sst2"),
         ],
         ("wnut17/validation.jsonl.gz", {}, 1009), lambda n, tokens: np.zeros((n, tokens, 4)),
@@ -164,15 +156,11 @@ CASES = {
             ({"id": "id0"}, "must be unique, got 'id0' 2 times"),
             ({"answers": {"text": ["z"], "answer_start": [0]}}, "row 2 .*id1.*: the answer 'z' is not at character 0"),
             ({"answers": {"text": ["The"], "answer_start": [1]}}, "the answer 'The' is not at character 1"),
-            ({"answers": {"text": ["a"], "answer_start": []}}, "expected {.text.: .*shorter"),
             ({"answers": {"text": [], "answer_start": []}}, "questions without an answer, such as 'id1': give --version"),
         ],
         [
             ({}, r"no data given: pass --task_name \(squad, squad_v2\)"),
             ({"dataset_name": "squad", "train_file": ["a.jsonl"]}, "--dataset_name squad and files are mutually exclusive"),
-            ({"doc_stride": -1}, "--doc_stride must be at least 0, got -1"),
-            ({"n_best_size": 0}, "--n_best_size must be at least 1, got 0"),
-            ({"null_score_diff_threshold": float("nan")}, "--null_score_diff_threshold must be a number, got NaN"),
         ],
         ("squad_v1/validation.jsonl.gz", {"task_name": "squad", "max_eval_samples": 500}, 500),
         lambda n, tokens: (np.zeros((n, tokens)), np.zeros((n, tokens))), flags={"doc_stride": 8}, steps=120, best=80.0,
@@ -201,7 +189,6 @@ CASES = {
             ({}, "no data given: pass --task_name"),
             ({"context_column": "a"}, "--choice_columns needs .*, and these need --choice_columns"),
             ({"choice_columns": ["a"]}, "--choice_columns needs --context_column or --question_column"),
-            ({"choice_columns": ["a", "a"], "context_column": "b"}, "must be in different columns, got 'a' twice"),
         ],
         ("swag_sample/*", {}, 10), lambda n, tokens: np.zeros((n, 2)),
     ),

@@ -290,6 +290,22 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
     assert task.loss.multi_label == isinstance(labels, list)
 
 
+@pytest.mark.parametrize(
+    ("labels", "flags", "message"),
+    [
+        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* for regression"),
+        (
+            [["a"], ["b"]],
+            dict(balanced_sampling=True),
+            "--balanced_sampling one class per text: .* multi_label_classification",
+        ),
+    ],
+)
+def test_weights_without_classes_are_refused(labels, flags, message, data, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        encoded(data(train=rows(*labels), **flags), tokenizer)
+
+
 def test_names_are_taken_from_the_flag_or_from_the_data_set(data, tmp_path):
     assert data(train=rows(0, 1, 2), label_names=["no", "maybe", "yes"]).labels.names == ("no", "maybe", "yes")
     folder = tmp_path / "hub"
@@ -332,33 +348,15 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     assert len(messages) == 2
 
 
-def test_without_training_data_the_checkpoint_knows_the_labels(data, tokenizer):
-    names = dict(id2label={0: "neg", 1: "mixed", 2: "pos"}, label2id=dict(neg=0, mixed=1, pos=2))
-    task = encoded(data(validation=rows("pos", "neg")), tokenizer, BertConfig(**TINY, **names))
-    assert task.train is None
-    assert task.evaluation[""].rows["labels"][:] == [2, 0]
-    ours = data(test=[{"text": "so"}])
-    task = encoded(ours, tokenizer, BertConfig(**TINY, **names))
-    (prediction,) = [ours.labels.shown(ours.labels.predicted(np.array([[0, 9, 0]])))]
-    assert prediction == ["mixed"]
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (dict(train=GOOD, dataset_name="x/y"), "--dataset_name x/y and files are mutually exclusive"),
-        (dict(train=[{"a": "x", "b": "y", "label": 0}]), "cannot infer .* --train_file from 'a', 'b', 'label'"),
-        (dict(train=GOOD, validation=[{"text": "x"}]), "--validation_file must have the columns 'label'"),
         (dict(train=GOOD[::2]), "--train_file must have two or more labels, got 'pos'"),
         # Bug: scikit-learn's "empty vocabulary" was shown.
         (dict(train=BLANK, validation=GOOD), r"--train_file \S*train.jsonl only has blank texts in 'text': give"),
-        (dict(train=[row | dict(second="\n") for row in BLANK], text_columns=["text", "second"]), "in 'text', 'second': "),
         (dict(train=GOOD, validation=rows("pos", "odd")), "row 2 of --validation_file has the label 'odd', expected"),
-        (dict(train=GOOD, validation=rows(-1, -1)), "--validation_file must have labels, got .*--test_file"),
-        (dict(train=rows(["a"], ["b"]), problem_type=SINGLE), r"has the label \['a'\], expected text, a number"),
         (dict(train=GOOD, validation=GOOD, validation_share=0.5), "--validation_share 0.5 .* and no validation set"),
         (dict(train=GOOD, task_name="sst2", text_columns=["text"], validation_share=0.5), "needs your own training data"),
-        (dict(test=GOOD, validation_share=0.5), "needs your own training data"),
         (dict(train=GOOD, validation_share=0.2), "0.2 holds out none of the 3 rows of --train_file: add rows"),
     ],
 )  # fmt: skip

@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line in general; each command has its own tests."""
 
-import configparser
 import importlib
-import logging
-import os
 import re
 import shlex
-import subprocess
 import sys
 import types
 import warnings
 
 import pytest
-from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors import SafetensorError
-from scripts import ROOT
 from transformers.utils import logging as transformers_logging
 
-from hf_deberta_ext import __version__
-from hf_deberta_ext.commands import COMMANDS, GROUPS, command_parser, main
+from hf_deberta_ext.commands import COMMANDS, command_parser, main
 
 
 @pytest.fixture
@@ -59,11 +52,6 @@ def test_every_command_has_help_with_examples_that_its_parser_takes(name, capsys
         command_parser(name).parse_args(words[2:])
 
 
-def test_the_version_is_that_of_the_package(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"deberta-ext {__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,14 +69,6 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, message, cap
     assert printed.err.startswith("usage: deberta-ext")
 
 
-def test_help_shows_the_commands_by_groups_in_one_screen(capsys):
-    """At most 24 lines of 100 columns."""
-    assert main(["--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 100
-    assert [line for line in lines if line in GROUPS.values()] == [*GROUPS.values()]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_without_its_arguments_says_what_to_give_with_an_example(name, capsys):
     first = importlib.import_module(f"hf_deberta_ext.commands.{name}").EXAMPLE.strip().splitlines()[0]
@@ -97,12 +77,6 @@ def test_a_command_without_its_arguments_says_what_to_give_with_an_example(name,
         assert main(given) == 2
         printed = capsys.readouterr().err
         assert re.search("required|missing", printed) and f"\nfor example: {first}" in printed
-
-
-@pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
-def test_the_status_is_what_the_command_returns(returned, status, command):
-    command(lambda arguments: returned)
-    assert main(["info", "x"]) == status
 
 
 LOST = type("ConnectError", (Exception,), {"__module__": "httpx"})
@@ -158,44 +132,6 @@ def test_warnings_are_shown_with_debug_only(debug, command, capsys, caplog):
     assert [str(warning.message) for warning in caught] == ["a warning of python"] * debug
     assert {*caplog.messages} >= ({f"a warning of {name}" for name in names} if debug else set())
     assert capsys.readouterr().out == "the output\n" and (debug or not caplog.messages)
-
-
-@pytest.mark.parametrize("error", [None, ValueError("x")])
-def test_verbosity_and_progress_bars_are_restored(error, command):
-    def state():
-        levels = [logging.getLogger(name).level for name in ("hf_deberta_ext", "transformers", "huggingface_hub")]
-        return levels, transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-
-    states = []
-
-    def run(arguments):
-        states.append(state())
-        if error is not None:
-            raise error
-
-    before = state()
-    command(run)
-    main(["info", "x"])
-    assert state() == before and states == [([logging.ERROR] * 3, False, True)]
-
-
-def test_the_installed_script_calls_main():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    assert "deberta-ext = hf_deberta_ext.commands:main" in setup["options.entry_points"]["console_scripts"]
-
-
-def test_a_reader_that_leaves_early_is_no_error(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "hf_deberta_ext", "info", str(tmp_path)]
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(command, env=environment, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
-    finally:
-        os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, capsys):

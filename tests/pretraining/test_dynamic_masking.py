@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test dynamic and static masks, which depend only on seed, epoch and example, not on workers, order or batch."""
 
-import os
-
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch.utils.data import DataLoader, RandomSampler
 
 from hf_deberta_ext.pretraining.dynamic_masking import (
@@ -98,15 +95,6 @@ def test_numbers_of_a_row_depend_on_its_seed_its_column_and_the_call_alone():
     assert RowGenerator([1234567]).uniform(3)[0].tolist() == [(number >> 11) * 2.0**-53 for number in expected]
 
 
-def test_numbers_are_uniform_and_those_of_neighbours_unrelated():
-    generator = RowGenerator([spread_seed(0, 0, example) for example in range(4000)])
-    numbers = torch.cat([generator.uniform(2), generator.uniform(1)], 1)
-    for column in numbers.T:
-        assert chisquare(torch.histc(column, 50, 0, 1)).pvalue > 1e-4
-        assert abs(torch.corrcoef(torch.stack([column[1:], column[:-1]]))[0, 1]) < 0.06
-    assert (torch.corrcoef(numbers.T) - torch.eye(3)).abs().max() < 0.06
-
-
 def test_examples_and_streams_are_numbered_and_say_the_epoch():
     """Keep the number of a row in a stream: otherwise, static masks would not recur after shuffling."""
     examples, source = [{"x": 5}, {"x": 6, "example": 9}], Stream([{"x": 5}, {"x": 6, "example": 9}])
@@ -156,13 +144,6 @@ def test_masks_of_a_seed_epoch_and_example_change_only_with_the_version_of_the_d
     assert collate.draws == 2 and places == PLACES[unit]
 
 
-def test_the_other_examples_of_a_batch_change_nothing_but_padding(collator):
-    examples = [numbered(row, i, 1) for i, row in enumerate(rows())]
-    together, collate = unpadded(collator()(examples)), collator()
-    assert together == [unpadded(collate([example]))[0] for example in examples]
-    assert together[::-1] == unpadded(collate(examples[::-1]))
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "stream"])
 def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
@@ -189,55 +170,6 @@ def test_a_fast_worker_does_not_take_a_slow_one_into_its_epoch():
     ahead = [next(fast) for _ in range(5)]
     assert (first["told"], ahead[-1]["told"]) == (0, 1)
     assert [next(slow)["told"] for _ in range(3)] == [0, 0, 1]
-
-
-class LoggedStream(Stream):
-    """Stream with its name in each row, which logs its readers to a file: accelerate's process and the system's process."""
-
-    def __init__(self, name, count, log):
-        super().__init__([{"stream": name, "row": row} for row in range(count)])
-        self.name, self.log, self.process = name, log, 0
-
-    def __iter__(self):
-        for row in super().__iter__():
-            with self.log.open("a") as file:
-                file.write(f"{self.process}-{os.getpid()} {self.name}\n")
-            yield row
-
-
-@pytest.mark.parametrize("processes, workers", [(1, 0), (1, 3), (2, 2), (4, 1), (2, 4)])
-def test_each_reader_of_streams_reads_its_own_and_all_have_the_same_batches(processes, workers, tmp_path):
-    """Read streams of unequal length twice. Three workers do not divide the eight streams, so each reads all of them."""
-    accelerate = pytest.importorskip("accelerate.data_loader")
-    log, batches, count = tmp_path / "log", 48, 3
-    streams = [LoggedStream(stream, 20 + stream, log) for stream in range(8)]
-    seen = {}
-    for process in range(processes):
-        for stream in streams:
-            stream.process = process
-        stream = NumberedStream(*streams, endless=True, block=count, process=process, processes=processes)
-        shard = accelerate.IterableDatasetShard(stream, count, False, processes, process)
-        loader = DataLoader(shard, batch_size=count, num_workers=workers, collate_fn=list)
-        numbers = range(process, batches * 2, processes)
-        seen |= dict(zip(numbers, loader, strict=False))
-    for number in range(batches * 2):
-        stream, place = number % 8, number // 8 * count
-        for row in seen[number]:
-            epoch, at = divmod(place, 20 + stream)
-            assert row == dict(stream=stream, row=at, example=at * 8 + stream, epoch=epoch, told=epoch)
-            place += 1
-    readers = {}
-    for reader, stream in map(str.split, log.read_text().splitlines()):
-        readers.setdefault(stream, set()).add(reader)
-    assert {*map(len, readers.values())} == {3 if workers == 3 else 1}
-
-
-def test_a_stream_without_a_row_and_no_masks_at_all_are_refused(collator):
-    with pytest.raises(ValueError, match="duplicates must be None or at least 1"):
-        collator(duplicates=0)
-    streams = [Stream([{"x": 0}]), Stream([])]
-    with pytest.raises(ValueError, match="stream 1 of 2 has no example"):
-        [*zip(NumberedStream(*streams, endless=True), range(5), strict=False)]
 
 
 def test_a_batch_is_padded_with_what_each_entry_needs(collator):

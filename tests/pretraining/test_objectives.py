@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test several objectives in one model: losses by hand, gradients, saving and errors."""
-
-import math
+"""Test several objectives in one model: losses by hand, gradients, saving, and impossible objectives."""
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_deberta_ext import DebertaExtForMaskedLM
-from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, count_targets, row_statistics
+from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, count_targets
 
 ALL = ("mlm", "sop", "sbo")
 
@@ -25,13 +23,6 @@ def spans(ids, mask=None, seed=0):
             start = int(torch.randint(1, length - 3, (1,), generator=generator))
             labels[row, start : start + 2] = ids[row, start : start + 2]
     return labels
-
-
-def test_row_statistics_of_a_hand_computed_case():
-    logits = torch.tensor([[0.0, math.log(3)], [math.log(9), 0.0], [0.0, 0.0], [5.0, 5.0]])
-    got = row_statistics(logits, torch.tensor([1, 1, 0, -100]), torch.tensor([0, 2, 2, 2]), 3)
-    expected = [[-math.log(3 / 4), 1, 1], [0, 0, 0], [-math.log(1 / 10) - math.log(1 / 2), 1, 2]]
-    assert torch.allclose(got, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("emd", [dict(), dict(emd_layers=1, emd_input="hidden")], ids=["EMD", "no EMD"])
@@ -75,29 +66,6 @@ def test_loss_is_the_sum_of_means_over_the_targets_that_count_targets_gives(tiny
     means = [rows[:, 0].sum() / rows[:, 2].sum() for rows in output.statistics.values()]
     assert torch.allclose(output.loss, sum(means))
     assert output.statistics["sop"][:, 2].tolist() == [1, 1, 0, 1]
-
-
-def test_masked_lm_alone_equals_the_plain_model(tiny_config, shake, batch):
-    plain = shake(DebertaExtForMaskedLM(tiny_config()))
-    model = MultiObjectiveMaskedLM(tiny_config())
-    model.load_state_dict(plain.state_dict())
-    ids, mask = batch(3, 20, [20, 12, 9])
-    labels = spans(ids, mask)
-    assert torch.allclose(model.eval()(ids, mask, labels=labels).loss, plain(ids, mask, labels=labels).loss, rtol=1e-5)
-
-
-def test_right_answers_are_counted_in_evaluation(tiny_config, shake, batch):
-    model = shake(MultiObjectiveMaskedLM(tiny_config(), ALL))
-    ids, mask = batch(4, 20)
-    labels = spans(ids)
-    with torch.no_grad():
-        guesses = model.predict(ids, mask, labels=labels, masked_only=True).logits.argmax(-1)
-        # Set half of the labels to the model's predictions.
-        where = (labels != -100).nonzero()[::2]
-        labels[where[:, 0], where[:, 1]] = guesses[::2]
-        statistics = model(ids, mask, labels=labels, sentence_labels=torch.zeros(4).long()).statistics
-    assert len(where) <= statistics["mlm"][:, 1].sum() <= len(guesses)
-    assert model.train()(ids, mask, labels=labels, sentence_labels=torch.zeros(4).long()).statistics["mlm"][:, 1].sum() == 0
 
 
 @pytest.mark.parametrize("objectives", [("mlm",), ("mlm", "nsp"), ("mlm", "sbo"), ALL], ids="+".join)

@@ -2,7 +2,6 @@
 """Test packing: five formats by hand, every token exactly once and in order, correct sentence labels, exact reports."""
 
 import dataclasses
-import logging
 import random
 from itertools import chain, pairwise
 
@@ -242,29 +241,6 @@ def test_about_half_of_the_pairs_are_negatives_of_the_lengths_of_positives(mode,
         assert abs(means[0] - means[1]) < 3 * deviation * (1 / len(sizes[0]) + 1 / len(sizes[1])) ** 0.5
 
 
-def test_a_document_with_half_of_the_pairs_exchanges_with_all_others():
-    documents = numbered([[2] * 200, *[[2, 2]] * 100])
-    negatives = [pack_words(documents, "sentence_pair", 8, seed=seed)[2].negative_pairs for seed in range(5)]
-    # About 50 (deviation 5) of each half are drawn; the excess of one half has no partner.
-    assert sum(negatives) / 5 > 85
-
-
-def test_the_first_segment_has_any_number_of_sentences_equally_often():
-    _, packed, _ = pack_words(numbered([[2, 2, 2, 2]] * 1500), "segment_pair", 12, sentence_pairs="consecutive")
-    counts = [sum(types.count(0) == size for types in packed["token_type_ids"]) for size in (4, 6, 8)]
-    assert sum(counts) == 1500
-    # Chi-square with 2 degrees of freedom, p = 0.001.
-    assert sum((count - 500) ** 2 / 500 for count in counts) < 13.8
-
-
-def test_choices_depend_on_the_seed_and_on_nothing_else():
-    documents = numbered([[3, 4, 5, 6]] * 40)
-    state = random.getstate()
-    one, again, other = (pack_words(documents, "segment_pair", 16, seed=s, cache=False)[0] for s in (1, 1, 2))
-    assert one == again != other
-    assert random.getstate() == state
-
-
 def test_empty_and_short_documents_are_dropped_and_counted():
     documents = ["", None, " \n\t ", "A1", "B1 b2.", "C1 c2 c3."]
     _, packed, report = pack_words(documents, "full_sentences", 8, min_tokens=3)
@@ -301,15 +277,6 @@ def test_two_processes_and_streaming_give_the_same_examples_and_report(mode):
     corpus = from_documents(documents).to_iterable_dataset()
     stream, report = pack(corpus, word_tokenizer(documents), mode=mode, max_length=16, batch_size=4)
     assert report is None and stream.column_names == packed.column_names and list(stream) == list(packed)
-
-
-def test_long_documents_are_tokenised_in_parts_of_the_batch_without_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    documents = numbered([[5, 5]] * 10)
-    expected = pack_words(documents, "full_sentences", 16)[0]
-    assert "longer than" not in caplog.text
-    monkeypatch.setattr(packing, "TOKENIZED_TOGETHER", 50)
-    assert pack_words(documents, "full_sentences", 16, cache=False)[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,17 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import datasets
-import fsspec
 import mlm_script
 import numpy as np
 import pytest
-import torch
 from mlm_script import arguments, assert_refused, assert_same_weights
-from prepared_corpora import other_shards, write_shard
+from prepared_corpora import other_shards
 from scripts import ROOT, command_line
-from transformers import Trainer, TrainingArguments
 
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.pretraining import NumberedExamples, load_corpus, pack, prepared_corpus, train_tokenizer
-from hf_deberta_ext.pretraining.packing import COUNTS
+from hf_deberta_ext.pretraining import pack, prepared_corpus, train_tokenizer
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared, write_manifest
 from hf_deberta_ext.tokenization import load_tokenizer
-from hf_deberta_ext.training.run_folder import run_contents
 
 pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
 
@@ -144,32 +139,6 @@ def test_rows_of_a_step_are_of_many_shards():
     assert np.mean(np.abs(np.diff(order)) == 1) < 0.01
 
 
-@pytest.mark.parametrize("processes, workers", [(1, 1), (2, 2), (4, 2)])
-def test_processes_and_workers_read_shards_of_their_own(processes, workers, tmp_path):
-    rows = written_rows(tmp_path, shards=20, rows=32)
-    batches = np.array([*ShardOrder(NumberedExamples(rows), batch=4, streams=8, seed=0)]).reshape(-1, 4)
-    for process in range(processes):
-        of_process = batches[process::processes]
-        for worker in range(workers):
-            reader = PreparedRows(tmp_path, buffer=16)
-            for i in of_process[worker::workers].flatten().tolist():
-                assert reader[i]["input_ids"].tolist() == [i, i]
-            assert len(reader.opened) <= 20 // (processes * workers) + 8
-
-
-def written_rows(folder, *, shards, rows):
-    """Write a prepared folder in which row i contains the number i twice."""
-    listed = []
-    (folder / "train").mkdir()
-    for shard in range(shards):
-        columns = {"input_ids": [np.array([shard * rows + i] * 2) for i in range(rows)]}
-        listed.append(write_shard(folder, f"train/{shard:05d}.arrow", columns, 10_000))
-    report = dict.fromkeys(COUNTS, 0) | dict(examples=0, max_length=2, mean_length=2, fill=1)
-    manifest = dict(finished=True, train=listed, held_out=[], digest="", report=report)
-    write_manifest(folder, manifest)
-    return PreparedRows(folder, buffer=16)
-
-
 def training(prepared, folder, **flags):
     """Return training flags without tokenizer and held-out documents, which are in the prepared folder."""
     common = dict(shuffle_buffer=16, train_tokenizer=None, vocab_size=None, validation_documents=None)
@@ -191,13 +160,6 @@ def test_run_resumed_within_an_epoch_ends_with_the_same_weights(script, request,
     assert json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"] > 32
     card = (whole / "README.md").read_text(encoding="utf-8")
     assert "cc0-1.0" in card and "manifest" not in card
-
-
-def test_the_window_of_the_order_is_in_the_record_of_a_trainer_without_flags(prepared, tmp_path):
-    dataset = NumberedExamples(PreparedRows(prepared, buffer=7))
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    parts = dict(data_collator=None, eval_dataset=None, processing_class=None)
-    assert run_contents(Trainer(torch.nn.Linear(1, 1), args, train_dataset=dataset, **parts))["shuffle_buffer"] == 7
 
 
 SHARD, MANIFEST = "train/00002.arrow", "manifest.json"
@@ -232,25 +194,6 @@ def test_a_broken_folder_is_refused_by_name(file, change, message, prepared, run
         (folder / file).write_bytes(change((folder / file).read_bytes()))
     assert is_prepared(folder)
     assert_refused(run_mlm, message, training(folder, tmp_path / "run", max_steps=40))
-
-
-def test_a_folder_of_another_file_system_is_read_as_a_local_one(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepared_corpus, "HF_HOME", str(tmp_path / "home"))
-    memory = fsspec.filesystem("memory")
-    memory.put(f"{prepared}/", "/prepared/", recursive=True)
-    rows, local = PreparedRows("memory://prepared", cache_dir=tmp_path), PreparedRows(prepared)
-    assert [*map(str, map(rows.__getitem__, range(9)))] == [*map(str, map(local.__getitem__, range(9)))]
-    tokenizer = load_tokenizer(prepared_corpus.tokenizer_folder("memory://prepared"))
-    assert tokenizer.get_vocab() == load_tokenizer(prepared / "tokenizer").get_vocab()
-    memory.rm("/prepared", recursive=True)
-    assert not is_prepared("memory://prepared")
-
-
-def test_a_folder_of_text_may_have_a_manifest_of_its_own(tmp_path):
-    (tmp_path / "a.txt").write_text("a tale", encoding="utf-8")
-    (tmp_path / "manifest.json").write_text('{"files": ["a.txt"]}', encoding="utf-8")
-    assert not is_prepared(tmp_path)
-    assert load_corpus(tmp_path, cache_dir=tmp_path / "cache")["text"][:] == ["a tale"]
 
 
 @pytest.fixture
@@ -347,12 +290,6 @@ def test_a_tenth_is_held_out_where_no_number_is_given(held_out, documents, expec
     assert counts == dict(held_out=expected, train=documents - expected)
 
 
-def test_ngrams_know_neither_case_nor_punctuation():
-    hashes = preparation.text_hashes
-    assert hashes("Over: the LAZY dog!", 3) == hashes("over the, lazy dog", 3) and hashes("a dog", 3) == set()
-    assert hashes("a brown fox jumps", 3) & hashes("quick brown fox jumps", 3)
-
-
 def test_filters_of_quality_drop_poor_documents_alone():
     filters = preparation.document_filters(SimpleNamespace(quality=[*preparation.QUALITY]), [])
     poor = {
@@ -417,10 +354,3 @@ def test_jobs_of_slurm_make_the_same_corpus(prepared, prepare_corpus, text, tmp_
 
 def dev(manifest):
     return manifest["request"]["decontaminate"][0]
-
-
-@pytest.mark.slow
-def test_the_digest_does_not_depend_on_the_number_of_processes(prepared, prepare_corpus, text, tmp_path):
-    manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
-    other = prepare_corpus.main(preparing(text, tmp_path / "2", workers=2, decontaminate=dev(manifest)))
-    assert other["digest"] == manifest["digest"] and other["dropped"] == manifest["dropped"]

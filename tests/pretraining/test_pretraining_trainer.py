@@ -14,7 +14,6 @@ from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, Numbered
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, row_statistics
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics
-from hf_deberta_ext.training.trainer import first_rows
 
 pytest.importorskip("accelerate")
 
@@ -151,21 +150,6 @@ def test_targets_are_counted_on_the_device_of_the_batches(model, tmp_path, monke
     assert counts.all() and (moved.device.type, moved.shape) == ("meta", counts.shape)
 
 
-def test_first_rows_of_a_batch_need_less_padding():
-    batch = dict(
-        labels=torch.tensor([[1, 2, -100, -100], [3, 4, 5, 6]]), sentence_labels=torch.tensor([0, 1]),
-        attention_mask=torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]),
-    )  # fmt: skip
-    assert first_rows(batch, 2) is batch and first_rows(batch, 5) is batch
-    one = first_rows(batch, 1)
-    assert one["labels"].tolist() == [[1, 2]] and one["sentence_labels"].tolist() == [0]
-    assert "repeated" not in one
-    for count in (0, -3):
-        none = first_rows(batch, count)
-        assert none["labels"].tolist() == [[1, 2]] and none["repeated"]
-    assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, 4, 5, 6]]
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -186,13 +170,6 @@ def test_a_lower_perplexity_is_better(tmp_path):
     """Minimise perplexity: transformers maximises every metric with a name that does not end in "loss"."""
     for metric, greater in (("mlm_perplexity", False), ("mlm_accuracy", True)):
         assert PretrainingArguments(str(tmp_path), metric_for_best_model=metric).greater_is_better is greater
-
-
-def test_a_missing_folder_and_weights_for_other_objectives_than_the_model_has_are_refused(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="output_dir is missing"):
-        PretrainingArguments()
-    with pytest.raises(ValueError, match="the model must have heads for mlm, sop, sbo, got mlm"):
-        build(MultiObjectiveMaskedLM(tiny_config()), tmp_path)
 
 
 def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_config, tmp_path):

@@ -15,7 +15,6 @@ from hf_deberta_ext.pretraining.recipes import (
     RTD_FLAGS,
     chosen_settings,
     recipe_arguments,
-    recipe_table,
 )
 from hf_deberta_ext.training import batch_size as hardware
 
@@ -132,25 +131,6 @@ def test_fields_of_a_recipe_are_arguments_of_the_training(tmp_path):
     groups = (PretrainingArguments, ModelArguments, DataArguments, MaskingArguments)
     known = {field.name for group in groups for field in dataclasses.fields(group)}
     assert {*FLAGS} - {*RTD_FLAGS} | {*FROM_SCRATCH} <= known
-
-
-def test_table_says_what_set_each_value_and_that_the_batch_is_another():
-    given = dict(learning_rate=1e-3, per_device_train_batch_size=16, output_dir="run")
-    arguments = recipe_arguments(RECIPES["v3-study"], given, processes=4, device=CPU)
-    lines = [" ".join(line.split()) for line in recipe_table("v3-study", arguments, given, 4).splitlines()]
-    assert lines[0].startswith("recipe v3-study: ") and "He et al. 2021" in lines[0]
-    expected = {
-        "rtd_lambda 50.0 recipe",
-        "max_steps 125,000 recipe",
-        "learning_rate 0.001 your flag, recipe: 0.0005",
-        "per_device_train_batch_size 16 your flag",
-        "gradient_accumulation_steps 32 hardware",
-        "batch: 16 per device x 32 accumulation steps x 4 processes = 2,048",
-    }
-    assert expected <= {*lines} and not any("output_dir" in line for line in lines)
-    given = {SIZE: 4, ACCUMULATION: 1}
-    table = recipe_table("official-base", recipe_arguments(RECIPES["official-base"], given, device=CPU), given)
-    assert table.endswith("batch: 4 per device x 1 accumulation steps x 1 processes = 4, recipe: 256")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test examples/run_rtd.py end to end: output files, initial checkpoints, exact resume, two processes, and errors."""
+"""Test examples/run_rtd.py end to end: output files, initial checkpoints, and early errors."""
 
 import json
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file
-from scripts import EXAMPLES
 from transformers import (
     AutoTokenizer,
 )
@@ -17,7 +16,6 @@ from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, Debe
 from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.pretraining.trainer import TargetTrainer
 
-SCRIPT = EXAMPLES["run_rtd"]
 PARTS = ("discriminator", "generator")
 # The synthetic sentences of run_mlm's tests.
 text, arguments = mlm.text, mlm.arguments
@@ -54,26 +52,6 @@ def test_run_leaves_three_models_with_tokenizers_cards_curves_and_metrics(finish
     assert report["packing"]["train"]["documents"] == 110 and report["tokenizer"]["vocabulary"] == 300
     history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert len(curves(finished)) == 4 and sum("eval_loss" in entry for entry in history) == 3
-
-
-def test_cards_name_parts_results_and_training(finished):
-    from huggingface_hub import ModelCard
-
-    joint, discriminator, generator = (ModelCard.load(finished / part / "README.md") for part in ("", *PARTS))
-    assert generator.data.pipeline_tag == "fill-mask" and joint.data.pipeline_tag is None
-    assert {result.metric_type for result in discriminator.data.eval_results} == {"accuracy", "precision", "recall"}
-    assert {result.metric_type for result in generator.data.eval_results} == {"perplexity", "accuracy"}
-    for text in ("AutoModelForPreTraining", "| generator, masked tokens |", "curves.png", "| embedding sharing | gdes |"):
-        assert text in joint.text, text
-    assert "AutoModelForSequenceClassification" in discriminator.text and "curves.png" not in discriminator.text
-    assert "masked-language modelling + 50 x replaced token detection" in generator.text
-
-
-def test_a_discriminator_that_has_learned_nothing_is_named(run_rtd, text, tmp_path, capsys):
-    run_rtd.main(arguments(text, tmp_path / "run", max_steps=1, learning_rate=0.0, save_strategy="no"))
-    printed = capsys.readouterr().out
-    assert "is hardly better than a constant guess" in printed and "lower --discriminator_learning_rate" in printed
-    assert "discriminator 2 layers x 32 (2 heads), generator 1 layers x 32 (2 heads)" in printed
 
 
 @pytest.mark.parametrize(
@@ -176,11 +154,7 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
     [
         (dict(packing="segment_pair"), "--packing segment_pair makes pairs, which this model does not use"),
         (dict(generator_model="somewhere"), "--generator_model needs --model"),
-        (dict(generator_overrides="depth=3"), "--generator_overrides got an unknown field 'depth'"),
-        (dict(generator_overrides="hidden_size"), "--generator_overrides expects name=value"),
         (dict(embedding_sharing="es", stepping="decoupled"), "embedding_sharing = 'es' needs joint steps"),
-        (dict(rtd_lambda="0"), "rtd_lambda must be greater than 0, got 0"),
-        (dict(recipe="official-base", per_device_train_batch_size=48), "batch of 256 must be divisible by"),
         (dict(recipe="official-xsmall-continue", preset=None), "needs its own tokenizer; remove --train_tokenizer"),
         (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing cannot be changed"),
         (dict(model="{}/discriminator", generator_model="{}/generator", generator_layers=1),

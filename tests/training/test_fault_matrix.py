@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the fault matrix, and what it detects; tests/support/fault_matrix.py runs all faults."""
+"""The short form of the fault matrix; tests/support/fault_matrix.py runs all faults."""
 
 import sys
 

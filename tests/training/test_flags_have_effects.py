@@ -124,6 +124,7 @@ REFUSED = """lr_scheduler_kwargs optim_args optim_target_modules average_tokens_
     length_column_name label_names""".split()
 # A stream needs --max_steps, which replaces epochs, as in Trainer; the other flags have this value already.
 WITHOUT = {("mlm, streaming", "num_train_epochs"), ("glue, regression", "problem_type"), ("rtd, decoupled", "stepping")}
+SMOOTHED = {ONE_LABEL, "superglue, copa", "race, 4 choices", "ner"}
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,16 @@ def test_flags_of_trainer_shape_the_weights_or_are_refused(name, value, others, 
     assert found != "ignored"
     if not others:
         assert found.startswith("refused") == (name in REFUSED), found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_smoothed_or_a_line_refuses_it(kind, runs):
+    """Previously, run_squad.py accepted the flag and trained without smoothing; a multi-label run did so with only a
+    warning in its log.
+    """
+    found = effect(runs, kind, "label_smoothing_factor", 0.1, {})
+    expected = "acts" if kind in SMOOTHED else "refused: "
+    assert found.startswith(expected)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")

@@ -12,7 +12,6 @@ import time
 
 import left_by_kills
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from small_pretraining import SIZES, Rows, build, train
 
@@ -170,14 +169,6 @@ def test_the_best_checkpoint_stays_and_is_known_by_its_name(tmp_path):
     for checkpoint in (tmp_path / "run").glob("checkpoint-*"):
         found = left_by_kills.read(checkpoint / STATE)["best_model_checkpoint"]
         assert found == str(tmp_path / "run" / f"checkpoint-{step}") == trainer.state.best_model_checkpoint
-
-
-def test_arguments_are_saved_with_a_model_as_they_were_given_but_for_the_token(tmp_path):
-    trainer = train(tmp_path, save_total_limit=1, hub_token="secret", max_steps=2)
-    assert trainer.args.hub_token == "secret"
-    for place in (tmp_path, tmp_path / "checkpoint-2"):
-        saved = torch.load(place / "training_args.bin", weights_only=False)
-        assert saved.save_total_limit == 1 and saved.hub_token is None
 
 
 def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_and_the_log_of_one_that_was_not(tmp_path):
