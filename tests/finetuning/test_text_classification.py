@@ -293,11 +293,11 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
 @pytest.mark.parametrize(
     ("labels", "flags", "message"),
     [
-        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* for regression"),
+        ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* got regression"),
         (
             [["a"], ["b"]],
             dict(balanced_sampling=True),
-            "--balanced_sampling one class per text: .* multi_label_classification",
+            "--balanced_sampling one class per text, got multi_label_classification",
         ),
     ],
 )
