@@ -133,7 +133,7 @@ class Int8Embedding(Int8Module):
         self.register_buffer("scale", torch.ones(num_embeddings))
 
     def fill(self, table: nn.Embedding):
-        """Set the rows to the rounded rows of `table`."""
+        """Quantise the rows of `table` to int8, and store them."""
         self.weight, self.scale = int8_rows(table.weight, 127)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -247,7 +247,7 @@ def check_vocabulary(
 ) -> None:
     """Check that a tokenizer of any family is not empty, and can belong to the model.
 
-    The model may have up to 256 rows more than the tokenizer has tokens, or up to a quarter of its rows if that is more.
+    The model's embedding table may have more rows than the tokenizer has tokens: up to 256, or a quarter if that is more.
 
     Args:
         source (*optional*): Source of the tokenizer, for the error message.

@@ -120,7 +120,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_configuration(source: str | os.PathLike | None, **download) -> dict[str, Any]:
-    """Read the config.json of a folder or repository, or the file of Microsoft's trainer; return {} if there is none."""
+    """Read the config.json of a folder or repository, or the file that Microsoft's trainer writes; {} if there is none."""
     if source is None:
         return {}
     file = configuration_file(source, download.get("subfolder"))

@@ -78,7 +78,7 @@ def convert(
     if contents.is_joint and (head not in ("pretraining", *HALVES) or (head == "pretraining" and to == "deberta-v2")):
         raise ValueError(
             f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
-            "masked-lm (the generator) or base, and convert the result for another head"
+            "masked-lm (the generator) or base; for other heads, convert the written folder again"
         )
     if to in FROM_FLOAT32 and head == "pretraining":
         raise ValueError(f"--to {to} converts a single model: choose --head replaced-token-detection or masked-lm")
@@ -160,7 +160,7 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Print a warning if the head is newly initialised and `is_chosen`, the user's choice.
+    """Check newly initialised parameters; print a warning if the user chose a head (`is_chosen`) that is new.
 
     Raises:
         ValueError: If parameters of the encoder are newly initialised, or if those of the head are and `is_chosen` is False.

@@ -72,7 +72,7 @@ def save_as_deberta_v2(
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
-    """Return a `DebertaV2Config` of the same encoder. `legacy=False` makes transformers load the head `lm_predictions`."""
+    """Return a `DebertaV2Config` of the same encoder, with `legacy=False`, so that transformers loads `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
     for name in FLOAT_FIELDS:
         if same[name] is not None:
@@ -107,7 +107,7 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
     if "p2p" in config.pos_att_type:
         raise ValueError("deberta-v2 does not support p2p attention (pos_att_type): the model cannot be saved")
     if getattr(model, "proj", None) is not None:
-        raise ValueError("deberta-v2 has no dense layer before the classifier (classifier_act): the model cannot be saved")
+        raise ValueError("deberta-v2 has no dense layer before the classifier (classifier_act): use save_pretrained instead")
     notes = []
     if config.share_layers != "none":
         notes.append(f"share_layers = {config.share_layers!r}: each layer is a copy, no longer tied in training")

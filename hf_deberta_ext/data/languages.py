@@ -18,4 +18,4 @@ def check_languages(names: Iterable[Any], flag: str) -> None:
     """Raise a ValueError for the first name that does not have the form of a language code; the message names the flag."""
     for name in names:
         if name not in SPECIAL_LANGUAGES and not LANGUAGE_TAG.fullmatch(str(name)):
-            raise ValueError(f"{flag} expects ISO 639 codes such as en, de or pt-BR, got {name!r}")
+            raise ValueError(f"{flag} expects language codes such as en, de or pt-BR, got {name!r}")

@@ -50,7 +50,7 @@ logger = logging.get_logger(__name__)
 def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
     """Parse the flags of a script and run all stages.
 
-    A user error ends the program (see `ExitOnUserError`); its traceback is only shown after the training has started.
+    A user error ends the program (see `ExitOnUserError`); without a traceback before the training has started.
 
     Args:
         task (`Task`): result of `load_task`.

@@ -48,7 +48,7 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
             if not args.do_train:
                 # Often the folder of the model itself, where neither resuming nor --overwrite_output_dir would help.
                 raise ValueError(f"{folder} is not empty: choose another --output_dir for the results") from error
-            raise ValueError(f"{error}; --overwrite_output_dir renames it and starts a new run") from error
+            raise ValueError(f"{error}; --overwrite_output_dir renames the folder and starts a new run") from error
     return checkpoint
 
 

@@ -233,9 +233,9 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     predicts which tokens were replaced. L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
 
     `generator` is a `DebertaExtForMaskedLM`. `discriminator` is a `DebertaExtForReplacedTokenDetection`. It has no Enhanced
-    Mask Decoder, since it sees no masks, and only has an absolute position table if its input reads it (an exported
-    discriminator gets the generator's table). `config` describes the discriminator, the differing fields of the generator,
-    and the sharing.
+    Mask Decoder, since it sees no masks, and only has an absolute position table if its embeddings add it (an exported
+    discriminator gets the generator's table). `config` describes the discriminator; its field `generator` has the fields in
+    which the generator differs, and `embedding_sharing` the kind of sharing.
     """
 
     base_model_prefix = ""

@@ -170,7 +170,7 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         of_text["language"] = data_args.language not in ("en", packing["language"])
     for name, is_given in of_text.items():
         if is_given:
-            raise ValueError(f"--{name} only works for text, but {folder} is prepared; remove it")
+            raise ValueError(f"--{name} only works for text, but {folder} is a prepared corpus; remove the flag")
     if model_args.model is None and model_args.tokenizer is None:
         model_args.tokenizer = tokenizer_folder(folder)
 

@@ -42,7 +42,7 @@ REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class PushReport:
-    """Result of a push, or of a dry run without `commit`. `str(report)` is a list of the files."""
+    """Result of a push, or of a dry run, whose `commit` is None. `str(report)` is a list of the files."""
 
     repo_id: str
     # Path in the repository -> size in bytes.

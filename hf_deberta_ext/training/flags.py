@@ -122,7 +122,7 @@ def flags_of_file(file: Path) -> list[str]:
 
 
 def command_line(flags: Mapping[str, Any]) -> list[str]:
-    """Return the command line for a dict of flags; values are written as JSON, except texts; a list has several values."""
+    """Return the command line for a dict of flags; values are JSON, except texts; the items of a list follow their flag."""
     argv = []
     for name, value in flags.items():
         if as_list(value):

@@ -27,8 +27,8 @@ def named_tokenizer(source: str, flag: str) -> Iterator[None]:
 
 
 def announce_official(source: str, *, hint: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
-    """Return True for a DeBERTa checkpoint of Microsoft or transformers, and log once that it is trained as this package's
-    model, followed by `hint`. With `trust_remote_code`, checkpoints that contain remote code are excluded."""
+    """Return True for a DeBERTa checkpoint of Microsoft or transformers, and log once that it will be trained with this
+    package's model class, followed by `hint`. With `trust_remote_code`, checkpoints with remote code are excluded."""
     stored, maker = {"model_type": "deberta"}, "a DeBERTa checkpoint in Microsoft's own files"
     if not configuration_file(source):
         stored, _ = PretrainedConfig.get_config_dict(source, **download)

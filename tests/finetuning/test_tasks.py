@@ -114,7 +114,7 @@ CASES = {
             ({"language": "de"}, "need --task_name xnli"),
             ({"task_name": "xnli", "language": "de", "train_file": ["x.csv"]}, "pass files as NAME=FILE"),
             ({"text_columns": ["a", "b", "c"]}, "--text_columns must be one column, or two"),
-            ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names needs classes"),
+            ({"label_names": ["a", "b"], "problem_type": "regression"}, "--label_names is for classification"),
             ({"validation_share": 20}, "--validation_share must be between 0 and 1, got 20"),
         ],
         ("glue/cola/validation.jsonl", {"task_name": "cola"}, 1043), lambda n, tokens: np.zeros((n, 2)), steps=40,

@@ -59,7 +59,7 @@ def answer_html(prediction: Any) -> str:
 
 
 def influence_html(prediction: Any, method: str) -> str:
-    """Return HTML of the texts of a `Prediction`, with tokens coloured by the field `method` of `TokenInfluence`."""
+    """Return HTML of the texts of a `Prediction`, tokens are coloured by the `TokenInfluence` field that `method` names."""
     largest = max((abs(getattr(token, method)) for token in prediction.tokens), default=0) or 1
     marks: list[list] = [[] for _ in prediction.texts]
     for token in prediction.tokens:

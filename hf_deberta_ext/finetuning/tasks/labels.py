@@ -119,7 +119,7 @@ class Labels:
         return np.array(encoded)[:, np.argsort(self.order)].tolist()
 
     def predicted(self, logits: Any) -> np.ndarray:
-        """Return the predictions in the data's order: [n] labels or scores, or [n, labels] of 0 and 1.
+        """Return the predictions, with labels numbered as in the data: [n] labels or scores, or [n, labels] of 0 and 1.
 
         Args:
             logits: [n, labels] in the model's order; regression: [n, 1] or [n].

@@ -259,7 +259,7 @@ def plain_word(word: str) -> str:
 
 
 def _numbers(rows: Dataset, column: str) -> list[int]:
-    """Return a column of numbers (.csv: texts of numbers), or 0, 1, ... if there is no such column."""
+    """Return a column of numbers (parsed from texts for .csv), or 0, 1, ... if there is no such column."""
     if column not in rows.column_names:
         return [*range(len(rows))]
     return cells(as_numbers(rows, column), column)

@@ -113,7 +113,7 @@ class TextClassificationArguments(DataArguments):
         if len({name.lower() for name in self.label_names}) < len(self.label_names) or len(self.label_names) == 1:
             raise ValueError(f"--label_names must be two or more different names, got {', '.join(self.label_names)}")
         if self.label_names and self.problem_type == REGRESSION:
-            raise ValueError("--label_names needs classes: remove it, or --problem_type regression")
+            raise ValueError("--label_names is for classification: remove it, or remove --problem_type regression")
 
 
 @dataclass
@@ -279,7 +279,7 @@ class TextClassificationData(TaskData):
         has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
         if languages and has_own_data:
             raise ValueError(
-                "--language, --train_language, --eval_languages only select data of the Hub; pass files as NAME=FILE"
+                "--language, --train_language, --eval_languages are for data of the Hub: pass files as NAME=FILE"
             )
         if not languages and not has_own_data:
             raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")

@@ -227,7 +227,7 @@ class TokenClassificationData(TaskData):
         return CheckedSet(words, tags, self.counts_of(split))
 
     def set_labels(self, labels: list[str]):
-        """Set the labels, in the order of their numbers, and check the data's labels; empty if they are not known yet."""
+        """Set the labels in the order of their ids, and check that the data has no others; [] = not known yet."""
         self.labels = labels
         self.entities = are_entities(labels)
         if not labels:
