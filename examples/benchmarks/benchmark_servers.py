@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests per second of a reranker over HTTP: vLLM with this package's plugin, and 30 lines of FastAPI around a model.
+"""Requests per second of a classifier over HTTP: vLLM with this package's plugin, and 30 lines of FastAPI around a model.
 
     python examples/benchmarks/benchmark_servers.py MODEL --pairs mnli.jsonl.gz squad.jsonl.gz --requests 500 --clients 64
 
-MODEL is a folder of a deberta-v2 or deberta-ext checkpoint with one label. Runs in an environment with vLLM, httpx, fastapi
-and uvicorn. Every server scores the same pairs, one pair per request; the table has requests per second, the median and the
-99th percentile of the time of a request, and the largest difference of a score from transformers' model on one pair at a
-time.
+MODEL is a folder of a deberta-v2 or deberta-ext checkpoint in float32. Runs in an environment with httpx, psutil, fastapi,
+uvicorn and, unless --sides leaves it out, vLLM. Every server scores the same pairs, one pair per request, and the servers
+take turns for --rounds. The table has requests per second, the median and the 99th percentile of the time of a request, the
+memory of the server process after the requests, and the largest difference of a score (the sigmoid of the first logit) from
+transformers' model on one pair at a time.
 """
 
 import argparse
@@ -14,10 +15,14 @@ import asyncio
 import gzip
 import json
 import os
+import queue
 import random
-import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 HOST, PORT = "127.0.0.1", 8107
@@ -27,6 +32,8 @@ SIDES = {
     "vLLM and this package": ("vllm",),
     "FastAPI, this package, one by one": ("plain", "ours", "one"),
     "FastAPI, this package, dynamic batches": ("plain", "ours", "batches"),
+    "FastAPI, this package, int8, one by one": ("plain", "int8", "one"),
+    "FastAPI, this package, int8, dynamic batches": ("plain", "int8", "batches"),
     "FastAPI, transformers, one by one": ("plain", "stock", "one"),
     "FastAPI, transformers, dynamic batches": ("plain", "stock", "batches"),
 }
@@ -40,8 +47,8 @@ def load(model: str, side: str):
     from hf_deberta_ext import DebertaExtForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    classes = {"ours": DebertaExtForSequenceClassification, "stock": AutoModelForSequenceClassification}
-    classifier = classes[side].from_pretrained(model, dtype="float32").eval()
+    model_class = DebertaExtForSequenceClassification if side == "ours" else AutoModelForSequenceClassification
+    classifier = model_class.from_pretrained(model, dtype="float32").eval()
 
     @torch.inference_mode()
     def score(pairs: list[list[str]]) -> list[float]:
@@ -59,36 +66,46 @@ def serve(model: str, side: str, mode: str):
 
     score = load(model, side)
     app = FastAPI()
-    waiting: asyncio.Queue = asyncio.Queue()
+    waiting = queue.SimpleQueue()
     most = 64 if mode == "batches" else 1
 
-    async def work():
+    def work():
         while True:
-            requests = [await waiting.get()]
+            requests = [waiting.get()]
             while len(requests) < most and not waiting.empty():
-                requests.append(waiting.get_nowait())
-            scores = await asyncio.to_thread(score, [pair for pair, _ in requests])
+                requests.append(waiting.get())
+            scores = score([pair for pair, _ in requests])
             for (_, answer), value in zip(requests, scores, strict=True):
                 answer.set_result(value)
 
-    @app.on_event("startup")
-    async def start():
-        app.state.worker = asyncio.create_task(work())
-
+    # FastAPI calls these functions in its threads.
     @app.get("/health")
-    async def health():
+    def health():
         return {}
 
     @app.post("/score")
-    async def answer(request: dict):
-        future = asyncio.get_running_loop().create_future()
-        await waiting.put(([request["text_1"], request["text_2"]], future))
-        return {"data": [{"score": await future}]}
+    def answer(request: dict):
+        future = Future()
+        waiting.put(([request["text_1"], request["text_2"]], future))
+        return {"data": [{"score": future.result()}]}
 
+    threading.Thread(target=work, daemon=True).start()
     uvicorn.run(app, host=HOST, port=PORT, log_level="warning")
 
 
+def save_int8(model: str, folder: str):
+    """Save an int8 copy of a model and its tokenizer."""
+    from transformers import AutoTokenizer
+
+    from hf_deberta_ext import DebertaExtForSequenceClassification
+    from hf_deberta_ext.int8 import quantise
+
+    quantise(DebertaExtForSequenceClassification.from_pretrained(model, dtype="float32")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+
+
 def command(model: str, kind: str, *options: str) -> list[str]:
+    """Return the command that starts a server."""
     if kind == "plain":
         return [sys.executable, __file__, model, "--serve", *options]
     flags = "--runner pooling --dtype float32 --enforce-eager --max-num-seqs 64 --max-num-batched-tokens 8192".split()
@@ -130,19 +147,52 @@ async def measure(pairs: list[list[str]], clients: int) -> tuple[list[float], li
         answers = await asyncio.gather(*map(request, pairs))
         total = time.perf_counter() - start
     scores, seconds = zip(*answers, strict=True)
-    return [*scores], sorted(seconds), total
+    return [*scores], [*seconds], total
 
 
-def wait_until_ready(process: subprocess.Popen):
+class Result:
+    """Times of requests, memory and differences of scores over all rounds of a server with a set of pairs."""
+
+    def __init__(self):
+        self.seconds, self.total, self.memory, self.difference = [], 0.0, 0, 0.0
+
+    def add(self, scores: list[float], seconds: list[float], total: float, expected: list[float], memory: int):
+        self.seconds += seconds
+        self.total += total
+        self.memory = max(self.memory, memory)
+        self.difference = max(self.difference, *(abs(a - b) for a, b in zip(scores, expected, strict=True)))
+
+    def row(self) -> str:
+        """Return the cells of a row of the table."""
+        seconds = sorted(self.seconds)
+        median, worst = (1000 * seconds[int(len(seconds) * share)] for share in (0.5, 0.99))
+        rate = len(seconds) / self.total
+        return f"{rate:.1f} | {median:.0f} | {worst:.0f} | {self.memory / 1e6:.0f} | {self.difference:.1e}"
+
+
+@contextmanager
+def server(words: list[str]):
+    """Context manager that starts a server, waits until it is ready, yields its process, and ends it."""
     import httpx
+    import psutil
 
-    while process.poll() is None:
-        try:
-            if httpx.get(f"http://{HOST}:{PORT}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    with open("servers.log", "ab") as log:
+        process = psutil.Popen(words, stdout=log, stderr=log, env=environment)
+    try:
+        while True:
+            if process.poll() is not None:
+                raise SystemExit("the server ended before it was ready; see servers.log")
+            try:
+                if httpx.get(f"http://{HOST}:{PORT}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
             time.sleep(1)
-    raise SystemExit("the server ended before it was ready; see servers.log")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def main():
@@ -151,8 +201,9 @@ def main():
     parser.add_argument("--pairs", nargs="+", metavar="FILE", help=".jsonl or .jsonl.gz of MNLI or SQuAD")
     parser.add_argument("--requests", type=int, default=500, help="requests per set")
     parser.add_argument("--clients", type=int, default=64, help="requests at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="how many times each server is started and measured")
     parser.add_argument("--sides", nargs="+", default=[*SIDES], choices=[*SIDES])
-    parser.add_argument("--serve", nargs=2, metavar=("ours|stock", "one|batches"), help="only serve a model by FastAPI")
+    parser.add_argument("--serve", nargs=2, metavar=("ours|int8|stock", "one|batches"), help="only serve a model by FastAPI")
     arguments = parser.parse_args()
     if arguments.serve:
         return serve(arguments.model, *arguments.serve)
@@ -161,29 +212,21 @@ def main():
     expected = {}
     for name, pairs in sets.items():
         expected[name] = [score([pair])[0] for pair in pairs]
-    print("| server | pairs | requests/s | median, ms | 99th percentile, ms | scores differ by |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for side in arguments.sides:
-        with open("servers.log", "ab") as log:
-            process = subprocess.Popen(
-                command(arguments.model, *SIDES[side]),
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
-            )
-        try:
-            wait_until_ready(process)
-            for name, pairs in sets.items():
-                scores, seconds, total = asyncio.run(measure(pairs, arguments.clients))
-                difference = max(abs(a - b) for a, b in zip(scores, expected[name], strict=True))
-                median, worst = (1000 * seconds[int(len(seconds) * share)] for share in (0.5, 0.99))
-                print(
-                    f"| {side} | {name} | {len(pairs) / total:.1f} | {median:.0f} | {worst:.0f} | {difference:.1e} |",
-                    flush=True,
-                )
-        finally:
-            process.terminate()
-            process.wait()
+    results = {(side, name): Result() for side in arguments.sides for name in sets}
+    with tempfile.TemporaryDirectory() as int8:
+        if any("int8" in SIDES[side] for side in arguments.sides):
+            save_int8(arguments.model, int8)
+        for _ in range(arguments.rounds):
+            for side in arguments.sides:
+                folder = int8 if "int8" in SIDES[side] else arguments.model
+                with server(command(folder, *SIDES[side])) as process:
+                    for name, pairs in sets.items():
+                        scores, seconds, total = asyncio.run(measure(pairs, arguments.clients))
+                        results[side, name].add(scores, seconds, total, expected[name], process.memory_info().rss)
+    print("| server | pairs | requests/s | median, ms | 99th percentile, ms | memory, MB | scores differ by |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for (side, name), result in results.items():
+        print(f"| {side} | {name} | {result.row()} |")
 
 
 if __name__ == "__main__":

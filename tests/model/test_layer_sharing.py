@@ -51,6 +51,17 @@ def test_shared_equals_an_unshared_model_with_equal_weights(share, kind, tiny_co
     assert torch.allclose(shared.get_parameter(f"deberta.encoder.layer.0.{name}").grad, sum(grads), rtol=1e-4, atol=1e-6)
 
 
+def test_removed_layers_are_not_run(tiny_config, shake, batch):
+    """BERTScore keeps the first layers of an encoder. Previously, the last of these was run in place of each removed one."""
+    model = shake(DebertaExtModel(tiny_config()))
+    ids, mask = batch(2, 20, [20, 11])
+    states = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    model.encoder.layer = model.encoder.layer[:2]
+    outputs = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert len(outputs.hidden_states) == 3
+    assert torch.allclose(outputs.last_hidden_state, states[2], atol=1e-6)
+
+
 def test_factorised_embeddings_have_small_tables_and_a_tied_decoder_of_their_width(tiny_config, shake, batch, tmp_path):
     model = shake(DebertaExtForMaskedLM(tiny_config(embedding_size=8)))
     assert model.deberta.embeddings.word_embeddings.weight.shape == (64, 8)

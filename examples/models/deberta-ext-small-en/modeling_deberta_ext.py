@@ -340,8 +340,9 @@ class DebertaExtEncoder(PositionCache):
 
     def __init__(self, config):
         super().__init__()
-        self.num_layers = config.num_hidden_layers
         stored = 1 if config.share_layers == "all" else config.num_hidden_layers
+        # Passes of each layer in `layer`, from which some programs remove the last layers.
+        self.passes = config.num_hidden_layers // stored
         self.layer = nn.ModuleList([DebertaExtLayer(config, index) for index in range(stored)])
         self.relative_table_size = config.relative_table_size
         if self.relative_table_size:
@@ -380,7 +381,7 @@ class DebertaExtEncoder(PositionCache):
 
     def run_layer(self, index: int, *tensors: torch.Tensor | None, **options) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run layer `index`; see `DebertaExtLayer` for arguments and results."""
-        layer = self.layer[min(index, len(self.layer) - 1)]
+        layer = self.layer[index // self.passes]
         if not (layer.owns_attention and layer.owns_feed_forward):
             # A function, because accelerate moves arguments, including modules, to the device of the layer.
             options["first"] = lambda: self.layer[0]
@@ -406,7 +407,7 @@ class DebertaExtEncoder(PositionCache):
         rel_embeddings, options = self.positions(longest, hidden_states.device)
         options.update(packed=packed, output_attentions=output_attentions)
         all_states, all_probs = [hidden_states], []
-        for index in range(self.num_layers - skip_last_layer):
+        for index in range(len(self.layer) * self.passes - skip_last_layer):
             hidden_states, probs = self.run_layer(index, hidden_states, attention_mask, rel_embeddings, **options)
             if index == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, token_mask, packed)
@@ -797,7 +798,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         longest = N if packed is None else max(packed.lengths)
         rel_embeddings, options = encoder.positions(longest, hidden_states.device)
         options.update(packed=packed)
-        last = encoder.num_layers - 1
+        last = len(encoder.layer) * encoder.passes - 1
 
         def layer(queries, query_positions, passes):
             tensors = (hidden_states, mask, rel_embeddings, queries)
