@@ -70,7 +70,9 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
             "set_attn_implementation"
         )
     for module in replaced.values():
-        weight = next(weight for weight in module.parameters() if weight.is_floating_point())
+        # Modules that torch quantised have no parameters, and compute in float32.
+        weights = (weight for weight in module.parameters() if weight.is_floating_point())
+        weight = next(weights, torch.empty(0))
         choose_backend(attn_implementation, weight.device, weight.dtype, module.attention_head_size)
     for module in replaced.values():
         _change_class(module, ATTENTION.get(type(module), type(module)))

@@ -15,13 +15,11 @@ import asyncio
 import gzip
 import json
 import os
-import queue
 import random
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,23 +58,13 @@ def load(model: str, side: str):
 
 
 def serve(model: str, side: str, mode: str):
-    """Serve POST /score {"text_1", "text_2"}: one pair at a time, or all waiting pairs, at most 64, in one batch."""
+    """Serve POST /score {"text_1", "text_2"}: one pair at a time, or all waiting pairs, at most 40, in one batch."""
     import uvicorn
     from fastapi import FastAPI
 
     score = load(model, side)
     app = FastAPI()
-    waiting = queue.SimpleQueue()
-    most = 64 if mode == "batches" else 1
-
-    def work():
-        while True:
-            requests = [waiting.get()]
-            while len(requests) < most and not waiting.empty():
-                requests.append(waiting.get())
-            scores = score([pair for pair, _ in requests])
-            for (_, answer), value in zip(requests, scores, strict=True):
-                answer.set_result(value)
+    waiting, lock = [], threading.Lock()
 
     # FastAPI calls these functions in its threads.
     @app.get("/health")
@@ -84,12 +72,21 @@ def serve(model: str, side: str, mode: str):
         return {}
 
     @app.post("/score")
-    def answer(request: dict):
-        future = Future()
-        waiting.put(([request["text_1"], request["text_2"]], future))
-        return {"data": [{"score": future.result()}]}
+    def answer(body: dict):
+        request = {"pair": [body["text_1"], body["text_2"]]}
+        if mode == "batches":
+            waiting.append(request)
+        with lock:
+            if mode == "one":
+                waiting.append(request)
+            # The first thread computes all pairs that wait, and the others then find their scores.
+            if "score" not in request:
+                batch = waiting[:]
+                del waiting[: len(batch)]
+                for each, value in zip(batch, score([each["pair"] for each in batch]), strict=True):
+                    each["score"] = value
+        return {"data": [{"score": request["score"]}]}
 
-    threading.Thread(target=work, daemon=True).start()
     uvicorn.run(app, host=HOST, port=PORT, log_level="warning")
 
 

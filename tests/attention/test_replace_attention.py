@@ -351,6 +351,30 @@ def test_a_model_that_holds_a_backbone(stock, padded):
     assert restore_attention(model) == report.replaced
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:.*quantized tensor")
+@pytest.mark.parametrize("order", ["quantised first", "quantised second"])
+@pytest.mark.parametrize("family", BOTH)
+def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padded):
+    """GLiNER's `quantize` calls it. Previously, a quantised v3 model, whose attention has no parameters, could not be
+    replaced (StopIteration)."""
+    ids, mask = padded(33)
+
+    def quantised(model):
+        return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+
+    reference = quantised(stock(family))
+    if order == "quantised first":
+        replace_attention(model := quantised(stock(family)))
+    else:
+        replace_attention(model := stock(family))
+        model = quantised(model)
+    with torch.no_grad():
+        states, expected = (x(ids, mask).last_hidden_state[mask.bool()] for x in (model, reference))
+    assert backends(model) != {"stock"}
+    # An activation near the middle of two steps may be rounded to the other one.
+    assert torch.cosine_similarity(states, expected).min() > 0.999
+
+
 @pytest.mark.parametrize("order", ["adapter first", "adapter second"])
 @pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
 def test_lora_before_and_after(family, order, stock, padded):
