@@ -42,9 +42,14 @@ def gliner(models: Path, texts: list[str]) -> dict:
     from gliner import GLiNER
 
     config = {"model_name": str(models / "stock" / "encoder"), "max_len": 384}
-    stock, ours = GLiNER.from_config(config), GLiNER.from_config(config)
-    replaced(ours)
-    return {name: lambda m=m: m.inference(texts, ["person", "place"]) for name, m in (("stock", stock), ("ours", ours))}
+    sides = {}
+    for name in ("stock", "ours", "stock, quantize", "ours, quantize"):
+        sides[name] = model = GLiNER.from_config(config)
+        if "ours" in name:
+            replaced(model)
+        if "quantize" in name:
+            model.quantize("int8")
+    return {name: lambda model=model: model.inference(texts, ["person", "place"]) for name, model in sides.items()}
 
 
 def cross_encoder(models: Path, texts: list) -> dict:

@@ -205,6 +205,17 @@ def gliclass(root: Path, replace: bool = False) -> list:
     return [[[answer["label"], answer["score"]] for answer in row] for row in pipe(TEXTS, KINDS, threshold=0.0)]
 
 
+def bert_score(root: Path, replace: bool = False) -> list:
+    """Return precision, recall and F1 of pairs, from the first of two layers."""
+    from bert_score import BERTScorer
+
+    scorer = BERTScorer(model_type=str(root / "encoder"), num_layers=1, device="cpu")
+    scorer._tokenizer.model_max_length = 64
+    if replace:
+        replaced(scorer._model)
+    return [values.tolist() for values in scorer.score(TEXTS, TEXTS[::-1])]
+
+
 def setfit(root: Path) -> list:
     """Return probabilities after two steps with a classification head."""
     import datasets
@@ -355,6 +366,10 @@ CLIENTS: dict[str, tuple[list[str], list[Journey]]] = {
     "gliclass": (["gliclass"], [
         Journey("stock model, replace_attention", gliclass, {"replace": True}, "stock", ("stock", {}), True),
         Journey("our encoder, package", gliclass, package=True),
+    ]),
+    "bert-score": (["bert-score"], [
+        Journey("stock model, replace_attention", bert_score, {"replace": True}, "stock", ("stock", {}), True),
+        Journey("our encoder, package", bert_score, package=True),
     ]),
     "setfit": (["setfit"], [Journey("SetFitModel, Trainer, remote code", setfit)]),
     "span-marker": (["span-marker"], [Journey("SpanMarkerModel, remote code", span_marker)]),
