@@ -96,6 +96,19 @@ def test_a_terminated_run_goes_on_to_the_weights_of_one_that_was_not(step, argum
         mlm_script.assert_same_weights(tmp_path / "whole", tmp_path / "run")
 
 
+def test_a_handler_of_somebody_else_stays():
+    def theirs(number, frame):
+        pass
+
+    signal.signal(signal.SIGTERM, theirs)
+    try:
+        with Termination() as termination:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is theirs and not termination.requested
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("signals, ends_inside", [(1, False), (2, True)])
 def test_a_signal_that_no_step_answers_ends_the_process_as_ever(signals, ends_inside):
     """After the last step, or on a second signal."""
