@@ -35,15 +35,17 @@ class PositionCache(nn.Module):
         class than torch's.
         """
         modules = [module for module in (self.rel_embeddings, getattr(self, "LayerNorm", None)) if module is not None]
-        entry, state = self.position_cache, None
+        entry, versions, samples = self.position_cache, None, None
         if all(is_plain(module) and not has_hooks(module) for module in modules):
-            states = [module_state(module) for module in modules]
-            state = [autocast_state(), *(state[0] for state in states)], torch.cat([state[1] for state in states])
-            if entry is not None and entry[0] is not None and entry[0][0] == state[0] and same_values(entry[0][1], state[1]):
-                return entry[1]
+            versions, samples = module_states(modules)
+            if entry is not None and entry[0] == versions and all(map(same_values, entry[1], samples)):
+                return entry[2]
         P = compute()
-        P = entry[1] if entry is not None and same_values(entry[1], P) else P.clone()
-        self.position_cache = state, P
+        if entry is not None and same_values(entry[2], P):
+            P = entry[2]
+        else:
+            P = P.clone()
+        self.position_cache = versions, samples, P
         return P
 
     def kept_projections(self, table: torch.Tensor, modules: list[nn.Module], project: Callable) -> Any:
@@ -57,9 +59,7 @@ class PositionCache(nn.Module):
             return self.kept_of_packed(table, packed, project)
         if any(map(has_hooks, modules)):
             return project(table)
-        states = [module_state(module, table) for module in modules]
-        versions = [autocast_state(), *(state[0] for state in states)]
-        samples = [state[1] for state in states]
+        versions, samples = module_states(modules, table)
         entry = self.position_cache
         if entry is not None:
             kept_table, kept_versions, kept_samples, projected = entry
@@ -96,9 +96,11 @@ def is_plain(module: nn.Module) -> bool:
     return is_own and all(type(weight) is nn.Parameter for weight in module.parameters())
 
 
-def autocast_state() -> tuple[bool, torch.dtype]:
-    """Return whether autocast is enabled on the CPU, and its dtype."""
-    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+def module_states(modules: list[nn.Module], table: torch.Tensor | None = None) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return the versions, and the samples, of the `module_state` of each module; versions include the state of autocast."""
+    states = [module_state(module, table) for module in modules]
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return [autocast, *(versions for versions, _ in states)], [sample for _, sample in states]
 
 
 def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[list[tuple[int, int]], torch.Tensor]:
@@ -115,7 +117,7 @@ def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[
     # `_version` is torch's only count of writes; tensors of inference mode have none.
     versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
     if is_plain(module):
-        return versions, torch.cat(
-            [weight.flatten()[:: weight[0].numel() + 1 if weight.dim() == 2 else 1] for weight in weights]
-        )
+        # Of a matrix, every (columns + 1)th element.
+        steps = [weight.shape[1] + 1 if weight.dim() == 2 else 1 for weight in weights]
+        return versions, torch.cat([weight.flatten()[::step] for weight, step in zip(weights, steps, strict=True)])
     return versions, module(torch.arange(table.shape[1]).cos().to(table.dtype)[None])
