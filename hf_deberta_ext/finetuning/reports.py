@@ -19,7 +19,7 @@ from ..data.files import named_files, shown_files
 from ..files import as_list, is_hub_id, replace_text, shown_source
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
-from ..training.batch_size import hardware_facts
+from ..training.batch_size import batch_summary, hardware_facts
 from ..training.published_optimizer import optimizer_name
 from ..training.run_folder import accepted_changes
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
@@ -239,7 +239,7 @@ def training_facts(
         "longest input": longest_row(prepared.task.train),
         "steps": steps,
         "epochs": results.get("epoch"),
-        "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+        "batch": batch_summary(args),
         "learning rate": f"{args.learning_rate:g}, warm-up {args.warmup_steps:g}",
         "optimizer": optimizer_name(args),
         "weight decay": args.weight_decay,

@@ -21,7 +21,7 @@ from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..tokenization import check_tokenizer, load_tokenizer
-from ..training.batch_size import hardware_facts
+from ..training.batch_size import batch_summary, hardware_facts
 from ..training.checkpoints import readable_weights, replaced_folder
 from ..training.digests import json_digest, tokenizer_digest
 from ..training.distributed import release_folder
@@ -297,7 +297,7 @@ class PretrainingRun:
             "masking": masking,
             "tokenizer": tokenizer,
             "steps": trainer.state.global_step,
-            "batch": f"{args.train_batch_size} x {args.gradient_accumulation_steps} x {args.world_size} processes",
+            "batch": batch_summary(args),
             "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
             "optimizer": optimizer_name(args),
             "seed": args.seed,

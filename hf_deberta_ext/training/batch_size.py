@@ -80,6 +80,13 @@ def is_split_free(args: TrainingArguments) -> bool:
     return args.train_sampling_strategy in ("random", "sequential") and not args.dataloader_drop_last
 
 
+def batch_summary(args: TrainingArguments) -> str:
+    """Return the examples per optimizer step and how they are split, for a model card."""
+    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    steps = f"accumulation steps: {args.gradient_accumulation_steps}, processes: {args.world_size}"
+    return f"{batch:,} (per process and micro-batch: {args.train_batch_size}, {steps})"
+
+
 def hardware_facts(
     args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

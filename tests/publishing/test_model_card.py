@@ -199,7 +199,7 @@ SENTENCES = {
     "few": (
         dict(longest=128, seeds=[7], best_chosen=True, train_samples=50, eval_samples=10, trained_on_results=True),
         ["inputs of at most 128 tokens", "seed 7", "nyu-mll/glue, the first 10 examples of each set", "first 50 examples",
-         "has only 10 examples", "selected on the evaluation set", "The data is in en", "base model (org/some-model)",
+         "has only 10 examples", "selected on the evaluation set", "(ISO codes): en.", "base model (org/some-model)",
          "overlaps with the training data"], [],
     ),
     "many": (
@@ -214,9 +214,9 @@ SENTENCES = {
     "windows": (dict(longest=384, pipeline="question-answering"), ["windows of at most 384", "AutoModelForQuestion"], []),
     "choices": (dict(longest=64, pipeline="multiple-choice"), ["choices of at most 64", "AutoModelForMultipleChoice"], []),
     "pairs": (dict(text_columns=["premise", "hypothesis"]), ['{"text": "A text.", "text_pair": "Another text."}'], []),
-    "languages": (dict(language=["de", "en"]), ["The data is in de, en"], []),
-    "of the data": (dict(datasets=["clue/clue"]), ["The data is in zh"], []),
-    "unknown data": (dict(datasets=["someone/unknown"]), [], ["The data is in"]),
+    "languages": (dict(language=["de", "en"]), ["(ISO codes): de, en."], []),
+    "of the data": (dict(datasets=["clue/clue"]), ["(ISO codes): zh."], []),
+    "unknown data": (dict(datasets=["someone/unknown"]), [], ["Languages of the data"]),
     "own text": (dict(opening="A toy.", limits=["It is a toy."], diverged="It diverged."),
                  ["\nA toy.\n", "## Limits\n\n- It is a toy.\n", "> **Warning.** It diverged."], []),
     "baselines": (dict(metrics=METRICS | dict(baselines={"majority class": {"accuracy": 0.5}})),
