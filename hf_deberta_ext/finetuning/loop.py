@@ -16,27 +16,17 @@ from torch import nn
 from transformers import PretrainedConfig, set_seed
 from transformers.utils import logging
 
-from ..analysis.results import summarise_seeds, summary_table
+from ..analysis.results import summarise_seeds
 from ..sift import embedding_norm
 from ..training.distributed import release_folder
 from ..training.flags import command_line, overrides
 from ..training.hub_arguments import HubArguments
-from ..training.run_folder import folder_summary, repeated_arguments
+from ..training.run_folder import repeated_arguments
 from ..training.user_errors import ExitOnUserError, resume_advice
 from .arguments import DataArguments, FineTuningArguments, ModelArguments, parse
 from .models import add_adapters, load_config, load_model, load_tokenizer_for, set_classifier_dropout, set_fields
 from .recipes import divergence_warnings, find_recipe
-from .reports import (
-    PreparedRun,
-    baseline_scores,
-    better_baselines,
-    check_thresholds,
-    print_baselines,
-    report_run,
-    report_seeds,
-    save_baselines,
-    save_thresholds,
-)
+from .reports import PreparedRun, check_thresholds, print_baselines, report_run, report_seeds
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .tasks import Task, load_task
@@ -248,21 +238,9 @@ def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float
     elif args.do_train:
         metrics = trainer.train_and_save(prepared.checkpoint, train_samples=prepared.data.num_train)
     metrics |= trainer.measure(names)
-    if args.should_save:
-        save_baselines(prepared)
-        if args.save_thresholds:
-            save_thresholds(prepared, model)
-    if args.do_train:
-        report_run(prepared, trainer)
-        if args.push_to_hub:
-            trainer.push_to_hub()
-        if args.should_save:
-            print(folder_summary(args.output_dir), flush=True)
-    if args.should_save:
-        for sentence in better_baselines(prepared, metrics):
-            print(sentence, flush=True)
-    if args.do_train:
-        trainer.print_divergence()
+    report_run(prepared, trainer, metrics)
+    if args.do_train and args.push_to_hub:
+        trainer.push_to_hub()
     return metrics
 
 
@@ -302,9 +280,6 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
         model = None
     summary = summarise_seeds(results)
     if args.should_save:
-        if baselines := baseline_scores(prepared):
-            summary["baselines"] = baselines
-        sentences = report_seeds(prepared, summary)
-        print(f"\n{summary_table(summary)}\n\n{sentences}", flush=True)
+        report_seeds(prepared, summary)
     release_folder()
     return summary

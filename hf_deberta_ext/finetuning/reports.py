@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..analysis.plots import metric_label, plot_comparison, plot_curves
+from ..analysis.results import summary_table
 from ..checkpoints.files import read_json
 from ..data.files import named_files, shown_files
 from ..files import as_list, is_hub_id, replace_text, shown_source
@@ -21,24 +22,14 @@ from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..training.batch_size import batch_summary, hardware_facts
 from ..training.published_optimizer import optimizer_name
-from ..training.run_folder import accepted_changes
+from ..training.run_folder import accepted_changes, folder_summary
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 from .failures import failure_summary
 from .input_lengths import longest_row
 from .task import EncodedTask, TaskData
 from .trainer import TaskTrainer, set_prefix
 
-__all__ = [
-    "PreparedRun",
-    "baseline_scores",
-    "better_baselines",
-    "check_thresholds",
-    "print_baselines",
-    "report_run",
-    "report_seeds",
-    "save_baselines",
-    "save_thresholds",
-]
+__all__ = ["PreparedRun", "check_thresholds", "print_baselines", "report_run", "report_seeds"]
 
 logger = logging.get_logger(__name__)
 
@@ -64,13 +55,13 @@ class PreparedRun:
     trainer_class: Callable[..., TaskTrainer] = TaskTrainer
     card_rows: Mapping[str, Any] = field(default_factory=dict)
 
-
-def baseline_scores(prepared: PreparedRun) -> dict[str, dict[str, float]]:
-    """Return the metrics of the baselines by name; empty if the flags ask for no evaluation or have no training data."""
-    has_training_data = prepared.args.do_train or prepared.data_args.train_file
-    if not (has_training_data and prepared.args.do_eval):
-        return {}
-    return prepared.data.baselines
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of the baselines by name; empty if the flags ask for no evaluation or have no training data."""
+        has_training_data = self.args.do_train or self.data_args.train_file
+        if not (has_training_data and self.args.do_eval):
+            return {}
+        return self.data.baselines
 
 
 def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[str]:
@@ -82,7 +73,7 @@ def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[
     sentences, metric = [], prepared.task.metric
     for name in prepared.task.evaluation:
         full_name = f"{set_prefix('eval', name)}_{metric}"
-        value, lines = metrics.get(full_name), lines_across(baseline_scores(prepared), full_name)
+        value, lines = metrics.get(full_name), lines_across(prepared.baselines, full_name)
         if isinstance(value, Mapping):
             value = value["mean"]
         if value is None or not lines:
@@ -130,7 +121,7 @@ def print_baselines(prepared: PreparedRun):
     """Print the label counts of the training data and the metrics of the baselines, as a reference for the scores."""
     if prepared.data.label_counts:
         print(f"labels: {shown_counts(prepared.data.label_counts)}", flush=True)
-    for name, scores in baseline_scores(prepared).items():
+    for name, scores in prepared.baselines.items():
         print(f"{name}: {', '.join(f'{metric} {value:.4f}' for metric, value in scores.items())}", flush=True)
 
 
@@ -139,29 +130,39 @@ def shown_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def save_baselines(prepared: PreparedRun):
-    """Add the metrics of the baselines to all_results.json."""
-    file = Path(prepared.args.output_dir, "all_results.json")
-    if baselines := baseline_scores(prepared):
-        replace_text(file, json.dumps(read_json(file) | {"baselines": baselines}, indent=4) + "\n")
+def report_run(prepared: PreparedRun, trainer: TaskTrainer, metrics: Mapping[str, float]):
+    """Save the baselines, thresholds, log, curves and card of one run, and print what a user should know about it."""
+    args, folder = trainer.args, Path(trainer.args.output_dir)
+    if args.do_train:
+        trainer.save_state()
+    if not args.should_save:
+        return
+    if prepared.baselines:
+        file = folder / "all_results.json"
+        replace_text(file, json.dumps(read_json(file) | {"baselines": prepared.baselines}, indent=4) + "\n")
+    if args.save_thresholds:
+        save_thresholds(prepared, trainer.accelerator.unwrap_model(trainer.model))
+    if args.do_train:
+        write_run_card(folder, facts_of_training(prepared, trainer))
+        print(folder_summary(folder), flush=True)
+    for sentence in better_baselines(prepared, metrics):
+        print(sentence, flush=True)
+    if args.do_train:
+        trainer.print_divergence()
 
 
-def report_run(prepared: PreparedRun, trainer: TaskTrainer):
-    """Save the log, draw the curves and write the card of one run.
+def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
+    """Draw the curves of one run, and return the facts of its card.
 
     The training results are read from all_results.json, so that a finished run that is resumed keeps its results.
     """
-    trainer.save_state()
     args, folder = trainer.args, Path(trainer.args.output_dir)
-    if not args.should_save:
-        return
     model = trainer.accelerator.unwrap_model(trainer.model)
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-    baselines = baseline_scores(prepared)
     steps = str(trainer.state.global_step)
     if args.load_best_model_at_end:
         steps += f", weights of step {trainer.state.best_global_step}"
-    figure = draw_curves(prepared.task, trainer.state.log_history, folder, baselines)
+    figure = draw_curves(prepared.task, trainer.state.log_history, folder, prepared.baselines)
     facts = replace(
         run_facts(prepared, args, results=results, steps=steps),
         seeds=[args.seed],
@@ -174,7 +175,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer):
     if failures := read_failures(prepared):
         pictures = [f"![{name}]({name})" for name in failures["figures"]]
         facts = replace(facts, failures=[*failure_summary(failures), " ".join(pictures)])
-    write_run_card(folder, facts)
+    return facts
 
 
 def run_facts(
@@ -287,13 +288,15 @@ def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> d
     return {name: value for name, value in values.items() if value is not None}
 
 
-def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str:
-    """Write all_results.json, a figure and a card over all seeds; return sentences on better baselines and diverged seeds.
+def report_seeds(prepared: PreparedRun, summary: dict[str, Any]):
+    """Write all_results.json, a figure and a card over all seeds, and print them with better baselines and diverged seeds.
 
     Args:
-        summary (`dict`): result of `summarise_seeds`.
+        summary (`dict`): result of `summarise_seeds`; the baselines are added to it.
     """
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
+    if prepared.baselines:
+        summary["baselines"] = prepared.baselines
     replace_text(folder / "all_results.json", json.dumps(summary, indent=2) + "\n")
     names = {name or data.name: f"{set_prefix('eval', name)}_{task.metric}" for name in task.evaluation}
     scores = {name: summary[key]["values"] for name, key in names.items() if key in summary}
@@ -309,4 +312,5 @@ def report_seeds(prepared: PreparedRun, summary: Mapping[str, Any]) -> str:
             diverged += f"Seed {seed}: {sentence}\n"
     facts, limits = run_facts(prepared, prepared.args, results={}), better_baselines(prepared, summary)
     write_run_card(folder, replace(facts, figure=figure, diverged=diverged.strip() or None, limits=limits))
-    return "\n".join([*limits, diverged.strip()]).strip()
+    sentences = "\n".join([*limits, diverged.strip()]).strip()
+    print(f"\n{summary_table(summary)}\n\n{sentences}", flush=True)

@@ -83,7 +83,7 @@ def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of,
     assert card.data.datasets == ["facebook/xnli"] and card.data.language == ["en", "de"]
     found = {(result.metric_type, result.dataset_config, result.dataset_split) for result in card.data.eval_results}
     assert found == {("accuracy", "en", "validation"), ("accuracy", "de", "validation")}
-    assert '"text_pair": "Another text."' in card.text and "other languages were not tested" in card.text
+    assert '"text_pair": "Another text."' in card.text and "(ISO codes): en, de." in card.text
 
 
 def test_results_on_the_data_of_the_training_are_named(folder_of, tmp_path):
