@@ -18,7 +18,7 @@ class DistillationArguments(FineTuningArguments):
     """Arguments of a distillation, with a weight for each objective."""
 
     teacher: str | None = option(None, "folder or Hub id of the teacher, of any model type and tokenizer; required")
-    student_layers: int | None = option(None, "initialise the student with N evenly spaced layers of the teacher")
+    student_layers: int | None = option(None, "use N evenly spaced layers of --model_name_or_path, or else of the teacher")
     preset: str | None = option(None, "create a new DeBERTa student with this preset and the teacher's tokenizer")
     without_teacher: bool = option(True, "also train the student without the teacher, for the comparison")
     label_weight: float = option(0.5, "weight of the loss on labels (for text: on masked words)")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from transformers import AutoModel, PretrainedConfig
+from transformers import AutoModel, AutoModelForMaskedLM, PretrainedConfig
 
 from ..analysis.results import markdown_table, measured_metrics, shown_metric
 from ..checkpoints.files import read_json
@@ -148,17 +148,21 @@ def initial_student(
     model_args: ModelArguments, args: DistillationArguments, auto_class: Any, folder: Path
 ) -> ModelArguments:
     """Return the model flags of the student; with --student_layers or --preset, write its initial model to `folder`."""
-    if sum(value is not None for value in (args.student_layers, args.preset, model_args.model_name_or_path)) != 1:
-        raise ValueError("expected one of --student_layers, --preset and --model_name_or_path (a checkpoint)")
-    if model_args.model_name_or_path is not None:
+    checkpoint = model_args.model_name_or_path
+    if (args.preset is None) == (args.student_layers is None and checkpoint is None):
+        raise ValueError("expected --preset, or --model_name_or_path (a checkpoint), --student_layers or both")
+    if args.student_layers is None and checkpoint is not None:
         return model_args
-    taught = replace(model_args, model_name_or_path=args.teacher)
-    config = load_config(taught)
-    tokenizer = load_tokenizer_for(config, taught)
+    if checkpoint is not None and auto_class is not AutoModelForMaskedLM:
+        # The head of a checkpoint may be of another task.
+        auto_class = AutoModel
+    source = replace(model_args, model_name_or_path=checkpoint or args.teacher)
+    config = load_config(source)
+    tokenizer = load_tokenizer_for(config, source)
     if not (folder / "config.json").is_file():
         tokenizer.save_pretrained(folder)
         if args.student_layers is not None:
-            keep_layers(load_model(taught, config, auto_class)[0], args.student_layers).save_pretrained(folder)
+            keep_layers(load_model(source, config, auto_class)[0], args.student_layers).save_pretrained(folder)
         else:
             vocabulary = dict(vocab_size=max(tokenizer.get_vocab().values()) + 1, pad_token_id=tokenizer.pad_token_id)
             DebertaExtConfig.from_preset(args.preset, **vocabulary).save_pretrained(folder)

@@ -197,6 +197,19 @@ def test_a_student_of_layers_of_the_teacher_or_of_a_preset(made, tmp_path, monke
     assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("deberta-ext", 16, 1)
 
 
+def test_a_student_of_layers_of_a_checkpoint(made, tmp_path):
+    files, teachers_, student = made
+    given = dict(teacher=teachers_["classification", "bert"], model_name_or_path=student, student_layers=1)
+    distil("classification", files, tmp_path, **given, without_teacher="false")
+    whole, kept = (load_file(Path(folder, "model.safetensors")) for folder in (student, tmp_path / "initial"))
+    layers = {name.split("encoder.layer.")[1].split(".")[0] for name in kept if "encoder.layer." in name}
+    assert layers == {"0"} and not any(name.startswith("lm_predictions") for name in kept)
+    [embeddings] = (values for name, values in kept.items() if name.endswith("word_embeddings.weight"))
+    assert torch.equal(embeddings, whole["deberta.embeddings.word_embeddings.weight"])
+    config = json.loads((tmp_path / "student" / "config.json").read_text(encoding="utf-8"))
+    assert config["num_hidden_layers"] == 1 and config["hidden_size"] == 32
+
+
 def test_layers_are_evenly_spaced():
     class Model(torch.nn.Module):
         def __init__(self):
@@ -236,7 +249,7 @@ def test_seeds_and_finished_parts(made, tmp_path):
         ("classification", dict(hidden_weight=-1), "--hidden_weight must be a positive number .*, got -1"),
         ("classification", dict(temperature=0), "--temperature must be a positive number"),
         ("classification", dict(sift_weight=1), "--sift_weight cannot be used in a distillation"),
-        ("classification", dict(student_layers=2), "expected one of --student_layers, --preset and"),
+        ("classification", dict(preset="v3-xsmall"), "expected --preset, or --model_name_or_path"),
         ("classification", dict(max_cache_gb=1e-9), "raise --max_cache_gb"),
     ],
 )
