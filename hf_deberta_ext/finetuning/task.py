@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of fine-tuning tasks: `TaskData` reads and checks the data, then encodes it for a tokenizer and a model."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     # Imports scikit-learn, which is slow.
     from .failures import Failures
 
-__all__ = ["EncodedTask", "EvaluationSet", "TaskData", "label_fields", "two_outputs"]
+__all__ = ["EncodedTask", "EvaluationSet", "TaskData", "cache_last", "label_fields", "two_outputs"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,22 @@ class EvaluationSet:
     examples: int
     failures: "Callable[[Any], Failures] | None" = None
     table: Callable[[Any], pa.Table] | None = None
+
+
+def cache_last(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Cache the result of a function of predictions for the last predictions.
+
+    Metrics, files, error analysis and table of an evaluation set decode the same predictions.
+    """
+    last: list[Any] = [None, None]
+
+    @functools.wraps(decode)
+    def cached(predictions: Any) -> Any:
+        if last[0] is not predictions:
+            last[:] = predictions, decode(predictions)
+        return last[1]
+
+    return cached
 
 
 @dataclass(frozen=True)

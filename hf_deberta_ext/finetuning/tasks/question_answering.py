@@ -29,7 +29,7 @@ from ..arguments import DataArguments
 from ..failures import Failures
 from ..input_lengths import longest_input
 from ..prediction_tables import prediction_table
-from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
+from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
 from .question_answering_metrics import squad_v1, squad_v2
 from .span_failures import answer_failures
@@ -275,15 +275,8 @@ class QuestionAnsweringData(TaskData):
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
         references = {question.id: question.texts for question in questions}
 
-        # Cached answers of the last predictions: metrics, files, error analysis and table use the same answers.
-        decoded: list[Any] = [None, None]
-
+        @cache_last
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
-            if decoded[0] is not predictions:
-                decoded[:] = predictions, decode(predictions)
-            return decoded[1]
-
-        def decode(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
                 [question.id for question in questions],
                 [question.context for question in questions],

@@ -38,7 +38,7 @@ from ..failures import tag_failures
 from ..input_lengths import longest_input
 from ..metrics import accuracy
 from ..prediction_tables import prediction_table
-from ..task import EncodedTask, EvaluationSet, TaskData, label_fields
+from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, label_fields
 from .data_checks import CheckedSet, data_table
 from .entity_metrics import entity_scores
 from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentence, are_entities, read_conll, sorted_labels, word_rows
@@ -342,14 +342,19 @@ class TokenClassificationData(TaskData):
         """
         numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
 
-        def tags_of(logits: Any) -> list[list[str]]:
-            """Convert the logits [n, N, C] of n windows to a tag for each word of each sentence."""
-            tags = [[OUTSIDE] * len(sentence.words) for sentence in sentences]
-            for row, number, tokens in zip(check_logits(logits).argmax(-1), numbers, positions, strict=True):
+        def by_word(values: np.ndarray, default: Any) -> list[list[Any]]:
+            """Return the value [n, N] of each word of each sentence; `default` for words without a token."""
+            rows = [[default] * len(sentence.words) for sentence in sentences]
+            for row, number, tokens in zip(values.tolist(), numbers, positions, strict=True):
                 for word, position in enumerate(tokens):
                     if position >= 0:
-                        tags[number][word] = self.labels[row[position]]
-            return tags
+                        rows[number][word] = row[position]
+            return rows
+
+        @cache_last
+        def tags_of(logits: Any) -> list[list[str]]:
+            """Convert the logits [n, N, C] of n windows to a tag for each word of each sentence."""
+            return by_word(np.array(self.labels)[check_logits(logits).argmax(-1)], OUTSIDE)
 
         def metrics(predictions, labels):
             return self.scores(tags_of(predictions), [sentence.tags for sentence in sentences])
@@ -375,11 +380,7 @@ class TokenClassificationData(TaskData):
 
         def table(predictions):
             best = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6)
-            scores: list[list[float | None]] = [[None] * len(sentence.words) for sentence in sentences]
-            for row, number, tokens in zip(best, numbers, positions, strict=True):
-                for word, position in enumerate(tokens):
-                    if position >= 0:
-                        scores[number][word] = row[position]
+            scores = by_word(best, None)
             gold = None if sentences[0].tags is None else [sentence.tags for sentence in sentences]
             return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
 
