@@ -5,7 +5,12 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["CheckedSet", "data_table"]
+import numpy as np
+from datasets import Dataset
+
+from ...data.columns import cells, check_columns
+
+__all__ = ["CheckedSet", "data_table", "empty_rows"]
 
 
 class CheckedSet(NamedTuple):
@@ -25,6 +30,30 @@ class CheckedSet(NamedTuple):
             "rows with the text of an earlier row": len(self.texts) - len(labels_of_text),
             "texts with several labels": sum(count > 1 for count in labels_of_text.values()),
         }
+
+    def first_rows(self, evaluation: "CheckedSet") -> list[int]:
+        """Return the indices of the rows that repeat neither an earlier row nor a text of the evaluation data."""
+        held_out, kept = {*evaluation.texts}, {}
+        for number, row in enumerate(zip(self.texts, self.labels, strict=True)):
+            if row[0] not in held_out:
+                kept.setdefault(row, number)
+        return [*kept.values()]
+
+
+def empty_rows(rows: Dataset, columns: Mapping[str, Sequence[str]], *, source: str) -> np.ndarray:
+    """Return which rows have no text or no label, bool [N]; columns that are empty in all rows do not count.
+
+    Args:
+        columns (`dict[str, list[str]]`): names of the text columns, and of the label column, by flag.
+    """
+    is_empty = np.zeros(len(rows), dtype=bool)
+    for flag, names in columns.items():
+        check_columns(rows, names, source=source, flag=flag)
+        values = zip(*(cells(rows, name) for name in names), strict=True)
+        without = [not any(cell is not None and str(cell).strip() for cell in row) for row in values]
+        if not all(without):
+            is_empty |= without
+    return is_empty
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_task", "glue_values", "write_index_tsv", "xnli_task"]
+__all__ = ["GLUE", "XNLI_LANGUAGES", "KnownTask", "glue_task", "glue_values", "known_task", "write_index_tsv", "xnli_task"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,32 @@ def xnli_task(train_language: str, languages: Sequence[str], *, by_language: boo
         evaluation={name: (language, "validation") for name, language in sets.items()},
         test={name: (language, "test") for name, language in sets.items()},
     )
+
+
+def known_task(data_args: Any) -> KnownTask | None:
+    """Return the task of --task_name, or None for user data; check the flags of XNLI's languages.
+
+    Args:
+        data_args (`TextClassificationArguments`): flags.
+    """
+    name = data_args.task_name
+    languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
+    if name != "xnli":
+        if languages:
+            raise ValueError("--language, --train_language and --eval_languages need --task_name xnli")
+        if name not in (None, *GLUE):
+            raise ValueError(
+                f"--task_name must be one of {', '.join(GLUE)} and xnli, got {name!r}; remove it for your own data"
+            )
+        return GLUE.get(name)
+    has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
+    if languages and has_own_data:
+        raise ValueError("--language, --train_language, --eval_languages are for data of the Hub: pass files as NAME=FILE")
+    if not languages and not has_own_data:
+        raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
+    train = data_args.train_language or data_args.language or "en"
+    evaluated = data_args.eval_languages or [data_args.language or train]
+    return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
 
 
 def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:

@@ -34,8 +34,8 @@ from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData
-from .data_checks import CheckedSet, data_table
-from .glue import GLUE, KnownTask, glue_values, write_index_tsv, xnli_task
+from .data_checks import CheckedSet, data_table, empty_rows
+from .glue import GLUE, KnownTask, glue_values, known_task, write_index_tsv
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out, hub_source
 
@@ -203,13 +203,8 @@ class TextClassificationData(TaskData):
 
     def treat_empty_rows(self, part: Part):
         """Refuse or drop rows without text or label (--on_empty), unless a column is empty in all rows (checked later)."""
-        is_empty = np.zeros(len(part.rows), dtype=bool)
-        for flag, names in {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}.items():
-            check_columns(part.rows, names, source=part.source, flag=flag)
-            columns = [cells(part.rows, name) for name in names]
-            without = [not any(cell is not None and str(cell).strip() for cell in row) for row in zip(*columns, strict=True)]
-            if without and not all(without):
-                is_empty |= without
+        columns = {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}
+        is_empty = empty_rows(part.rows, columns, source=part.source)
         part.left_out = int(is_empty.sum())
         if part.left_out and self.data_args.on_empty == "refuse":
             raise ValueError(
@@ -222,21 +217,18 @@ class TextClassificationData(TaskData):
 
     def treat_duplicates(self, train: Part):
         """Refuse or drop training rows that repeat an earlier row or a text of the evaluation data (--on_duplicates)."""
-        held_out, kept = {*self.checked("validation").texts}, {}
-        for number, row in enumerate(zip(*self.checked("train")[:2], strict=True)):
-            if row[0] not in held_out:
-                kept.setdefault(row, number)
-        duplicates = sorted({*range(len(train.rows))} - {*kept.values()})
-        if not duplicates or self.data_args.on_duplicates == "keep":
+        kept = self.checked("train").first_rows(self.checked("validation"))
+        if len(kept) == len(train.rows) or self.data_args.on_duplicates == "keep":
             return
         if self.data_args.on_duplicates == "refuse" or not kept:
+            duplicates = sorted({*range(len(train.rows))} - {*kept})
             row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
             raise ValueError(
                 f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
                 f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
             )
-        train.left_out += len(duplicates)
-        train.select([*kept.values()])
+        train.left_out += len(train.rows) - len(kept)
+        train.select(kept)
 
     def checked(self, kind: str) -> CheckedSet:
         """Return texts and labels of all training or evaluation sets."""
@@ -266,26 +258,7 @@ class TextClassificationData(TaskData):
 
     def known_task(self) -> KnownTask | None:
         """Return the task of --task_name, or None for user data."""
-        data_args, name = self.data_args, self.data_args.task_name
-        languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
-        if name != "xnli":
-            if languages:
-                raise ValueError("--language, --train_language and --eval_languages need --task_name xnli")
-            if name not in (None, *GLUE):
-                raise ValueError(
-                    f"--task_name must be one of {', '.join(GLUE)} and xnli, got {name!r}; remove it for your own data"
-                )
-            return GLUE.get(name)
-        has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
-        if languages and has_own_data:
-            raise ValueError(
-                "--language, --train_language, --eval_languages are for data of the Hub: pass files as NAME=FILE"
-            )
-        if not languages and not has_own_data:
-            raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
-        train = data_args.train_language or data_args.language or "en"
-        evaluated = data_args.eval_languages or [data_args.language or train]
-        return xnli_task(train, evaluated, by_language=bool(data_args.eval_languages))
+        return known_task(self.data_args)
 
     def hold_validation_out(self, share: float):
         """Move a share of the training rows to the validation set."""
