@@ -4,10 +4,7 @@
 import pytest
 import torch
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
 from hf_deberta_ext.analysis import attention_decomposition
 from hf_deberta_ext.analysis.attention_decomposition import attention_parts, position_profile
 

@@ -13,11 +13,7 @@ from microsoft_checkpoints import microsoft, official_pair, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
-from transformers import (
-    AutoTokenizer,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-)
+from transformers import AutoTokenizer, DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,

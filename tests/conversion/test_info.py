@@ -113,10 +113,7 @@ def test_what_cannot_be_loaded_has_its_problem_and_status_1(damage, problem, tmp
     assert problem in printed and printed.endswith("cannot be loaded\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "has no config.json: expected a model"), ("{", "is not JSON")],
-)
+@pytest.mark.parametrize(("text", "message"), [(None, "has no config.json: expected a model"), ("{", "is not JSON")])
 def test_what_is_no_checkpoint_is_one_line(text, message, tmp_path, capsys):
     if text is not None:
         (tmp_path / "config.json").write_text(text)

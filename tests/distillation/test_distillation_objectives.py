@@ -17,13 +17,7 @@ from transformers import (
 )
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.distillation.objectives import (
-    attention_recorded,
-    cosine_loss,
-    relation_loss,
-    signals,
-    soft_label_loss,
-)
+from hf_deberta_ext.distillation.objectives import attention_recorded, cosine_loss, relation_loss, signals, soft_label_loss
 
 NAN = math.nan
 

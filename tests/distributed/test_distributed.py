@@ -39,11 +39,7 @@ from scripts import ROOT, start
 from tiny_constants import SHARING
 from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForSequenceClassification,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForSequenceClassification
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM

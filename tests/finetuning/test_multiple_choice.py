@@ -14,10 +14,7 @@ from task_files import small_config, write_lines
 from transformers import AutoModelForMultipleChoice, BertConfig, PreTrainedTokenizerBase
 
 from hf_deberta_ext.finetuning.models import set_fields
-from hf_deberta_ext.finetuning.tasks.multiple_choice import (
-    MultipleChoiceArguments,
-    MultipleChoiceData,
-)
+from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import ChoiceColumns, choice_rows, known_columns
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 

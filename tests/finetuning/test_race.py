@@ -11,13 +11,7 @@ from datasets import Dataset
 from task_files import write_lines
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
-from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
-    RACE,
-    choice_rows,
-    fill_blank,
-    race_level,
-    read_raw_race,
-)
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import RACE, choice_rows, fill_blank, race_level, read_raw_race
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
 ROW = {

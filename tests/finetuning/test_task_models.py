@@ -186,12 +186,7 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
             dict(config_overrides="intermediate_size=64"),
             "its configuration does not fit its weights",
         ),
-        (
-            "v2",
-            ["--lora", "--lora_target_modules", "nothing"],
-            {},
-            r"must be linear layers .*query_proj.*, got .'nothing'",
-        ),
+        ("v2", ["--lora", "--lora_target_modules", "nothing"], {}, r"must be linear layers .*query_proj.*, got .'nothing'"),
         # Bug: the flag was silently ignored.
         (
             "ours",

@@ -134,10 +134,7 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
             dict(start_positions=start.float(), end_positions=end),
             "start_positions and end_positions must be integers, got torch.float32",
         ),
-        (
-            dict(start_positions=start, end_positions=end[:2]),
-            r"end_positions must have shape \[3\] or .*, got \[2, 1\]",
-        ),
+        (dict(start_positions=start, end_positions=end[:2]), r"end_positions must have shape \[3\] or .*, got \[2, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             model(ids, **positions)

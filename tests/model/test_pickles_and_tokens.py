@@ -29,12 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForSequenceClassification,
-    commands,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForSequenceClassification, commands
 from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
 from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM

@@ -17,10 +17,7 @@ from tiny_models import FILES, HEADS, TINY, tiny_inputs, tiny_model
 from transformers import AutoConfig
 from without_package import answers, run_without_package, state
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForReplacedTokenDetection,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import configuration_deberta_ext
 
 V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)

@@ -5,12 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from hf_deberta_ext.pretraining.dynamic_masking import (
-    MaskingCollator,
-    NumberedExamples,
-    NumberedStream,
-    lower_rate,
-)
+from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream, lower_rate
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, RowGenerator, units
 from hf_deberta_ext.training.distributed import spread_seed
 

@@ -8,14 +8,7 @@ import torch
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import DataArguments, MaskingArguments, ModelArguments, PretrainingArguments, recipes
-from hf_deberta_ext.pretraining.recipes import (
-    FLAGS,
-    FROM_SCRATCH,
-    RECIPES,
-    RTD_FLAGS,
-    chosen_settings,
-    recipe_arguments,
-)
+from hf_deberta_ext.pretraining.recipes import FLAGS, FROM_SCRATCH, RECIPES, RTD_FLAGS, chosen_settings, recipe_arguments
 from hf_deberta_ext.training import batch_size as hardware
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -112,8 +112,7 @@ def test_a_token_in_a_file_is_refused_also_without_checks(hub, saved, name, monk
 
 
 @pytest.mark.parametrize(
-    ("removed", "message"),
-    [("config.json", "config.json is missing"), ("model.safetensors", "weights are missing")],
+    ("removed", "message"), [("config.json", "config.json is missing"), ("model.safetensors", "weights are missing")]
 )
 def test_a_folder_without_a_whole_model_is_refused_unless_asked_for(hub, saved, removed, message):
     (saved / removed).unlink()
