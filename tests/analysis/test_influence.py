@@ -94,7 +94,6 @@ def test_of_several_labels_the_likeliest_above_its_threshold_is_explained():
 @pytest.mark.parametrize("texts", [(TEXT,), (TEXT, SECOND)], ids=["text", "pair"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_integrated_gradients_sum_to_the_difference_of_the_evidence_from_the_masked_text(kind, texts):
-    pytest.importorskip("captum")
     model, tokenizer = classifier(**KINDS[kind][0]), word_tokenizer()
     errors = []
     for n_steps in (2, 50):
@@ -127,7 +126,6 @@ def test_a_folder_of_transformers_and_ours_give_one_classifier_and_other_heads_n
 
 
 def test_the_page_has_every_value_and_texts_are_no_html():
-    pytest.importorskip("captum")
     model = classifier(id2label={0: "<b>", 1: "<b>2", 2: "<b>3"})
     prediction = explain_prediction(model, word_tokenizer(), "<script>alert(1)</script> w7", SECOND)
     html = influence_page(prediction)

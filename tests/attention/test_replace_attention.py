@@ -366,7 +366,8 @@ def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padd
 @pytest.mark.parametrize("order", ["adapter first", "adapter second"])
 @pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
 def test_lora_before_and_after(family, order, stock, padded):
-    peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
+    import peft
+
     targets = ["in_proj", "pos_proj", "pos_q_proj"] if family == "v1" else ["query_proj", "key_proj", "value_proj"]
     if family == "separate projections":
         targets += ["pos_key_proj", "pos_query_proj"]
@@ -400,7 +401,7 @@ def test_lora_before_and_after(family, order, stock, padded):
 
 @pytest.mark.parametrize("order", ["hook first", "hook second"])
 def test_hooks_of_accelerate_before_and_after(order, stock, padded):
-    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is in the extra `test`")
+    from accelerate import hooks
 
     class Counting(hooks.ModelHook):
         calls = 0

@@ -119,11 +119,12 @@ def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run
 
 def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
     """Copy the settings: without them, sentence-transformers applied a sigmoid to scores that had none."""
-    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
+    from sentence_transformers import CrossEncoder
+
     shake(DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1))).save_pretrained(tmp_path / "stock")
     tiny_tokenizer().save_pretrained(tmp_path / "stock")
     pairs = [("where is it", "here"), ("why", "it is so")]
-    stock = cross_encoder(str(tmp_path / "stock"), device="cpu", activation_fn=torch.nn.Identity())
+    stock = CrossEncoder(str(tmp_path / "stock"), device="cpu", activation_fn=torch.nn.Identity())
     stock.save_pretrained(str(tmp_path / "service"))
     (tmp_path / "service" / "1_More").mkdir()
     (tmp_path / "service" / "1_More" / "weights").touch()
@@ -131,7 +132,7 @@ def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
     for name in ("1_More", "config_sentence_transformers.json", "modules.json", "sentence_bert_config.json"):
         assert f"sentence-transformers: {name} is copied" in printed
     assert (tmp_path / "ours" / "1_More" / "weights").is_file()
-    ours = cross_encoder(str(tmp_path / "ours"), device="cpu", trust_remote_code=True)
+    ours = CrossEncoder(str(tmp_path / "ours"), device="cpu", trust_remote_code=True)
     assert abs(ours.predict(pairs) - stock.predict(pairs)).max() < 1e-5
     run(tmp_path / "service", tmp_path / "encoder", "--head", "base")
     assert not (tmp_path / "encoder" / "modules.json").exists()

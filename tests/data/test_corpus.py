@@ -9,12 +9,11 @@ import os
 import subprocess
 import sys
 
+import datasets
 import pytest
 
-datasets = pytest.importorskip("datasets")
-
-from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
-from hf_deberta_ext.pretraining.corpus import load_corpus  # noqa: E402
+from hf_deberta_ext.pretraining import corpus as corpus_module
+from hf_deberta_ext.pretraining.corpus import load_corpus
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
 # Cells of a .tsv cannot contain a tab or a line end.

@@ -5,11 +5,8 @@ import gzip
 import json
 import random
 
-import pytest
-
-pytest.importorskip("datasets")
-
 import datasets
+import pytest
 
 from hf_deberta_ext.data.files import named_files, read_files, shown_files
 from hf_deberta_ext.data.hub import read_hub

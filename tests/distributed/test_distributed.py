@@ -12,12 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accumulation import exact_accumulation
-from rounding import equal_outputs
-
-pytest.importorskip("accelerate")
-pytest.importorskip("datasets")
-pytest.importorskip("peft")
-
 from distributed_worker import (
     DROPOUT,
     HEADS,
@@ -34,6 +28,7 @@ from distributed_worker import (
     train,
 )
 from mlm_script import TORCHRUN, finish
+from rounding import equal_outputs
 from safetensors.torch import load_file
 from scripts import ROOT, start
 from tiny_constants import SHARING

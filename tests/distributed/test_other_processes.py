@@ -24,7 +24,6 @@ from scripts import EXAMPLES, ROOT, module_of, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
-pytest.importorskip("sentencex")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
@@ -42,7 +41,6 @@ BATCH = dict(
 @pytest.fixture(scope="module")
 def prepared(text):
     """Return the rows for run_mlm.py; run_rtd.py packs the rows of `text`."""
-    pytest.importorskip("datatrove")
     make_prepared(text, text.parent / "prepared")
     return text.parent / "prepared"
 

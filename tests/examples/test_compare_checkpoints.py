@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from scripts import module_of
 
-pytest.importorskip("datasets")
-pytest.importorskip("matplotlib")
-
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 

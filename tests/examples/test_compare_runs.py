@@ -6,7 +6,6 @@ import json
 import pytest
 from scripts import module_of
 
-pytest.importorskip("matplotlib")
 compare_runs = module_of("compare_runs")
 
 

@@ -17,8 +17,7 @@ from scripts import EXAMPLES, start
 
 from hf_deberta_ext.kernels.triton_launches import LAUNCHES, find_launches
 
-for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
-    pytest.importorskip(package)
+pytest.importorskip("triton")
 
 stages = importlib.import_module("gpu_stages")
 

@@ -14,9 +14,6 @@ from transformers import pipeline
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining import train_byte_level_bpe
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("accelerate")
-
 quickstart = module_of("quickstart")
 
 

@@ -7,6 +7,7 @@ transformers' DeBERTa saves the classifier with an adapter, but silently drops t
 
 import re
 
+import peft
 import pytest
 import torch
 from backends import NAMES as BACKENDS
@@ -16,8 +17,6 @@ from tiny_models import TINY
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
 from hf_deberta_ext.finetuning.arguments import ModelArguments
 from hf_deberta_ext.finetuning.models import add_adapters
-
-peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
 
 # peft's task type of a head, and the outcome for its new weights with each of METHODS, in this order; "-" = peft has no such
 # adapter for this task.

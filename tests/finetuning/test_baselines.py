@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-pytest.importorskip("datasets")
-
 from hf_deberta_ext.finetuning import baselines
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 

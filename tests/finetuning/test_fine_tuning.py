@@ -245,8 +245,6 @@ def test_resumed_seeds_skip_those_that_are_finished(folder_of, tmp_path, capsys)
 @pytest.mark.parametrize("lora", [[], ["--lora"]], ids=["whole", "lora"])
 def test_resumed_seeds_do_what_those_that_are_finished_have_not_done(lora, folder_of, tmp_path):
     """Folders of finished seeds have no checkpoint; their saved models are evaluated, with the same results."""
-    if lora:
-        pytest.importorskip("peft")
     folder, argv = tmp_path / "run", ("--do_train", "--second_set", *lora, "--seeds", 1, 2)
     whole = run(folder_of("ours"), tmp_path / "whole", "--do_eval", "--do_predict", *argv)
     assert run(folder_of("ours"), folder, *argv) == {"seeds": [1, 2]}

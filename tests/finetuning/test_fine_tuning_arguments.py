@@ -10,8 +10,6 @@ import pytest
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.training.flags import option
 
-pytest.importorskip("accelerate")
-
 
 @dataclass
 class ToyArguments(DataArguments):

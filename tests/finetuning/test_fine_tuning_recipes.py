@@ -11,7 +11,6 @@ from hf_deberta_ext.finetuning.loop import set_recipe_fields
 from hf_deberta_ext.finetuning.models import set_classifier_dropout
 from hf_deberta_ext.finetuning.recipes import RECIPES, FineTuningRecipe, divergence_warnings, find_recipe, recipe_arguments
 
-pytest.importorskip("accelerate")
 CPU = torch.device("cpu")
 
 

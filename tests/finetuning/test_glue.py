@@ -6,12 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import BertConfig
-
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from task_files import DATA, TINY_BERT, needs_data, write_lines
+from transformers import BertConfig
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, glue_values, xnli_task

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("datasets")
-
 from datasets import ClassLabel, Dataset, List
 
 from hf_deberta_ext.finetuning.tasks.labels import Labels, find_labels, label_cells

@@ -6,9 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from task_files import small_config, write_lines
 from transformers import AutoModelForMultipleChoice, BertConfig, PreTrainedTokenizerBase

@@ -4,9 +4,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from task_files import write_lines
 

@@ -14,7 +14,6 @@ from toy_task import read
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.finetuning.loop import fine_tune
 
-pytest.importorskip("sentencex")
 material = glue_script.material
 
 

@@ -10,11 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import BertConfig
-
-pytest.importorskip("datasets")
-
 from task_files import DATA, TINY_BERT, needs_data, write_lines
+from transformers import BertConfig
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, mark_spans, read_superglue

@@ -55,8 +55,6 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
 @pytest.mark.parametrize("argv", [[], ["--lora"], ["--seeds", "1"]], ids=["whole", "adapter", "seeds"])
 def test_a_saved_folder_serves_the_next_command(argv, folder_of, tmp_path, capsys, recwarn):
     """A folder or checkpoint has model or adapter, labels and tokenizer; no warnings of other packages are shown."""
-    if argv == ["--lora"]:
-        pytest.importorskip("peft")
     run(folder_of("v2"), tmp_path / "run", "--do_train", "--do_eval", *argv, max_steps=2, save_strategy="epoch")
     folder = tmp_path / "run" / "seed-1" if "--seeds" in argv else tmp_path / "run"
     assert f"{folder} contains the model, its tokenizer and its card." in capsys.readouterr().out
@@ -113,7 +111,8 @@ def test_the_dropout_of_a_recipe_reaches_the_model(folder_of, tmp_path):
     ],
 )
 def test_adapters_are_saved_with_head_and_labels_and_used_again(family, adapted, head, folder_of, tmp_path):
-    peft = pytest.importorskip("peft")
+    import peft
+
     folder = tmp_path / "run"
     labels = ("--labels", "bad", "good", "other")
     # Later without the flag: an adapter is loaded with the class that it was trained with.
@@ -197,8 +196,6 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     ],
 )
 def test_flags_that_do_not_fit_a_model_are_refused(family, flags, values, message, folder_of, tmp_path):
-    if "--lora" in flags:
-        pytest.importorskip("peft")
     with pytest.raises(ValueError, match=message):
         run(folder_of(family), tmp_path / "run", "--do_train", *flags, **values)
     assert not (tmp_path / "run").exists()

@@ -6,12 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, DebertaV2Config
-
-pytest.importorskip("datasets")
-
 from datasets import ClassLabel, Dataset
 from task_files import TINY_BERT, write_lines
+from transformers import BertConfig, DebertaV2Config
 
 from hf_deberta_ext.finetuning.tasks.splits import hold_out
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData

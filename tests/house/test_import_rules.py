@@ -204,7 +204,6 @@ print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
 
 
 def test_a_preparation_imports_no_trainer_and_nothing_of_publishing():
-    pytest.importorskip("datatrove")
     code = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "examples")!r}]

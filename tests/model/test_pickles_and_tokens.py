@@ -101,7 +101,8 @@ def official_with_generator(folder, marker):
 
 
 def adapter(folder, marker):
-    peft = pytest.importorskip("peft")
+    import peft
+
     tiny_model(DebertaExtForSequenceClassification).save_pretrained(folder / "base")
     base = DebertaExtForSequenceClassification.from_pretrained(folder / "base")
     peft.get_peft_model(base, peft.LoraConfig(target_modules=["query_proj"])).save_pretrained(folder / "adapter")

@@ -78,9 +78,6 @@ def export(format, model, batch_inputs):
         return export_program(model).module()
     if exporters is None:
         pytest.skip(f"transformers {transformers.__version__} has no exporters")
-    if format == "onnx":
-        for package in ("onnx", "onnxscript", "onnxruntime"):
-            pytest.importorskip(package, reason="needs the extra `onnx`")
     exporter, config = (getattr(exporters, name) for name in FORMATS[format])
     return exporter().export(model, batch_inputs, config=config(dynamic=True))
 

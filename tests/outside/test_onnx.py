@@ -5,6 +5,8 @@ import json
 import os
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from every_head import CLASSES
@@ -23,11 +25,6 @@ from hf_deberta_ext import export as export_module
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.verification import check_onnx, onnx_differences
 from hf_deberta_ext.export import export_onnx, quantise_onnx
-
-REASON = "needs the extra `onnx`"
-onnx = pytest.importorskip("onnx", reason=REASON)
-pytest.importorskip("onnxscript", reason=REASON)
-onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 TYPES = dict(type_vocab_size=2, position_biased_input=True)

@@ -5,16 +5,14 @@ import dataclasses
 import random
 from itertools import chain, pairwise
 
+import datasets
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-datasets = pytest.importorskip("datasets")
-pytest.importorskip("sentencex")
-
-from hf_deberta_ext.pretraining import packing  # noqa: E402
-from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack  # noqa: E402
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe  # noqa: E402
-from hf_deberta_ext.tokenization import wrap_tokenizer  # noqa: E402
+from hf_deberta_ext.pretraining import packing
+from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 def word_tokenizer(documents):

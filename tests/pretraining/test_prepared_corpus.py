@@ -10,24 +10,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import datasets
+import dill
 import mlm_script
 import numpy as np
 import pytest
+from datatrove.data import Document
 from mlm_script import arguments, assert_refused, assert_same_weights
 from prepared_corpora import other_shards
 from scripts import ROOT, command_line
 
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.pretraining import pack, prepared_corpus, train_tokenizer
+from hf_deberta_ext.pretraining import pack, preparation, preparation_blocks, prepared_corpus, train_tokenizer
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared, write_manifest
 from hf_deberta_ext.tokenization import load_tokenizer
-
-pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
-
-import dill
-from datatrove.data import Document
-
-from hf_deberta_ext.pretraining import preparation, preparation_blocks
 
 text = mlm_script.text
 GOOD = """The river that runs behind the old mill has been dammed with stones, and the water stands there all summer.

@@ -20,8 +20,6 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
     guess_loss,
 )
 
-pytest.importorskip("accelerate")
-
 
 @pytest.fixture
 def joint(tiny_config, shake):

@@ -14,9 +14,6 @@ from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.pretraining.trainer import TargetTrainer
 
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
-
 text = mlm_script.text
 
 
@@ -29,6 +26,7 @@ def finished(run_mlm, text, tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("objective", ["mlm", "rtd"])
 def test_the_command_is_the_script(objective, text, tmp_path, capsys):
     argv = ["pretrain", objective, *arguments(text, tmp_path / "run", max_steps=1)]

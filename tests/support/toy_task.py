@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+import datasets
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -20,10 +20,6 @@ from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
 from hf_deberta_ext.finetuning.tasks import Task
 from hf_deberta_ext.tokenization import wrap_tokenizer
-
-datasets = pytest.importorskip("datasets")
-for package in ("accelerate", "matplotlib"):
-    pytest.importorskip(package)
 
 WORDS = "good fine great bad poor awful film play book was the a so here today".split()
 GOOD = {"good", "fine", "great"}

@@ -16,9 +16,6 @@ from transformers import TrainingArguments
 
 from hf_deberta_ext.training.arguments import RunArguments
 
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
-
 OTHER = "the folder of another model"
 # Flags that change the weights -> a value that the runs of `FlagRuns` do not have. Trainer's flags come first.
 TRAINER = dict(

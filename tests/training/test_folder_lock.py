@@ -13,8 +13,6 @@ from hf_deberta_ext.finetuning.run_folders import begin_folder, begin_seed
 from hf_deberta_ext.training import folder_lock
 from hf_deberta_ext.training.folder_lock import LOCK_FILE, lock_folder, locked_folder, unlock_folders
 
-pytest.importorskip("accelerate")
-
 
 @contextlib.contextmanager
 def other_process(folder):

@@ -20,9 +20,6 @@ from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
 from hf_deberta_ext.training.checkpoints import MANIFEST_FILE, write_manifest
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
-
 STATE = "trainer_state.json"
 
 

@@ -5,6 +5,7 @@ import json
 import operator
 import shutil
 
+import datasets
 import glue_script
 import mlm_script
 import pytest
@@ -22,10 +23,6 @@ from hf_deberta_ext.training.digests import tokenizer_digest
 from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, accepted_changes, begin_run, examples_digest
 from hf_deberta_ext.training.trainer import RunTrainer
-
-datasets = pytest.importorskip("datasets")
-for package in ("accelerate", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
 
 CHECKPOINT = "checkpoint-4"
 

@@ -15,7 +15,6 @@ from hf_deberta_ext.training.run_folder import resume_checkpoint
 from hf_deberta_ext.training.termination import TERMINATED, Termination
 from hf_deberta_ext.training.user_errors import ExitOnUserError, resume_advice
 
-pytest.importorskip("accelerate")
 text = mlm_script.text
 SCRIPTS = EXAMPLES["run_mlm"].parent
 
