@@ -33,9 +33,7 @@ def byte_tokenizer():
 
 
 class Known(torch.nn.Module):
-    """Model with known logits, which depend on a token's id and position: (id - 20) / 8 + position / 4; tokens do not see
-    each other.
-    """
+    """Model with known logits, (id - 20) / 8 + position / 4; tokens do not see each other."""
 
     config = SimpleNamespace(max_position_embeddings=64)
 

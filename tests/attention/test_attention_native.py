@@ -283,8 +283,7 @@ def test_neon_gives_the_results_of_the_generic_code(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler, id="compiler"), False])
 def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
-    """Check that the wheel supports any Python 3 of the platform. Without a compiler, it has no library and reports the
-    reason."""
+    """The wheel is for any Python 3 of the platform. Without a compiler, it has no library and reports the reason."""
     pytest.importorskip("setuptools", minversion="77")
     copy = shutil.copytree(
         ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")

@@ -311,8 +311,7 @@ PACKED_HEADS = [
 @pytest.mark.parametrize(("head", "backend"), PACKED_HEADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, shake, relative_error):
-    """Compare logits, loss and gradients. Positions of the decoder restart in each document, and RTD adds the [CLS] state
-    of the document."""
+    """Decoder positions restart in each document, and RTD adds the [CLS] state of the document."""
     build, options = HEADS[head]
     model = shake(build(tiny_config(kind, num_labels=3))).train()
     model.set_attn_implementation(backend)
@@ -337,8 +336,7 @@ def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, sh
 
 
 def flattened(lengths, **options):
-    """Return the batch that transformers' DataCollatorWithFlattening makes of documents, without labels; and the
-    documents."""
+    """Return the batch that transformers' DataCollatorWithFlattening makes of documents, and the documents."""
     documents = [random_ids(length, seed=seed) for seed, length in enumerate(lengths)]
     collate = DataCollatorWithFlattening(return_tensors="pt", **options)
     batch = collate([{"input_ids": document} for document in documents])
@@ -394,8 +392,7 @@ def test_boundaries_that_do_not_fit_are_refused(changes, tiny_config):
 
 @pytest.mark.parametrize("name", ["masked-lm", "rtd", "token", "rtd, padded batch"])
 def test_labels_between_documents_do_not_count(name, tiny_config, shake):
-    """Check that all heads ignore labels at document id 0, which is padding, and that RTD ignores padding of a padded
-    batch too."""
+    """All heads ignore labels at document id 0, which is padding; RTD ignores padding of a padded batch too."""
     model = shake(HEADS[name.split(",")[0]][0](tiny_config(num_labels=3)))
     model.set_unpadding(True)
     ids, document_ids, _ = packed_batch()

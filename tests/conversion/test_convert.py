@@ -157,13 +157,7 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
 @pytest.mark.parametrize(
     ("heads", "fields", "options", "head", "message"),
     [
-        (
-            ("lm", "rtd"),
-            {},
-            [],
-            "replaced-token-detection",
-            "; the files contain masked-lm, replaced-token-detection (choose with --head)",
-        ),
+        (("lm", "rtd"), {}, [], "replaced-token-detection", "masked-lm, replaced-token-detection (choose with --head)"),
         (("lm", "rtd"), {}, ["--head", "masked-lm"], "masked-lm", "the checkpoint is a discriminator"),
         ((), {}, [], "base", "0 newly initialised"),
         ((), dict(architectures=["DebertaV2ForSequenceClassification"]), [], "base", "0 newly initialised"),

@@ -42,9 +42,7 @@ def as_bytes(documents, ending, column="text"):
 
 @pytest.fixture
 def write(tmp_path):
-    """Return write(name, content), which returns a path; content is bytes, text, or documents; gzipped if the name ends in
-    .gz.
-    """
+    """write(name, content) returns a path; content is bytes, text or documents, gzipped if the name ends in .gz."""
 
     def build(name, content, **options):
         path = tmp_path / "data" / name

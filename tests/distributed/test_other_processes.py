@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that resume with another number of processes, or are restarted by torchrun, have the losses of an undisturbed
-run."""
+"""Runs that resume with other processes, or are restarted by torchrun, have the losses of an undisturbed run."""
 
 import contextlib
 import functools
@@ -24,10 +23,7 @@ from scripts import EXAMPLES, ROOT, module_of, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")]
 text, material = mlm.text, glue_script.material
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
@@ -163,9 +159,7 @@ def wait_for(checkpoint, agents):
 @exact_accumulation
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find processes")
 def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, whole, tmp_path):
-    """The same command starts and resumes the run. torchrun restarts all workers when one dies; a dead node is restarted by
-    hand while the other waits.
-    """
+    """torchrun restarts the workers when one dies; a dead node is restarted by hand while the other waits."""
     run, nodes = tmp_path / "run", [agent(0), agent(1)]
     wait_for(run / "checkpoint-10", nodes)
     first_workers = workers(nodes[0])

@@ -46,9 +46,7 @@ def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp
 
 
 def test_losses_of_different_objectives_are_not_ranked(tmp_path):
-    """Previously, the table listed the losses of masked-language modelling and replaced token detection together, as if the
-    lower one were better.
-    """
+    """Previously, losses of different objectives were listed together, as if the lower one were better."""
     for name, part in dict(mlm="mlm", rtd="discriminator").items():
         log = [{"step": 1, "eval_loss": 1.0, f"eval_{part}_loss": 1.0, "eval_similar_accuracy": 0.5}]
         (tmp_path / name).mkdir()

@@ -58,9 +58,7 @@ def test_a_second_run_finds_nothing_to_do(tried):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return run({case: function without arguments}, limit), which runs these cases as a stage and returns its problems and
-    results.
-    """
+    """run({case: function}, limit): run these cases as a stage; return its problems and results."""
 
     def run(cases, limit=60.0):
         stage = stages.Stage(lambda args: list(cases), lambda case, args: cases[case]())

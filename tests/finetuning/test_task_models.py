@@ -179,20 +179,10 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     [
         ("bert", [], dict(dtype="float16"), "--dtype must be float32 or bfloat16"),
         ("bert", [], dict(config_overrides="hiden=1"), "BertConfig has no field 'hiden', only .*hidden_size"),
-        (
-            "bert",
-            ["--ignore_mismatched_sizes"],
-            dict(config_overrides="intermediate_size=64"),
-            "its configuration does not fit its weights",
-        ),
+        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "does not fit its weights"),
         ("v2", ["--lora", "--lora_target_modules", "nothing"], {}, r"must be linear layers .*query_proj.*, got .'nothing'"),
         # Bug: the flag was silently ignored.
-        (
-            "ours",
-            [],
-            dict(model_type="stock"),
-            r"--model_type stock needs a checkpoint of transformers, got .*--to deberta-v2",
-        ),
+        ("ours", [], dict(model_type="stock"), r"needs a checkpoint of transformers, got .*--to deberta-v2"),
     ],
 )
 def test_flags_that_do_not_fit_a_model_are_refused(family, flags, values, message, folder_of, tmp_path):
@@ -234,10 +224,7 @@ def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
 @pytest.mark.parametrize("argv", [["--do_eval"], ["--do_predict"], ["--do_eval", "--ignore_mismatched_sizes"]])
 def test_models_without_a_trained_head_are_not_measured(argv, folder_of, mnli, tmp_path):
     for model in (folder_of("ours"), *([mnli] if "--ignore_mismatched_sizes" in argv else [])):
-        with pytest.raises(
-            ValueError,
-            match=r"no fitting weights for .*classifier.weight.*, so predictions would be random: give --do_train",
-        ):
+        with pytest.raises(ValueError, match=r"classifier.weight.*, so predictions would be random: give --do_train"):
             run(model, tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
 
@@ -279,7 +266,5 @@ def test_a_model_without_a_tokenizer_is_named_in_one_line(family, message, folde
         file.unlink()
     with pytest.raises((ValueError, OSError), match=message) as error:
         run(untokenized, tmp_path / "run", "--do_train")
-    assert family == "bert" or "call tokenizer.save_pretrained with the same folder, or pass --tokenizer_name" in str(
-        error.value
-    )
+    assert family == "bert" or "tokenizer.save_pretrained with the same folder, or pass --tokenizer_name" in str(error.value)
     assert "untokenized" in str(error.value) and len(str(error.value).splitlines()) == 1

@@ -253,10 +253,7 @@ def test_rows_are_numbered_as_in_the_file(data, tokenizer):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            {},
-            "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, or drop .*on_empty drop",
-        ),
+        ({}, "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, .*on_empty drop"),
         (
             dict(on_empty="drop", on_duplicates="refuse"),
             "2 of 8 rows of --train_file without its empty rows repeat an earlier row .*, the first is row 5: remove them",
@@ -291,11 +288,7 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
     ("labels", "flags", "message"),
     [
         ([0.5, 1.5], dict(class_weights="balanced"), "--class_weights needs classes.* got regression"),
-        (
-            [["a"], ["b"]],
-            dict(balanced_sampling=True),
-            "--balanced_sampling one class per text, got multi_label_classification",
-        ),
+        ([["a"], ["b"]], dict(balanced_sampling=True), "--balanced_sampling one class per text, got multi_label"),
     ],
 )
 def test_weights_without_classes_are_refused(labels, flags, message, data, tokenizer):

@@ -33,9 +33,7 @@ for number, (language, code) in enumerate(json.loads(sys.argv[1])):
 
 
 def steps(text):
-    """Return ([[language, code, [printed, ...]], ...] for blocks that run here, and the missing packages that the others
-    need).
-    """
+    """Return [[language, code, [printed, ...]], ...] for blocks that run here, and the packages that others lack."""
     run, missing = [], set()
     printed = []
     for block in BLOCK.finditer(text):

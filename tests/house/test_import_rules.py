@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allowed imports, read from the sources: files of saved models import nothing else of the package, and layers only import
-lower layers.
-"""
+"""Allowed imports, read from the sources: saved models import their own files only, and layers only lower layers."""
 
 import ast
 import importlib
@@ -69,9 +67,7 @@ HEAVY = {
 
 
 def part_of(file: Path) -> str:
-    """Return the room of a file: export for hf_deberta_ext/export.py, data for hf_deberta_ext/data/files.py, "" for
-    __init__.py.
-    """
+    """Return the room of a file: "export" for hf_deberta_ext/export.py, "" for __init__.py."""
     return file.relative_to(PACKAGE).with_suffix("").parts[0].replace("__init__", "")
 
 

@@ -147,9 +147,7 @@ def load_for_task(folder: Path, base: Path):
 def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
     make, load = WAYS[way]
     folder = make(tmp_path / "model", tmp_path / "ran")
-    with pytest.raises(
-        ValueError, match=r"pickled objects other than tensors, which were not loaded|Weights only load failed"
-    ):
+    with pytest.raises(ValueError, match=r"pickled objects other than tensors|Weights only load failed"):
         load(folder)
     assert not (tmp_path / "ran").exists()
 

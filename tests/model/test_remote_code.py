@@ -112,8 +112,7 @@ def put_into_hub_cache(folder: Path, repo_id: str, source: Path):
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory):
-    """Return the originals, the results of a process that loads their folders ("first"), and of one that loads its copies
-    ("second")."""
+    """Return the originals, and results of processes that load their folders ("first") and their copies ("second")."""
     folder = tmp_path_factory.mktemp("remote")
     originals, first = {}, []
     for kind, (auto, fields, save) in KINDS.items():
@@ -213,8 +212,7 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
 
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remote):
-    """Regression test: the module of a configuration loaded without the model has no other files of the model, but its
-    auto_map listed all of them."""
+    """Regression test: loaded without the model, the module of a configuration lacked files that its auto_map listed."""
     for generation in ("first", "second"):
         result, model = remote[generation][name], remote["models"]["config"]
         assert "error" not in result, result["traceback"]

@@ -81,9 +81,7 @@ def dimensions(values):
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
 )
 def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path):
-    """Shapes: one row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays
-    close.
-    """
+    """One row and token, padding on both sides, beyond the traced length and the tables; the int8 copy stays close."""
     model = build(case)
     file = exported(model, case_id(case))
     assert all(difference < FLOAT32 for difference in onnx_differences(model, file))

@@ -37,8 +37,7 @@ def batch_of(examples):
 
 
 def by_hand(model, examples):
-    """Sum over single examples: generator's loss, correct, targets; discriminator's loss, targets; true positives,
-    predicted and actual replacements."""
+    """Sums: generator's loss, correct, targets; discriminator's loss, targets; true positives, predicted, replaced."""
     totals = torch.zeros(8, dtype=torch.float64)
     model.eval()
     for example in examples:

@@ -305,9 +305,7 @@ def test_a_section_replaces_its_earlier_form_or_comes_last(tmp_path):
     assert card.read_text(encoding="utf-8") == "# Title\n\n## One\n\nnew\n\n## Two\n\nstays\n\n## Three\n\nlast\n"
 
 
-@pytest.mark.skipif(
-    int(huggingface_hub.__version__.split(".")[0]) < 2, reason="huggingface_hub before 2 always asks the public Hub"
-)
+@pytest.mark.skipif(int(huggingface_hub.__version__.split(".")[0]) < 2, reason="huggingface_hub 1 asks the public Hub")
 def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys):
     DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(tmp_path)
     assert main(["card", str(tmp_path), "--language", "en", "--license", "mit", "--print"]) == 0

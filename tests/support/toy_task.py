@@ -19,6 +19,7 @@ from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
 from hf_deberta_ext.finetuning.tasks import Task
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.tokenization import wrap_tokenizer
 
 WORDS = "good fine great bad poor awful film play book was the a so here today".split()
@@ -108,9 +109,7 @@ def toy_tokenizer():
 
 
 def model_folders(new_folder):
-    """Return folder_of(family), which saves a tiny masked language model with random weights and a tokenizer in a
-    `new_folder(family)`.
-    """
+    """Return folder_of(family), which saves a tiny masked language model with its tokenizer in new_folder(family)."""
     made = {}
 
     def folder_of(family):
@@ -133,8 +132,14 @@ def flags(model, folder, *more, **given):
 
 
 def run(*argv, **given):
-    data_args, model_args, args, names = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
+    parsed = parse(flags(*argv, **given), ToyArguments, description="toy")
+    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, *parsed))
+
+
+def run_classification(model, folder, *argv, **given):
+    """Run a text classification on files."""
+    parsed = parse(flags(model, folder, *argv, **given), TextClassificationArguments, description="test")
+    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, *parsed))
 
 
 def main(*argv, read=ToyData, **given):

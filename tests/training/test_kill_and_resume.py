@@ -13,7 +13,7 @@ import time
 import left_by_kills
 import pytest
 from safetensors.torch import load_file, save_file
-from small_pretraining import SIZES, Rows, build, train
+from small_pretraining import SIZES, build, rows, train
 
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
@@ -129,9 +129,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(
 
 
 def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others(stopped, undisturbed, caplog, monkeypatch):
-    """Trainer warned about the decoder's tied table at every resume of a masked language model, and trained on with random
-    weights if others were missing.
-    """
+    """Trainer warned about the decoder's tied table at every resume, and trained random weights if others lacked."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     train(stopped, stopped / "checkpoint-4")
     assert "missing keys" not in caplog.text
@@ -173,7 +171,7 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
     for resume in (None, "last", "last"):
         # The checkpoint that a run is resumed from may be deleted when the run ends.
         trainer = build(tmp_path, max_steps=2, save_total_limit=1)
-        trainer.eval_dataset = Rows(2)
+        trainer.eval_dataset = rows(2)
         train_and_evaluate(trainer, resume_checkpoint(tmp_path, resume), {})
         results = left_by_kills.read(tmp_path / "all_results.json")
         ends.append(({*left_by_kills.without_times(results)}, left_by_kills.losses(tmp_path / STATE)))
