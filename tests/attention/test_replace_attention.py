@@ -311,11 +311,8 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
     model = stock(family)
     replace_attention(model)
     ids, mask = padded(70)
-    for part in (
-        "rel_embeddings",
-        "pos_proj" if family == "v1" else "key_proj",
-        "pos_q_proj" if family == "v1" else "query_proj",
-    ):
+    projections = ["pos_proj", "pos_q_proj"] if family == "v1" else ["key_proj", "query_proj"]
+    for part in ("rel_embeddings", *projections):
         with torch.no_grad():
             model(ids, attention_mask=mask)
             module = attentions(model)[1]

@@ -53,12 +53,8 @@ def run(flags):
     script.main([str(part) for name, values in flags.items() for part in (name, *values)])
 
 
-def results_file(flags):
-    return Path(flags["--output_dir"][0], "results.json")
-
-
 def results(flags):
-    return json.loads(results_file(flags).read_text(encoding="utf-8"))
+    return json.loads(Path(flags["--output_dir"][0], "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

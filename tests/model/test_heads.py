@@ -112,13 +112,12 @@ def test_sequence_classification_takes_every_label_shape(problem_type, num_label
     assert model.config.problem_type == problem_type
     assert torch.equal(out.logits, without) and out.logits.shape == (2, num_labels)
     flat, counted = labels.flatten(), labels.flatten() != -100
-    expected = {
-        "regression": lambda x: functional.mse_loss(x.flatten(), flat.float()),
-        "single_label_classification": lambda x: functional.cross_entropy(x, flat),
-        "multi_label_classification": lambda x: functional.binary_cross_entropy_with_logits(
-            x.flatten()[counted], flat[counted].float()
-        ),
-    }[problem_type](out.logits)
+    if problem_type == "regression":
+        expected = functional.mse_loss(out.logits.flatten(), flat.float())
+    elif problem_type == "single_label_classification":
+        expected = functional.cross_entropy(out.logits, flat)
+    else:
+        expected = functional.binary_cross_entropy_with_logits(out.logits.flatten()[counted], flat[counted].float())
     assert torch.allclose(out.loss, expected)
     out.loss.backward()
 

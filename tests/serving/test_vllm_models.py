@@ -23,22 +23,17 @@ def stub(monkeypatch):
     return vllm_stub.install(monkeypatch)
 
 
-def parallel(tensor=1, pipeline=1):
-    return SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-
-
-def vllm_config(config, longest=64, **changes):
+def vllm_config(config, longest=64, tensor=1, pipeline=1, graphs="NONE", quantised=None, adapters=None):
     """A `VllmConfig` of a server without special options."""
-    parts = dict(
+    return SimpleNamespace(
         model_config=SimpleNamespace(
             hf_config=config, model="folder", max_model_len=longest, head_dtype=torch.float32, pooler_config=None
         ),
-        parallel_config=parallel(),
-        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="NONE")),
-        quant_config=None,
-        lora_config=None,
+        parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline),
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name=graphs)),
+        quant_config=quantised,
+        lora_config=adapters,
     )
-    return SimpleNamespace(**parts | changes)
 
 
 def step(stub, model, lengths):
@@ -136,24 +131,17 @@ def test_tokens_without_a_request_are_documents_of_at_most_the_longest_input(stu
 @pytest.mark.parametrize(
     "changes, named",
     [
-        (dict(parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)), "--tensor-parallel-size"),
-        (
-            dict(parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=2)),
-            "--pipeline-parallel-size",
-        ),
-        (dict(quant_config=object()), "--quantization"),
-        (dict(lora_config=object()), "--enable-lora"),
-        (dict(compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))), "--enforce-eager"),
+        (dict(tensor=2), "--tensor-parallel-size"),
+        (dict(pipeline=2), "--pipeline-parallel-size"),
+        (dict(quantised=object()), "--quantization"),
+        (dict(adapters=object()), "--enable-lora"),
+        (dict(graphs="FULL"), "--enforce-eager"),
+        (dict(longest=100_000), "--max-model-len must be at most max_position_embeddings = "),
     ],
 )
-def test_an_option_that_is_not_supported_is_named_at_the_start(stub, stock_config, changes, named):
+def test_an_option_that_is_not_supported_is_named_at_the_start(stub, reference, changes, named):
     with pytest.raises(ValueError, match=named):
-        stub.models.DebertaEmbedder(vllm_config=vllm_config(stock_config(), **changes))
-
-
-def test_inputs_longer_than_absolute_positions_are_refused_at_the_start(stub, reference):
-    with pytest.raises(ValueError, match="--max-model-len must be at most max_position_embeddings = "):
-        served(stub, "DebertaSequenceClassifier", reference("types"), longest=100_000)
+        served(stub, "DebertaSequenceClassifier", reference("types"), **changes)
 
 
 def test_a_checkpoint_without_the_head_is_refused(stub, reference):
