@@ -20,15 +20,11 @@ def log_odds(logits):
     return logits.log_softmax(-1) - (1 - logits.softmax(-1)).log()
 
 
-def label_log_odds(logits):
-    return logits.sigmoid().log() - (1 - logits.sigmoid()).log()
-
-
 # Fields of the configuration and its evidence for each label.
 KINDS = {
     "classes": ({}, log_odds),
     "two_classes": (dict(num_labels=2), log_odds),
-    "multi_label": (dict(problem_type="multi_label_classification"), label_log_odds),
+    "multi_label": (dict(problem_type="multi_label_classification"), lambda logits: logits.sigmoid().logit()),
     "regression": (dict(num_labels=1), lambda logits: logits),
     "several_scores": (dict(problem_type="regression"), lambda logits: logits),
 }

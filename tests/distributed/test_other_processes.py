@@ -85,27 +85,16 @@ def assert_same_losses(folder, expected, first):
         assert found[step] == pytest.approx(expected[step], rel=1e-4), step
 
 
-def stopped(folder, place, step):
-    """Return a copy of a run's folder as of the save of checkpoint `step`."""
-    place.mkdir()
-    for name in (f"checkpoint-{step}", "run_arguments.json", "tokenizer"):
-        if (folder / name).is_dir():
-            shutil.copytree(folder / name, place / name)
-        elif (folder / name).is_file():
-            shutil.copy(folder / name, place / name)
-    return place
-
-
 @exact_accumulation
 @pytest.mark.parametrize("script", ["run_mlm", "run_rtd", pytest.param("run_glue", marks=pytest.mark.slow(always=True))])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """Each run has the same flags; the number of accumulation steps follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")
-    one = stopped(whole(script), tmp_path / "one", 10)
+    one = mlm.copy_checkpoint(whole(script), tmp_path / "one", 10)
     module_of(script).main(command(script, one, *resume)[1:])
     assert "gradient_accumulation_steps is set to 4, to keep the 16 examples per step of this run" in caplog.text
     assert_same_losses(one, whole(script), first=11)
-    two = stopped(one, tmp_path / "two", 20)
+    two = mlm.copy_checkpoint(one, tmp_path / "two", 20)
     mlm.finish(start(*mlm.TORCHRUN, *command(script, two, *resume)))
     assert_same_losses(two, whole(script), first=21)
 

@@ -45,10 +45,6 @@ SINGLE = [auto for auto in HEADS if auto != "AutoModelForPreTraining"]
 AGAIN = ("AutoModelForMaskedLM", "AutoModelForPreTraining", "shards", "hub", "rtd")
 
 
-def as_tensors(inputs: dict) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(value) for name, value in inputs.items()}
-
-
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
     assert got.keys() == expected.keys()
     for name, value in expected.items():
@@ -171,7 +167,8 @@ def test_a_fresh_process_without_the_package_loads_an_equal_model(generation, ki
     assert result["class"] == HEADS[auto].__name__ and result["module"].startswith("transformers_modules.")
     assert result["missing"] == []
     assert_equal(result["state"], state(model))
-    assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs(auto))))
+    inputs = {name: torch.tensor(value) for name, value in tiny_inputs(auto).items()}
+    assert_equal_outputs(result["answers"], answers(model, inputs))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])

@@ -40,7 +40,7 @@ def step(stub, model, lengths):
     """Set the requests of the next step, through the builder that the runner would call."""
     ends = torch.tensor([0, *lengths]).cumsum(0)
     builder = model.boundaries.get_attn_backend().get_builder_cls()()
-    metadata = builder.build(0, vllm_stub.CommonMetadata(query_start_loc_cpu=ends))
+    metadata = builder.build(0, SimpleNamespace(query_start_loc_cpu=ends))
     stub.metadata = {stub.models.BOUNDARIES: metadata}
     return ends[:-1]
 

@@ -44,12 +44,6 @@ def train_until_stopped(folder, capsys, terminate, status, **arguments):
     return capsys.readouterr().err
 
 
-def train_until_terminated(folder, step, capsys, **arguments):
-    printed = train_until_stopped(folder, capsys, Terminate(step), TERMINATED, **arguments)
-    assert TERMINATED == 143
-    assert f"stopped by SIGTERM after step {step}: " in printed.strip().splitlines()[-1]
-
-
 def test_ctrl_c_saves_and_prints_the_command_that_resumes_the_same_run(tmp_path, capfd):
     """It lost the steps since the last checkpoint."""
     train(tmp_path / "whole")
@@ -86,7 +80,8 @@ CASES = [(3, {}), (8, {}), (5, LIMITED), (3, BEST | dict(greater_is_better=True)
 @pytest.mark.parametrize("step, arguments", CASES)
 def test_a_terminated_run_goes_on_to_the_weights_of_one_that_was_not(step, arguments, tmp_path, capsys):
     train(tmp_path / "whole")
-    train_until_terminated(tmp_path / "run", step, capsys, **arguments)
+    printed = train_until_stopped(tmp_path / "run", capsys, Terminate(step), TERMINATED, **arguments)
+    assert TERMINATED == 143 and f"stopped by SIGTERM after step {step}: " in printed.strip().splitlines()[-1]
     last = resume_checkpoint(tmp_path / "run", "last")
     assert last == str(tmp_path / "run" / f"checkpoint-{step}")
     assert not (tmp_path / "run" / "model.safetensors").exists() and not (tmp_path / "run" / ".run.lock").exists()
