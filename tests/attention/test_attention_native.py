@@ -285,9 +285,8 @@ def test_neon_gives_the_results_of_the_generic_code(tmp_path):
 def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
     """The wheel is for any Python 3 of the platform. Without a compiler, it has no library and reports the reason."""
     pytest.importorskip("setuptools", minversion="77")
-    copy = shutil.copytree(
-        ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")
-    )
+    ignored = shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
     environment = os.environ | dict(PYTHONPATH=str(tmp_path / "package"))
     if not compiler:
         environment |= dict(PATH=str(tmp_path), CC="none", CXX="none")

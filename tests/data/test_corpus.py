@@ -133,10 +133,8 @@ def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tm
 def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeypatch):
     read = []
     path = write("a.txt", "".join(f"document {i}\n\n" for i in range(100_000)))
-    original = corpus_module.read_lines
-    monkeypatch.setattr(
-        corpus_module, "read_lines", lambda *a, **b: (read.append(line) or line for line in original(*a, **b))
-    )
+    lines = corpus_module.read_lines
+    monkeypatch.setattr(corpus_module, "read_lines", lambda *a, **b: (read.append(line) or line for line in lines(*a, **b)))
     corpus = load(path, streaming=True)
     assert next(iter(corpus)) == {"text": "document 0"}
     assert len(read) < 20

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import task_files
 import torch
 from datasets import ClassLabel, Dataset
 from task_files import TINY_BERT, write_lines
@@ -12,9 +13,9 @@ from transformers import BertConfig, DebertaV2Config
 
 from hf_deberta_ext.finetuning.tasks.splits import hold_out
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
+tokenizer = task_files.tokenizer
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 GOOD = [
     {"text": "so good", "label": "pos"},
@@ -24,11 +25,6 @@ GOOD = [
 PAIRS = [{"premise": "it rains", "hypothesis": "wet", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
 BLANK = [{"text": "", "label": "pos"}, {"text": " \t\u3000", "label": "neg"}]
 TINY = TINY_BERT | dict(max_position_embeddings=32)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe(["it rains so good a long one"] * 5, vocab_size=280, show_progress=False)
 
 
 @pytest.fixture
@@ -160,10 +156,9 @@ def test_a_share_of_the_training_rows_is_the_validation_set(data, tokenizer, lab
     ours = data(train=own + rare, validation_share=0.25, max_train_samples=20)
     train, held_out = (ours.parts[kind][""].rows for kind in ("train", "validation"))
     assert len(train) == 20 and 4 <= len(held_out) == ours.num_evaluation <= 14
-    assert not {*train["text"]} & {*held_out["text"]} and all(
-        list(held_out["text"]).count(text) == 2 for text in held_out["text"]
-    )
-    assert not any(text.startswith("rare") for text in held_out["text"])
+    assert not {*train["text"]} & {*held_out["text"]}
+    for text in held_out["text"]:
+        assert list(held_out["text"]).count(text) == 2 and not text.startswith("rare")
     table = encoded(ours, tokenizer).evaluation[""].table(np.zeros((len(held_out), len(ours.labels.names) or 1)))
     assert [(own + rare)[row - 1]["text"] for row in table["row"].to_pylist()] == table["text"].to_pylist()
     # Bug: messages named the whole file, which has other rows.

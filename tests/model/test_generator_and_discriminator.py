@@ -101,9 +101,8 @@ def test_losses_are_those_of_both_halves_and_their_weighted_sum(joint, masked):
     judged = discriminator(outputs.corrupted_ids, batch["attention_mask"], labels=outputs.discriminator_labels)
     torch.testing.assert_close(outputs.discriminator_loss, judged.loss)
     counted = batch["attention_mask"] != 0
-    by_hand = functional.binary_cross_entropy_with_logits(
-        outputs.discriminator_logits[counted], outputs.discriminator_labels[counted].float()
-    )
+    labels = outputs.discriminator_labels[counted].float()
+    by_hand = functional.binary_cross_entropy_with_logits(outputs.discriminator_logits[counted], labels)
     torch.testing.assert_close(outputs.discriminator_loss, by_hand)
     torch.testing.assert_close(outputs.loss, outputs.generator_loss + 7 * outputs.discriminator_loss)
     assert outputs.generator_logits.shape == (15, 64) and outputs.discriminator_logits.shape == (3, 16)

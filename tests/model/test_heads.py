@@ -292,6 +292,5 @@ def test_entities_of_a_left_padded_row_have_the_scores_of_the_row(tiny_config, s
     padded = functional.pad(ids, (3, 0))
     expected = model(ids, attention_mask=torch.ones_like(ids), entity_indices=entities).logits
     moved = torch.where(entities > 0, entities + 3, 0)
-    assert torch.allclose(
-        model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits, expected, atol=1e-5
-    )
+    scores = model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits
+    assert torch.allclose(scores, expected, atol=1e-5)

@@ -82,10 +82,8 @@ def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
         assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
     assert metrics["eval_discriminator_guess_loss"] == pytest.approx(guess_loss(replaced / counted))
     words = [word for word in range(64) if word not in SPECIAL]
-    tables = dict(
-        generator=model.get_input_embeddings().weight, discriminator=model.discriminator.get_input_embeddings().table()
-    )
-    for name, table in tables.items():
+    tables = model.get_input_embeddings().weight, model.discriminator.get_input_embeddings().table()
+    for name, table in zip(("generator", "discriminator"), tables, strict=True):
         assert metrics[f"eval_{name}_similarity"] == pytest.approx(average_cosine_similarity(table[words]), rel=1e-6)
 
 

@@ -118,7 +118,7 @@ def folders(tmp_path_factory):
     made["stock"] = save(DebertaV2ForMaskedLM(config), place / "stock")
     made["bare"] = place / "bare"
     DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(made["bare"])
-    for name in ("adapter", "plain adapter"):
+    for name in ("adapter", "peft adapter"):
         made[name] = save_adapter(place, name)
     for folder in made.values():
         write_model_card(folder)
@@ -127,9 +127,7 @@ def folders(tmp_path_factory):
     return made, run_without_package(jobs, tmp_path_factory.mktemp("work"))
 
 
-@pytest.mark.parametrize(
-    "name", [*KINDS, "joint", "discriminator", "generator", "stock", "bare", "adapter", "plain adapter"]
-)
+@pytest.mark.parametrize("name", [*KINDS, "joint", "discriminator", "generator", "stock", "bare", "adapter", "peft adapter"])
 def test_the_code_of_every_card_runs_without_the_package(name, folders):
     made, results = folders
     assert "error" not in results[name], results[name]["traceback"]

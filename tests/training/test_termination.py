@@ -135,11 +135,9 @@ run_mlm.main()
 @pytest.mark.slow
 def test_a_script_is_terminated_in_all_of_its_processes(text, tmp_path):
     """Only one process gets the signal; all end after the same step."""
-    sender = tmp_path / "script.py"
-    sender.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
-    process = mlm_script.start(
-        *mlm_script.TORCHRUN, str(sender), *mlm_script.arguments(text, tmp_path / "run", max_steps=40)
-    )
+    file = tmp_path / "script.py"
+    file.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
+    process = mlm_script.start(*mlm_script.TORCHRUN, str(file), *mlm_script.arguments(text, tmp_path / "run", max_steps=40))
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed[-3000:]
     assert printed.count("stopped by SIGTERM after step 3: resume with --resume_from_checkpoint last") == 1
