@@ -8,18 +8,10 @@ import pytest
 import torch
 from attention_inputs import gradients_of
 from backends import NAMES, NATIVE
+from every_head import CLASSES
 from transformers import DataCollatorWithFlattening
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-    PackedSequences,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForTokenClassification, DebertaExtModel, PackedSequences
 
 KINDS = ["v1", "v2", "v3"]
 BACKENDS = [*NAMES, NATIVE]
@@ -150,11 +142,11 @@ def test_unpadded_states_and_gradients_equal_padded_ones(kind, side, backend, ti
 HEADS = {
     "masked-lm": (DebertaExtForMaskedLM, dict(masked_only=False)),
     "masked-lm-masked-only": (DebertaExtForMaskedLM, dict(masked_only=True)),
-    "rtd": (DebertaExtForReplacedTokenDetection, dict()),
-    "sequence": (DebertaExtForSequenceClassification, dict()),
+    "rtd": (CLASSES["replaced-token-detection"], dict()),
+    "sequence": (CLASSES["sequence-classification"], dict()),
     "token": (DebertaExtForTokenClassification, dict()),
-    "question": (DebertaExtForQuestionAnswering, dict()),
-    "choice": (DebertaExtForMultipleChoice, dict()),
+    "question": (CLASSES["question-answering"], dict()),
+    "choice": (CLASSES["multiple-choice"], dict()),
 }
 
 
@@ -411,7 +403,7 @@ LONG_DOCUMENTS = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
     ("build", "kind", "document_ids"),
     [
         *((build, kind, packed_batch()[1])
-          for build in (DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection)
+          for build in (DebertaExtModel, DebertaExtForMaskedLM, CLASSES["replaced-token-detection"])
           for kind in ("v1", "v2")),
         pytest.param(DebertaExtModel, "v3", LONG_DOCUMENTS, id="beyond-one-tile"),
     ],

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from every_head import CLASSES, KINDS
+from every_head import CLASSES, KINDS, labels_of
 from transformers import AutoModel
 
 from hf_deberta_ext import (
@@ -27,6 +27,7 @@ except ImportError:
     exporters = None
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
+NAMES = {model_class: name for name, model_class in CLASSES.items()}
 FORMATS = {"program": (), "dynamo": ("DynamoExporter", "DynamoConfig"), "onnx": ("OnnxExporter", "OnnxConfig")}
 # Each compilation or export takes seconds, so the other heads are marked slow.
 QUICK = (DebertaExtForMaskedLM, DebertaExtForMultipleChoice)
@@ -98,16 +99,6 @@ def largest_difference(head, got, expected, mask):
     return max(differences)
 
 
-def labels(head, ids):
-    """Return labels of a head, with no label on padding."""
-    B, N = ids.shape[0], ids.shape[-1]
-    if head is DebertaExtForQuestionAnswering:
-        return {"start_positions": torch.zeros(B, dtype=torch.long), "end_positions": torch.full((B,), N // 2)}
-    if head in (DebertaExtForSequenceClassification, DebertaExtForMultipleChoice):
-        return {"labels": torch.arange(B) % 2}
-    return {"labels": torch.where(ids == 0, -100, ids % 2)}
-
-
 QUICK_CASES = [(head, "v2", "mask") for head in QUICK]
 SLOW_CASES = [(head, "v2", given) for head in HEADS for given in ("no mask", "labels") if head is not DebertaExtModel]
 SLOW_CASES += [(DebertaExtForMaskedLM, "v1", "mask"), (DebertaExtForMaskedLM, "v3", "mask"), (DebertaExtModel, "v2", "mask")]
@@ -133,7 +124,7 @@ def test_compile_has_no_graph_break_and_two_compilations_for_six_lengths(head, k
         if given == "no mask":
             del batch["attention_mask"]
         elif given == "labels":
-            batch |= labels(head, batch["input_ids"])
+            batch |= labels_of(NAMES[head], batch["input_ids"])
         with torch.no_grad():
             got, expected = compiled(**batch), model(**batch)
         assert got.keys() == expected.keys() and ("loss" in got) == (given == "labels")

@@ -7,21 +7,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from every_head import CLASSES
 from huggingface_hub import ModelCard
 from tiny_models import tiny_tokenizer
 from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 from without_package import run_without_package
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.publishing.card import put_section, write_model_card, write_run_card
 from hf_deberta_ext.publishing.facts import RunFacts
@@ -37,11 +29,11 @@ KINDS = {
     "classes": (DebertaExtForSequenceClassification, LABELS, "'label': "),
     "scores": (DebertaExtForSequenceClassification, dict(num_labels=1, problem_type="regression"), "'score': "),
     "several": (DebertaExtForSequenceClassification, LABELS | dict(problem_type="multi_label_classification"), "'good'"),
-    "words": (DebertaExtForTokenClassification, LABELS, "'entity_group'"),
-    "answers": (DebertaExtForQuestionAnswering, {}, ""),
-    "choices": (DebertaExtForMultipleChoice, {}, "She had a "),
+    "words": (CLASSES["token-classification"], LABELS, "'entity_group'"),
+    "answers": (CLASSES["question-answering"], {}, ""),
+    "choices": (CLASSES["multiple-choice"], {}, "She had a "),
     "masks": (DebertaExtForMaskedLM, {}, "'token_str'"),
-    "encoder": (DebertaExtModel, {}, "torch.Size([1, "),
+    "encoder": (CLASSES["base"], {}, "torch.Size([1, "),
 }
 METRICS = dict(
     train_loss=0.5, train_runtime=12.0, epoch=3.0, eval_loss=0.25, eval_accuracy=0.91, eval_samples=872,
@@ -76,7 +68,7 @@ def save(model, folder):
 
 
 def save_joint(folder):
-    model = DebertaExtForPreTraining(DebertaExtConfig(**SIZES))
+    model = CLASSES["pretraining"](DebertaExtConfig(**SIZES))
     save(model, folder)
     save(model.export_discriminator(), folder / "discriminator")
     save(model.export_generator(), folder / "generator")

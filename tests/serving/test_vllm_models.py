@@ -5,13 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 import vllm_stub
-from transformers import (
-    DebertaForSequenceClassification,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-    DebertaV2Model,
-)
 
 from hf_deberta_ext import DebertaExtForSequenceClassification, DebertaExtForTokenClassification
 
@@ -58,15 +53,15 @@ def reference(stock_config, tiny_config, shake):
     def build(kind):
         if kind == "types":
             fields = dict(type_vocab_size=2, position_biased_input=True, max_position_embeddings=128, num_labels=1)
-            return shake(DebertaV2ForSequenceClassification(stock_config("v2", **fields)))
+            return shake(transformers.DebertaV2ForSequenceClassification(stock_config("v2", **fields)))
         builders = {
-            "v1": lambda: DebertaForSequenceClassification(stock_config("v1", num_labels=3)),
-            "v2": lambda: DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1)),
-            "v3": lambda: DebertaV2ForSequenceClassification(stock_config("v3", num_labels=3)),
+            "v1": lambda: transformers.DebertaForSequenceClassification(stock_config("v1", num_labels=3)),
+            "v2": lambda: transformers.DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1)),
+            "v3": lambda: transformers.DebertaV2ForSequenceClassification(stock_config("v3", num_labels=3)),
             "ours": lambda: DebertaExtForSequenceClassification(tiny_config("v3", num_labels=3)),
-            "tokens": lambda: DebertaV2ForTokenClassification(stock_config("v3", num_labels=5)),
+            "tokens": lambda: transformers.DebertaV2ForTokenClassification(stock_config("v3", num_labels=5)),
             "tokens with a dense layer": lambda: DebertaExtForTokenClassification(tiny_config("v3", classifier_act="gelu")),
-            "encoder": lambda: DebertaV2Model(stock_config("v3")),
+            "encoder": lambda: transformers.DebertaV2Model(stock_config("v3")),
         }
         return shake(builders[kind]())
 

@@ -4,14 +4,9 @@
 import pytest
 import torch
 from accumulation import exact_accumulation
+from every_head import CLASSES
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, Trainer, TrainingArguments, set_seed
 
-from hf_deberta_ext import (
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-)
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
 
@@ -40,12 +35,12 @@ def rows(count=24, kind="sequence"):
 
 
 HEADS = {
-    "sequence": DebertaExtForSequenceClassification,
-    "multi-label": DebertaExtForSequenceClassification,
-    "partly labelled": DebertaExtForSequenceClassification,
-    "tokens": DebertaExtForTokenClassification,
-    "answers": DebertaExtForQuestionAnswering,
-    "choices": DebertaExtForMultipleChoice,
+    "sequence": CLASSES["sequence-classification"],
+    "multi-label": CLASSES["sequence-classification"],
+    "partly labelled": CLASSES["sequence-classification"],
+    "tokens": CLASSES["token-classification"],
+    "answers": CLASSES["question-answering"],
+    "choices": CLASSES["multiple-choice"],
 }
 
 
