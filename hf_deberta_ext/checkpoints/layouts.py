@@ -94,10 +94,6 @@ def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
 
     Args:
         options: options of `weight_files`.
-
-    Raises:
-        OSError: there are no weight files.
-        ValueError: a file is corrupt, or an index names a file in another folder.
     """
     files = weight_files(source, **options)
     if not files:
@@ -140,9 +136,6 @@ def convert_official(
 
     Returns:
         The converted tensors by parameter name, and a `LoadingReport` with `converted`, `unused` and `notes`.
-
-    Raises:
-        ValueError: there is only a GDES delta (`_weight`) of an embedding table, or a fused weight has the wrong shape.
     """
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}

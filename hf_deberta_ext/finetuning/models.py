@@ -234,8 +234,6 @@ def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args:
     Args:
         new_weights (`list[str]`): names of the weights that were not in the checkpoint.
         pipeline (`str`): name of the task's pipeline on the Hub.
-    Raises:
-        ValueError: if the model has no linear layers with the names in --lora_target_modules.
     """
     from peft import LoraConfig, get_peft_model
 

@@ -43,11 +43,7 @@ def prediction_table(
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]):
-    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None.
-
-    Raises:
-        ValueError: if the file has another suffix, or a table has columns (parquet: or types) that the first one lacks.
-    """
+    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None."""
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"the file of predictions must end in .csv or .parquet, got {file}")
     # Renamed to its final name when it is complete.

@@ -87,11 +87,7 @@ GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
 def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
-    """Return the recipe of a model size for a task.
-
-    Raises:
-        ValueError: if there is no such recipe; the message lists the existing ones.
-    """
+    """Return the recipe of a model size for a task."""
     if name not in RECIPES:
         raise ValueError(f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     if task is None:

@@ -55,8 +55,6 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
         flags (`dict`): the user's flags by name; with both of these flags, the result is empty.
         processes (`int`): number of processes, which share the batch equally.
         fitting (`int`): examples that fit on a device; the size is the largest divisor of a process's share up to it.
-    Raises:
-        ValueError: the batch size is not divisible by the number of processes and the given flags.
     """
     names = HARDWARE_FLAGS[:2]
     given = {name: flags[name] for name in names if flags.get(name) is not None}

@@ -31,10 +31,6 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
 
     Columns are separated by tabs if a line has any, else by spaces. Lines with -DOCSTART- and comments of CoNLL-U
     ("# name = value") are skipped. Lines with only one column are words without tags.
-
-    Raises:
-        ValueError: if the file has another encoding or no words, only some lines have a tag, or the first column has word
-            numbers, as in CoNLL-U.
     """
     sentences: list[list[list[str]]] = [[]]
     without = with_tags = None
@@ -76,9 +72,6 @@ def word_rows(
         source (`str`): origin of the rows, for messages.
         names (`list[str]`): names of numbered labels, if the data set has no names for them.
         labelled (`bool`, defaults to `True`): whether labels are required.
-    Raises:
-        ValueError: if a column is missing; a cell is not a list; the numbers of labels and words differ; a word is not text;
-            or a label is None or a number without a name.
     """
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
@@ -121,11 +114,7 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
 
 
 def are_entities(labels: Sequence[str]) -> bool:
-    """Return True if there are labels other than "O" and all of them are entity tags.
-
-    Raises:
-        ValueError: if only some of them are entity tags.
-    """
+    """Return True if there are labels other than "O" and all of them are entity tags."""
     others = {label for label in labels if label != OUTSIDE}
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:

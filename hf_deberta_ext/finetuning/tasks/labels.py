@@ -242,8 +242,6 @@ def find_labels(
         source (`str`): origin of the cells for messages, such as "--train_file".
         names (`list[str]`, *optional*): names of the labels 0, 1, ...
         problem_type (`str`, *optional*): one of PROBLEM_TYPES.
-    Raises:
-        ValueError: if a cell is not text, a number, or a list of them, or if lists have a 0 or 1 for each label.
     """
     items = [cell for cell in column if cell not in (None, "")]
     lists = [cell for cell in items if isinstance(cell, list)]

@@ -78,8 +78,6 @@ def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optiona
         columns: names of the columns of questions, contexts and answers.
         source (`str`): origin of the rows, for messages.
         optional (`bool`): whether the answers can be missing.
-    Raises:
-        ValueError: if a column is missing, a cell is None or of another type, or a context does not contain the answer.
     """
     question_column, context_column, answer_column = columns
     needed, answers = ["id", question_column, context_column], [[]] * len(rows)
@@ -245,9 +243,6 @@ class QuestionAnsweringData(TaskData):
 
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
         warning gives the number of such questions.
-
-        Raises:
-            ValueError: if the tokenizer is not a fast one, or --max_seq_length is too short for --doc_stride.
         """
         if not tokenizer.is_fast:
             raise ValueError(
@@ -341,9 +336,6 @@ def encode_windows(
 
     With `positions`, the features have start_positions and end_positions: the tokens of the first answer in windows that
     contain all of it, the position of [CLS] in other windows.
-
-    Raises:
-        ValueError: if no question leaves more than --doc_stride tokens of a window for its context.
     """
 
     texts = [question.question.strip() for question in questions]

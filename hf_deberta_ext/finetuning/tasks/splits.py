@@ -37,8 +37,6 @@ def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[st
         arguments (`DataArguments`): flags.
         dataset (`str`, *optional*): data set of --task_name.
         tasks: names of the known tasks, for the message.
-    Raises:
-        ValueError: if the flags name no data, or both files and --dataset_name.
     """
     name = arguments.dataset_name or dataset
     if arguments.train_file or arguments.validation_file or arguments.test_file:
