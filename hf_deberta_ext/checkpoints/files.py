@@ -59,22 +59,6 @@ GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # A file of all weights, a shard or an index; not variants (model.fp16.safetensors), which are only loaded on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
-# Dtype names in safetensors -> dtype names in torch.
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "U8": "uint8",
-    "I8": "int8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "C64": "complex64",
-}
 
 
 def check_source(source: str | os.PathLike, flag: str = ""):
@@ -215,7 +199,9 @@ class Tensor:
 
 def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
     """Create a `Tensor` from the shape and dtype name ("F32") in a safetensors header."""
-    return Tensor(tuple(shape), DTYPES.get(dtype, dtype))
+    from transformers.modeling_utils import str_to_torch_dtype
+
+    return Tensor(tuple(shape), str(str_to_torch_dtype.get(dtype, dtype)).removeprefix("torch."))
 
 
 @contextmanager

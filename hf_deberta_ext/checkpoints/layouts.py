@@ -90,11 +90,7 @@ class LoadingReport:
 
 
 def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
-    """Load all tensors of a folder or repository, from safetensors or .bin files, without running pickled code.
-
-    Args:
-        options: options of `weight_files`.
-    """
+    """Load all tensors of a folder or repository, from safetensors or .bin files, without running pickled code."""
     files = weight_files(source, **options)
     if not files:
         if not Path(source).is_dir():

@@ -137,8 +137,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Args:
-        weights (`bool`): True downloads the weights of a repository; False only reads the headers of its safetensors files.
+    Without `weights`, only the headers of a repository's safetensors files are read.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")

@@ -21,14 +21,8 @@ def prediction_table(
 ) -> pa.Table:
     """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    If a column of the data has the name of another column of the table, it is renamed to "input_" + name.
-
-    Args:
-        rows (`Dataset`): n rows with all columns of the data.
-        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1 (the first n are used); default: 1, 2, ...
-        predicted (`list`): [n] predictions.
-        gold (`list`, *optional*): [n] gold labels; None for a row without a label.
-        scores (`list`): [n] scores by name of their column, such as "probability" or "probability_spam".
+    If a column of the data has the name of another column of the table, it is renamed to "input_" + name. `numbers` are the
+    row numbers in the data, from 1 (the first n are used); `gold` is None for a row without a label.
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:

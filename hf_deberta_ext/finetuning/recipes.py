@@ -114,11 +114,6 @@ def recipe_arguments(
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags to
     train with another batch size. The classifier dropout is not included: it is a field of the model (see `find_recipe`).
-
-    Args:
-        flags (`dict`, *optional*): the user's flags by name.
-        processes (`int`, defaults to 1): number of processes that train together.
-        device (`torch.device`, *optional*): device of each process; default: the accelerator if there is one, else the CPU.
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)

@@ -70,12 +70,7 @@ class Part:
 
 
 def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty: str):
-    """Refuse or drop rows without text or label, unless a column is empty in all rows, which is checked later.
-
-    Args:
-        columns (`dict[str, list[str]]`): names of the text columns, and of the label column, by flag.
-        on_empty (`str`): "refuse" or "drop".
-    """
+    """Refuse or drop rows without text or label, unless a column is empty in all rows, which is checked later."""
     is_empty = np.zeros(len(part.rows), dtype=bool)
     for flag, names in columns.items():
         check_columns(part.rows, names, source=part.source, flag=flag)
@@ -110,11 +105,7 @@ def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
-    """Format a table of irregular rows and rare classes in training and evaluation data; return None if there are none.
-
-    Args:
-        unit (`str`, defaults to "rows"): unit of the sets' `counts`, "rows" or "words".
-    """
+    """Format a table of irregular rows and rare classes in training and evaluation data; return None if there are none."""
     held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
     numbers = train.irregular_rows()
     numbers["rows with a text of the evaluation data"] = sum(text in held_out for text in train.texts)

@@ -65,14 +65,7 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
 def word_rows(
     rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
 ) -> list[Sentence]:
-    """Return the sentences of rows.
-
-    Args:
-        text_column, label_column (`str`): names of the columns with lists of words and of their labels.
-        source (`str`): origin of the rows, for messages.
-        names (`list[str]`): names of numbered labels, if the data set has no names for them.
-        labelled (`bool`, defaults to `True`): whether labels are required.
-    """
+    """Return the sentences of rows with lists of words and of labels; `names` are the names of numbered labels."""
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
     all_words = cells(rows, text_column)

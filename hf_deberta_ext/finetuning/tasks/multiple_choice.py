@@ -254,11 +254,7 @@ class MultipleChoiceData(TaskData):
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number.
-
-        Args:
-            answers (`dict[str, int]`): number of the predicted choice by id of the question, in the order of the data.
-        """
+        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number."""
         answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
         files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

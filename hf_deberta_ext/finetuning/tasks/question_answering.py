@@ -72,13 +72,7 @@ def nested_rows(articles: Sequence[dict]) -> Dataset:
 
 
 def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optional: bool) -> list[Question]:
-    """Return the questions of rows.
-
-    Args:
-        columns: names of the columns of questions, contexts and answers.
-        source (`str`): origin of the rows, for messages.
-        optional (`bool`): whether the answers can be missing.
-    """
+    """Return the questions of rows; `columns` are those of questions, contexts and (possibly `optional`) answers."""
     question_column, context_column, answer_column = columns
     needed, answers = ["id", question_column, context_column], [[]] * len(rows)
     has_answers = answer_column in rows.column_names or not optional

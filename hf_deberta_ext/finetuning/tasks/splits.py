@@ -31,13 +31,7 @@ class HubData(NamedTuple):
 
 
 def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
-    """Return the id of the data set to read from the Hub, or None if the flags name files.
-
-    Args:
-        arguments (`DataArguments`): flags.
-        dataset (`str`, *optional*): data set of --task_name.
-        tasks: names of the known tasks, for the message.
-    """
+    """Return the id of the data set to read from the Hub, or None if the flags name files."""
     name = arguments.dataset_name or dataset
     if arguments.train_file or arguments.validation_file or arguments.test_file:
         if arguments.dataset_name:
@@ -95,13 +89,8 @@ def hold_out(
     """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
     The split is stratified by label or combination of labels, with an error of at most one text. Rows with equal texts stay
-    together. The training rows have every label, so that a label with only one row is not held out.
-
-    Args:
-        texts (`list`): text or texts of each row.
-        labels (`list`): labels of each row.
-        share (`float`): share of the rows to hold out, in (0, 1).
-        seed (`int`, defaults to 0): seed of the split.
+    together. The training rows have every label, so that a label with only one row is not held out. `texts` has the text or
+    texts of each row, `labels` a list of labels of each row.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):

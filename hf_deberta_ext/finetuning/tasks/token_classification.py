@@ -333,13 +333,7 @@ class TokenClassificationData(TaskData):
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
     def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set.
-
-        Args:
-            rows (`Dataset`): features of the windows.
-            sentences (`list[Sentence]`): sentences of the set.
-            inputs (`Dataset`): rows of the data that the sentences were read from.
-        """
+        """Return an evaluation set: features `rows` of the windows of `sentences`, and the rows `inputs` of the data."""
         numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
 
         def by_word(values: np.ndarray, default: Any) -> list[list[Any]]:
