@@ -9,15 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils import cached_file
 
-from .files import (
-    GENERATOR_CONFIG_FILE,
-    GENERATOR_FILE,
-    WEIGHT_FILES,
-    optional_file,
-    read_json,
-    read_weights,
-    weight_files,
-)
+from .files import GENERATOR_CONFIG_FILE, GENERATOR_FILE, WEIGHT_FILES, optional_file, read_json, read_weights, weight_files
 from .official_configurations import MICROSOFT
 
 __all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict", "set_fields_of_head"]

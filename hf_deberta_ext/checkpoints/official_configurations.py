@@ -7,14 +7,7 @@ from typing import Any
 
 import transformers
 
-__all__ = [
-    "MICROSOFT",
-    "OFFICIAL_TYPES",
-    "absent_fields",
-    "configuration_file",
-    "from_official",
-    "stored_configuration",
-]
+__all__ = ["MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "stored_configuration"]
 
 # model_type that this package assigns to configurations of Microsoft's code, which have no model_type.
 MICROSOFT = "microsoft"

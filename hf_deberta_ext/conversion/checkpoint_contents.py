@@ -32,14 +32,7 @@ from ..heads import HEADS, model_class
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = [
-    "CheckpointContents",
-    "compare_with_class",
-    "describe",
-    "description_text",
-    "fetch",
-    "read_contents",
-]
+__all__ = ["CheckpointContents", "compare_with_class", "describe", "description_text", "fetch", "read_contents"]
 
 # File patterns for downloads: all files except weights, and the two formats of weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]

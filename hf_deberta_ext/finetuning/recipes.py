@@ -30,14 +30,7 @@ from ..training.batch_size import (
 )
 from ..training.published_optimizer import OWN_OPTIMIZER
 
-__all__ = [
-    "RECIPES",
-    "FineTuningRecipe",
-    "divergence_warnings",
-    "find_recipe",
-    "recipe_arguments",
-    "recipe_table",
-]
+__all__ = ["RECIPES", "FineTuningRecipe", "divergence_warnings", "find_recipe", "recipe_arguments", "recipe_table"]
 
 
 @dataclass(frozen=True)

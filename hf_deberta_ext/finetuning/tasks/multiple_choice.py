@@ -155,7 +155,7 @@ class MultipleChoiceData(TaskData):
         self.answer_names = LETTERS if arguments.task_name == "race" else None
         sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_rows)
         limits = arguments.limits
-        self.set_questions({split: [*chain.from_iterable(rows)][: limits[split]] for split, rows in sets.items()})
+        self.set_questions({split: rows[: limits[split]] for split, rows in sets.items()})
 
     def set_questions(self, questions: Mapping[str, Sequence[Mapping[str, Any]]]):
         """Set the questions of "train", "validation" and "test", as `choice_rows` returns them."""

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..failures import Failures
-from ..input_lengths import longest_input
+from ..input_lengths import check_fast, longest_input
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
@@ -189,10 +188,10 @@ class QuestionAnsweringData(TaskData):
                 raise ValueError(f"{source} is not in the format of SQuAD's authors: {error!r}") from error
             return from_rows(rows, source, split, ("question", "context", "answers"))
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
+        sets, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
         self.sets: dict[str, list[Question]] = {}
-        for split, questions in files.items():
-            self.sets[split] = [*chain.from_iterable(questions)][: data_args.limits[split]]
+        for split, questions in sets.items():
+            self.sets[split] = questions[: data_args.limits[split]]
             self.check_questions(split)
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
@@ -238,11 +237,7 @@ class QuestionAnsweringData(TaskData):
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
         warning gives the number of such questions.
         """
-        if not tokenizer.is_fast:
-            raise ValueError(
-                f"question answering needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, which "
-                "has no character offsets: give --tokenizer_name"
-            )
+        check_fast(tokenizer, "question answering", "which has no character offsets")
         arguments = self.data_args
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
         options = dict(tokenizer=tokenizer, max_length=max_length)

@@ -35,7 +35,7 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..class_weights import HELP, WeightedLoss, class_weights
 from ..failures import tag_failures
-from ..input_lengths import longest_input
+from ..input_lengths import check_fast, longest_input
 from ..metrics import accuracy
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, label_fields
@@ -204,8 +204,7 @@ class TokenClassificationData(TaskData):
             self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
             return sentences
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
-        sets = {split: [*chain.from_iterable(sentences)] for split, sentences in files.items()}
+        sets, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
         for split, sentences in sets.items():
             if len({sentence.tags is None for sentence in sentences}) > 1:
                 raise ValueError(f"{FLAGS[split]}: all files or none must have labels, got both")
@@ -252,11 +251,7 @@ class TokenClassificationData(TaskData):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets; changes byte-level tokenizers with `take_prefix_space`."""
-        if not tokenizer.is_fast:
-            raise ValueError(
-                f"token classification needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, "
-                "which does not map tokens to words: give --tokenizer_name"
-            )
+        check_fast(tokenizer, "token classification", "which does not map tokens to words")
         take_prefix_space(tokenizer)
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
         sets = {}
