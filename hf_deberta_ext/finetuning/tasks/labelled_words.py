@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
@@ -12,7 +12,7 @@ from ...data.columns import cells, check_cells, check_columns
 from ...data.files import UTF_8, open_text
 from .labels import label_cells
 
-__all__ = ["CONLL_ENDINGS", "OUTSIDE", "Sentence", "are_entities", "read_conll", "sorted_labels", "word_rows"]
+__all__ = ["CONLL_ENDINGS", "OUTSIDE", "Sentence", "are_entities", "as_columns", "read_conll", "sorted_labels", "word_rows"]
 
 CONLL_ENDINGS = (".txt", ".conll", ".txt.gz", ".conll.gz")
 OUTSIDE = "O"
@@ -24,6 +24,11 @@ class Sentence(NamedTuple):
 
     words: list[str]
     tags: list[str] | None
+
+
+def as_columns(sentences: Sequence[Sentence]) -> tuple[list[list[str]], list[Any]]:
+    """Return the words and the labels of all sentences as two lists."""
+    return [sentence.words for sentence in sentences], [sentence.tags for sentence in sentences]
 
 
 def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Sentence]:

@@ -257,13 +257,14 @@ class QuestionAnsweringData(TaskData):
         """Return an evaluation set; `rows` are the features of its `windows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
-        references = {question.id: question.texts for question in questions}
+        ids, texts, contexts, true_answers, _ = zip(*questions, strict=True)
+        references = dict(zip(ids, true_answers, strict=True))
 
         @cache_last
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
-                [question.id for question in questions],
-                [question.context for question in questions],
+                ids,
+                contexts,
                 windows,
                 *predictions[:2],
                 n_best=self.data_args.n_best_size,
@@ -281,30 +282,29 @@ class QuestionAnsweringData(TaskData):
 
         def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
             best = answers(predictions)
-            texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
+            contents = {"predictions": best.predictions, "nbest_predictions": best.nbest}
             if self.with_null:
-                texts["null_odds"] = best.null_odds
+                contents["null_odds"] = best.null_odds
             files = []
-            for name, value in texts.items():
+            for name, value in contents.items():
                 files.append(folder / f"{stem}_{name}.json")
                 text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
                 files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
         def failures(predictions: tuple[np.ndarray, ...]) -> Failures:
-            best, texts = answers(predictions), {question.id: question.question for question in questions}
-            probabilities = {}
+            best, probabilities = answers(predictions), {}
             for name, options in best.nbest.items():
                 given = [option["probability"] for option in options if option["text"] == best.predictions[name]]
                 probabilities[name] = max(given, default=0.0)
             score = squad_v2 if self.with_null else squad_v1
-            return answer_failures(texts, references, best.predictions, probabilities, score)
+            return answer_failures(dict(zip(ids, texts, strict=True)), references, best.predictions, probabilities, score)
 
         def table(predictions: tuple[np.ndarray, ...]) -> pa.Table:
             best, scores = answers(predictions), []
             for text, entries in zip(best.predictions.values(), best.nbest.values(), strict=True):
                 scores.append(next(round(entry["probability"], 6) for entry in entries if entry["text"] == text))
-            gold = [question.texts for question in questions] if self.has_answers(split) else None
+            gold = [*true_answers] if self.has_answers(split) else None
             return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, probability=scores)
 
         scored = metrics if self.has_answers(split) else None
