@@ -53,11 +53,7 @@ class AdapterMixin:
         del self.__dict__["peft_config"]
 
     def check_adapters(self):
-        """Check, in training with an adapter, that newly initialised modules are trained and saved with it.
-
-        Raises:
-            ValueError: a newly initialised module is frozen, and would not be saved with the active adapter.
-        """
+        """Check, in training with an adapter, that newly initialised modules are trained and saved with it."""
         if not (self.training and torch.is_grad_enabled() and self.loading_report and self.loading_report.initialised):
             return
         has_adapters = "peft_config" in self.__dict__ or any(hasattr(x, "modules_to_save") for x in self._modules.values())

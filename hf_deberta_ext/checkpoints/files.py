@@ -59,22 +59,6 @@ GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
 # A file of all weights, a shard or an index; not variants (model.fp16.safetensors), which are only loaded on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
-# Dtype names in safetensors -> dtype names in torch.
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "U8": "uint8",
-    "I8": "int8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "C64": "complex64",
-}
 
 
 def check_source(source: str | os.PathLike, flag: str = ""):
@@ -82,9 +66,6 @@ def check_source(source: str | os.PathLike, flag: str = ""):
 
     Args:
         flag (`str`): text at the beginning of the error message, such as "--model: ".
-
-    Raises:
-        OSError: `source` is neither an existing folder nor a possible Hub id, or is a file.
     """
     if Path(source).is_dir():
         return
@@ -107,11 +88,7 @@ def is_adapter_folder(folder: str | os.PathLike) -> bool:
 
 
 def microsoft_weights(folder: str | os.PathLike) -> str | None:
-    """Return the name of the file pytorch.model-NNNNNN.bin, written by Microsoft's trainer, in a folder; None if missing.
-
-    Raises:
-        ValueError: the folder has several such files, or also other weights.
-    """
+    """Return the name of the file pytorch.model-NNNNNN.bin, written by Microsoft's trainer, in a folder; None if missing."""
     names = sorted(file.name for file in Path(folder).glob("pytorch.model-*.bin"))
     if not names:
         return None
@@ -183,11 +160,7 @@ def optional_file(source: str | os.PathLike, name: str, **download) -> str | Non
 
 
 def read_json(file: str | os.PathLike) -> dict[str, Any]:
-    """Read a JSON object from a file; return {} if the file does not exist.
-
-    Raises:
-        ValueError: the content is not a JSON object.
-    """
+    """Read a JSON object from a file; return {} if the file does not exist."""
     file = Path(file)
     if not file.is_file():
         return {}
@@ -201,11 +174,7 @@ def read_json(file: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_index(file: str | os.PathLike) -> dict[str, str]:
-    """Read an index file; return {tensor name: file name of its shard}. Shards are in the folder of the index.
-
-    Raises:
-        ValueError: the index has no "weight_map", or names a file in another folder.
-    """
+    """Read an index file; return {tensor name: file name of its shard}. Shards are in the folder of the index."""
     shards = read_json(file).get("weight_map")
     if not isinstance(shards, dict):
         raise ValueError(f"the weight_map in {file} must map each tensor to a file name")
@@ -230,7 +199,9 @@ class Tensor:
 
 def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
     """Create a `Tensor` from the shape and dtype name ("F32") in a safetensors header."""
-    return Tensor(tuple(shape), DTYPES.get(dtype, dtype))
+    from transformers.modeling_utils import str_to_torch_dtype
+
+    return Tensor(tuple(shape), str(str_to_torch_dtype.get(dtype, dtype)).removeprefix("torch."))
 
 
 @contextmanager
@@ -250,11 +221,7 @@ def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
 
 
 def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Load the tensors of a .safetensors or .bin file, without running pickled code.
-
-    Raises:
-        ValueError: the file is corrupt.
-    """
+    """Load the tensors of a .safetensors or .bin file, without running pickled code."""
     with damage_named(str(file), RuntimeError, OSError, LookupError):
         if str(file).endswith(".safetensors"):
             return load_file(file)
@@ -262,22 +229,14 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 
 def refuse_integers(tensors: Mapping[str, Any], source: str):
-    """Check that all weights and biases are floating-point; loading would silently convert integers.
-
-    Raises:
-        ValueError: a weight or bias has no floating-point dtype.
-    """
+    """Check that all weights and biases are floating-point; loading would silently convert integers."""
     for name, tensor in tensors.items():
         if name.endswith((".weight", ".bias")) and "float" not in str(tensor.dtype):
             raise ValueError(f"{source}: {name} must have a floating-point dtype, got {tensor.dtype}; convert it first")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the shapes and dtypes of the tensors in a .safetensors or .bin file, without reading their values.
-
-    Raises:
-        ValueError: the file is corrupt.
-    """
+    """Return the shapes and dtypes of the tensors in a .safetensors or .bin file, without reading their values."""
     tensors = {}
     with damage_named(str(file), RuntimeError, OSError, LookupError):
         if file.suffix == ".safetensors":

@@ -151,7 +151,7 @@ class JointCheckpointsMixin:
             (config.generator or {}).pop(name, None)
         config.check_generator()
         model = cls(config)
-        model._take(generator, trained)
+        copy_weights(model, generator, trained)
         model.name_or_path = model.config.name_or_path = str(discriminator)
         if isinstance(dtype, str) and dtype != "auto":
             dtype = getattr(torch, dtype)
@@ -164,29 +164,6 @@ class JointCheckpointsMixin:
         model.loading_report.complete(set(model.state_dict()), info)
         model.eval()
         return (model, info) if output_loading_info else model
-
-    @torch.no_grad()
-    def _take(self, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-        """Copy the weights of both models to this joint model; their configurations must equal its two configurations."""
-        self.generator.load_state_dict(generator.state_dict())
-        self.generator.loading_report = generator.loading_report
-        self.discriminator.loading_report = discriminator.loading_report
-        sharing = self.config.embedding_sharing
-        bases = {f"deberta.embeddings.{name}.weight": x for name, x in embedding_tables(generator.deberta).items()}
-        state_dict, generator_weights = self.discriminator.state_dict(), generator.state_dict()
-        for name, weight in discriminator.state_dict().items():
-            delta = name.replace(".weight", ".delta.weight")
-            if name in bases and delta in state_dict:
-                state_dict[delta] = weight - bases[name]
-            elif name in state_dict:
-                state_dict[name] = weight
-                is_shared = name in bases if sharing == "es" else sharing == "all" and name.startswith("deberta.")
-                if is_shared and not torch.equal(weight, generator_weights[name]):
-                    raise ValueError(
-                        f"embedding_sharing = {sharing!r} requires equal {name} in generator and discriminator, got "
-                        "different ones; use 'gdes' or 'nes'"
-                    )
-        self.discriminator.load_state_dict(state_dict)
 
     def resize_token_embeddings(self, *args, **kwargs):
         raise ValueError(
@@ -229,6 +206,30 @@ class JointCheckpointsMixin:
         model = DebertaExtForMaskedLM(copy.deepcopy(self.generator.config))
         model.load_state_dict(self.generator.state_dict())
         return model.to(self.device, self.dtype).eval()
+
+
+@torch.no_grad()
+def copy_weights(joint: nn.Module, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
+    """Copy the weights of both models to a joint model; their configurations must equal its two configurations."""
+    joint.generator.load_state_dict(generator.state_dict())
+    joint.generator.loading_report = generator.loading_report
+    joint.discriminator.loading_report = discriminator.loading_report
+    sharing = joint.config.embedding_sharing
+    bases = {f"deberta.embeddings.{name}.weight": x for name, x in embedding_tables(generator.deberta).items()}
+    state_dict, generator_weights = joint.discriminator.state_dict(), generator.state_dict()
+    for name, weight in discriminator.state_dict().items():
+        delta = name.replace(".weight", ".delta.weight")
+        if name in bases and delta in state_dict:
+            state_dict[delta] = weight - bases[name]
+        elif name in state_dict:
+            state_dict[name] = weight
+            is_shared = name in bases if sharing == "es" else sharing == "all" and name.startswith("deberta.")
+            if is_shared and not torch.equal(weight, generator_weights[name]):
+                raise ValueError(
+                    f"embedding_sharing = {sharing!r} requires equal {name} in generator and discriminator, got "
+                    "different ones; use 'gdes' or 'nes'"
+                )
+    joint.discriminator.load_state_dict(state_dict)
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,15 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils import cached_file
 
-from .files import (
-    GENERATOR_CONFIG_FILE,
-    GENERATOR_FILE,
-    WEIGHT_FILES,
-    optional_file,
-    read_json,
-    read_weights,
-    weight_files,
-)
+from .files import GENERATOR_CONFIG_FILE, GENERATOR_FILE, WEIGHT_FILES, optional_file, read_json, read_weights, weight_files
 from .official_configurations import MICROSOFT
 
 __all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict", "set_fields_of_head"]
@@ -90,15 +82,7 @@ class LoadingReport:
 
 
 def read_state_dict(source: str, **options) -> dict[str, torch.Tensor]:
-    """Load all tensors of a folder or repository, from safetensors or .bin files, without running pickled code.
-
-    Args:
-        options: options of `weight_files`.
-
-    Raises:
-        OSError: there are no weight files.
-        ValueError: a file is corrupt, or an index names a file in another folder.
-    """
+    """Load all tensors of a folder or repository, from safetensors or .bin files, without running pickled code."""
     files = weight_files(source, **options)
     if not files:
         if not Path(source).is_dir():
@@ -140,9 +124,6 @@ def convert_official(
 
     Returns:
         The converted tensors by parameter name, and a `LoadingReport` with `converted`, `unused` and `notes`.
-
-    Raises:
-        ValueError: there is only a GDES delta (`_weight`) of an embedding table, or a fused weight has the wrong shape.
     """
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}

@@ -102,7 +102,7 @@ class LoadingMixin(AdapterMixin):
         report.complete(set(model.state_dict()), info)
         if reads_source and not report.loaded:
             raise ValueError(f"no tensor of {source} fits {cls.__name__}; are these the weights of another model?")
-        model._finish_loading(report, kwargs)
+        set_report(model, report, kwargs)
         return (model, info) if return_info else model
 
     @classmethod
@@ -171,17 +171,8 @@ class LoadingMixin(AdapterMixin):
                 )
         for note in report.notes:
             logger.warning(note)
-        model._finish_loading(report, dtypes)
+        set_report(model, report, dtypes)
         return (model, info) if return_info else model
-
-    def _finish_loading(self, report: LoadingReport, given: dict):
-        self.loading_report = report
-        dtype = given.get("dtype", given.get("torch_dtype"))
-        if self.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
-            logger.warning(
-                f'{report.source} is float16, which is many times slower than float32 on a CPU: pass dtype="float32", or '
-                'dtype="float16" to keep it'
-            )
 
     def attention_backends(self) -> dict[str, tuple[str, str]]:
         """Return {module name: (backend of the last call, reason for the choice)} for every attention module that ran."""
@@ -248,6 +239,17 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def set_report(model: nn.Module, report: LoadingReport, given: Mapping[str, Any]):
+    """Set the report of a loaded model; warn about float16 weights on a CPU, unless the arguments `given` ask for them."""
+    model.loading_report = report
+    dtype = given.get("dtype", given.get("torch_dtype"))
+    if model.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
+        logger.warning(
+            f'{report.source} is float16, which is many times slower than float32 on a CPU: pass dtype="float32", or '
+            'dtype="float16" to keep it'
+        )
+
+
 def packed_document_ids(
     cu_seq_lens_q: torch.Tensor | None,
     cu_seq_lens_k: torch.Tensor | None,
@@ -262,9 +264,6 @@ def packed_document_ids(
             must be equal.
         position_ids (`torch.Tensor`, *optional*): [1, T]; only read if cu_seq_lens_q and attention_mask are None. As in
             transformers, a document starts at each position 0. If all positions are 0, the result is None.
-
-    Raises:
-        ValueError: cu_seq_lens_q does not fit the batch.
     """
     if cu_seq_lens_q is not None:
         lengths = cu_seq_lens_q.diff()
@@ -290,12 +289,7 @@ def packed_document_ids(
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Check that `source` has no adapter that transformers would load wrongly.
-
-    Raises:
-        ValueError: `source` has an adapter for an official v1 checkpoint (transformers would not split the fused weights
-            of the base model), or is an official checkpoint with an adapter (transformers would ignore the adapter).
-    """
+    """Check that `source` has no adapter that transformers would load wrongly."""
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:
         return

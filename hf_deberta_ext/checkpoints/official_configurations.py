@@ -7,14 +7,7 @@ from typing import Any
 
 import transformers
 
-__all__ = [
-    "MICROSOFT",
-    "OFFICIAL_TYPES",
-    "absent_fields",
-    "configuration_file",
-    "from_official",
-    "stored_configuration",
-]
+__all__ = ["MICROSOFT", "OFFICIAL_TYPES", "absent_fields", "configuration_file", "from_official", "stored_configuration"]
 
 # model_type that this package assigns to configurations of Microsoft's code, which have no model_type.
 MICROSOFT = "microsoft"
@@ -44,11 +37,7 @@ OFFICIAL_TYPES = tuple(STOCK_DEFAULTS)
 
 
 def configuration_file(folder: str | os.PathLike | None, subfolder: str | None = None) -> str | None:
-    """Return the path of the file model_config.json of Microsoft's trainer in `folder`; None if it does not exist.
-
-    Raises:
-        ValueError: the folder also has a config.json.
-    """
+    """Return the path of the file model_config.json of Microsoft's trainer in `folder`; None if it does not exist."""
     if folder is None:
         return None
     file = Path(folder, subfolder or "", MICROSOFT_CONFIG)
@@ -66,12 +55,7 @@ def absent_fields(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_official(stock: dict[str, Any]) -> dict[str, Any]:
-    """Translate a `deberta`, `deberta-v2` or Microsoft configuration to fields of `DebertaExtConfig` without `model_type`.
-
-    Raises:
-        ValueError: a size is not an integer, or a value is not supported because no released model has it (talking heads, a
-            custom head size).
-    """
+    """Translate an official configuration to fields of `DebertaExtConfig`, without `model_type`."""
     is_microsoft = stock["model_type"] == MICROSOFT
     config = STOCK_DEFAULTS[stock["model_type"]] | stock
     # An auto_map refers to another class.

@@ -32,14 +32,7 @@ from ..heads import HEADS, model_class
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..tokenization import check_tokenizer, load_tokenizer
 
-__all__ = [
-    "CheckpointContents",
-    "compare_with_class",
-    "describe",
-    "description_text",
-    "fetch",
-    "read_contents",
-]
+__all__ = ["CheckpointContents", "compare_with_class", "describe", "description_text", "fetch", "read_contents"]
 
 # File patterns for downloads: all files except weights, and the two formats of weights.
 SMALL_FILES = ["*.json", "*.md", "*.model", "*.py", "*.txt"]
@@ -137,8 +130,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Args:
-        weights (`bool`): True downloads the weights of a repository; False only reads the headers of its safetensors files.
+    Without `weights`, only the headers of a repository's safetensors files are read.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")

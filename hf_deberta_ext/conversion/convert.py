@@ -160,11 +160,7 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Check newly initialised parameters; print a warning if the user chose a head (`is_chosen`) that is new.
-
-    Raises:
-        ValueError: If parameters of the encoder are newly initialised, or if those of the head are and `is_chosen` is False.
-    """
+    """Check newly initialised parameters; print a warning if the user chose a head (`is_chosen`) that is new."""
     new = model.loading_report.initialised
     encoder = [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]
     if encoder:

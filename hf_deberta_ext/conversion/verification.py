@@ -30,11 +30,7 @@ SHAPES = ((1, 1, "none"), (3, 2, "right"), (4, 37, "left"), (2, 73, "right"))
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
-    """Load the checkpoint in `folder` and compare it with `model`; return one line of text for each comparison.
-
-    Raises:
-        ValueError: If a tensor or an output of the encoder differs from the model's.
-    """
+    """Load the checkpoint in `folder` and compare it with `model`; return one line of text for each comparison."""
     decoder = {}
     state_dict = type(model).state_dict
     if to == "deberta-v2":
@@ -91,11 +87,7 @@ class OnnxFile:
 
 
 def check_onnx(model: DebertaExtPreTrainedModel, file: Path) -> str:
-    """Compare a float32 ONNX file with its model on random inputs of several shapes; return a line of text.
-
-    Raises:
-        ValueError: If an output differs by more than rounding.
-    """
+    """Compare a float32 ONNX file with its model on random inputs of several shapes; return a line of text."""
     difference = max(onnx_differences(model, file))
     # Also True if the difference is NaN.
     if not difference <= TOLERANCE:

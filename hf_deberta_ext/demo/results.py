@@ -64,11 +64,7 @@ def given_texts(texts: Iterable[str | None]) -> list[str]:
 
 
 def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
-    """Tokenize a text or a pair; an empty second text is ignored.
-
-    Raises:
-        ValueError: if the text is empty or too long.
-    """
+    """Tokenize a text or a pair; an empty second text is ignored."""
     texts = given_texts(texts)
     if not texts:
         raise ValueError("The text is empty: enter one.")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from .arguments import DistillationArguments
 from .objectives import OBJECTIVES
 from .teacher import Teacher, cached_signals
 from .text import TextArguments, TextData, similarity
-from .trainer import DistillationTrainer
+from .trainer import DistillationCollator, DistillationTrainer
 
 __all__ = ["distil", "keep_layers", "main"]
 
@@ -65,12 +66,19 @@ def distil(
     auto_class = data_args.auto_class if of_text else task.read.auto_class
     with args.main_process_first(local=False, desc="creating the student"):
         model_args = initial_student(model_args, args, auto_class, folder / "initial")
-    own = dict(token=model_args.token, cache_dir=model_args.cache_dir, trust_remote_code=model_args.trust_remote_code)
-    taught = ModelArguments(model_name_or_path=args.teacher, **own)
+    taught = ModelArguments(
+        model_name_or_path=args.teacher,
+        token=model_args.token,
+        cache_dir=model_args.cache_dir,
+        trust_remote_code=model_args.trust_remote_code,
+    )
     results: dict[str, Any] = {}
     if args.do_eval:
         results["teacher"] = teacher_metrics(task, data_args, taught, args, flags, folder / "teacher")
-    for name in ("student", "without_teacher")[: 1 + args.without_teacher]:
+    parts = ["student"]
+    if args.without_teacher:
+        parts.append("without_teacher")
+    for name in parts:
         if is_finished(folder / name):
             results[name] = read_json(folder / name / "all_results.json")
             continue
@@ -79,10 +87,12 @@ def distil(
         if args.resume_from_checkpoint is not None:
             part.resume_from_checkpoint = "auto"
         prepared = prepare(task.read, copy.deepcopy(data_args), copy.deepcopy(model_args), part, flags)
-        trainer_class, rows = trainer_of(prepared, taught, folder, is_taught=name == "student"), {}
+        rows: dict[str, Any] = {}
         if name == "student":
             rows = {"teacher": shown_source(args.teacher), "label weight": args.label_weight}
-            rows |= {OBJECTIVES[name].title: f"weight {weight:g}" for name, weight in args.objectives.items()}
+            for objective, weight in args.objectives.items():
+                rows[OBJECTIVES[objective].title] = f"weight {weight:g}"
+        trainer_class = trainer_of(prepared, taught, folder, is_taught=name == "student")
         results[name] = train_and_report(replace(prepared, trainer_class=trainer_class, card_rows=rows))
     table = comparison_table(results)
     if args.should_save:
@@ -95,24 +105,21 @@ def distil(
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
     """Return `DistillationTrainer` with its options: word masking (by flag) and, if `is_taught`, the teacher's signals."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
-    longest, options = longest_row(prepared.task.train), dict(embeds=isinstance(data, TextData))
-    if options["embeds"] and data_args.masked_share:
-        masking = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest)
-        collator = MaskingCollator(MaskingVocabulary.from_tokenizer(prepared.tokenizer), masking, seed=args.seed)
-        options |= dict(masking=collator, masked_share=data_args.masked_share)
-    if not is_taught:
-        return partial(DistillationTrainer, cached={}, **options)
-    auto_class = data.auto_class if "soft_labels" in args.objectives else AutoModel
-    teacher = Teacher(taught, args, auto_class, data.pipeline, data_args.max_seq_length or 512)
-    if data.pipeline == "question-answering":
-        options["kind"] = "positions"
-    elif auto_class is not AutoModel:
-        kinds = {"regression": "scores", "multi_label_classification": "labels"}
-        options["kind"], teacher.order = kinds.get(config.problem_type, "classes"), label_order(teacher.config, config)
-    ids, outputs = prepared.task.train["input_ids"][:], Path(args.teacher_outputs or folder / "teacher_outputs")
-    with args.main_process_first(local=False, desc="running the teacher"):
-        signals = cached_signals(teacher, texts_of(prepared), ids, prepared.tokenizer, config.hidden_size, outputs)
-    return partial(DistillationTrainer, cached=signals, **options)
+    masking, signals = {}, {}
+    if isinstance(data, TextData) and data_args.masked_share:
+        options = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest_row(prepared.task.train))
+        words = MaskingCollator(MaskingVocabulary.from_tokenizer(prepared.tokenizer), options, seed=args.seed)
+        masking = dict(masking=words, masked_share=data_args.masked_share)
+    if is_taught:
+        auto_class = data.auto_class if "soft_labels" in args.objectives else AutoModel
+        teacher = Teacher(taught, args, auto_class, data.pipeline, data_args.max_seq_length or 512)
+        if auto_class is not AutoModel and data.pipeline != "question-answering":
+            teacher.order = label_order(teacher.config, config)
+        ids, outputs = prepared.task.train["input_ids"][:], Path(args.teacher_outputs or folder / "teacher_outputs")
+        with args.main_process_first(local=False, desc="running the teacher"):
+            signals = cached_signals(teacher, texts_of(prepared), ids, prepared.tokenizer, config.hidden_size, outputs)
+    collator = DistillationCollator(prepared.task.collator, signals, **masking)
+    return partial(DistillationTrainer, collator=collator, embeds=isinstance(data, TextData))
 
 
 def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
@@ -203,10 +210,13 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
 
 def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table with the metrics of each part (with several seeds, their means)."""
-    shown = {}
+    parts = {}
     for part, metrics in results.items():
-        means = {name: value.get("mean") if isinstance(value, Mapping) else value for name, value in metrics.items()}
-        shown[part.replace("_", " ")] = measured_metrics(means)
-    names = [*dict.fromkeys(name for values in shown.values() for name in values)]
-    rows = [[part, *(shown_metric(name, values.get(name)) for name in names)] for part, values in shown.items()]
+        means = dict(metrics)
+        for name, value in metrics.items():
+            if isinstance(value, Mapping):
+                means[name] = value.get("mean")
+        parts[part.replace("_", " ")] = measured_metrics(means)
+    names = [*dict.fromkeys(chain.from_iterable(parts.values()))]
+    rows = [[part, *(shown_metric(name, values.get(name)) for name in names)] for part, values in parts.items()]
     return markdown_table(["", *names], *rows)

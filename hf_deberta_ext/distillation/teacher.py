@@ -75,10 +75,11 @@ class Teacher:
             if self.encoder is not None:
                 vectors = self.encoder.encode([text for (text,) in texts], batch_size=size)
                 return [{"embeddings": vector[None]} for vector in vectors]
+            # Batches of texts of similar length
             order = sorted(range(len(texts)), key=lambda row: sum(map(len, texts[row])))
             for start in range(0, len(texts), size):
                 numbers = order[start : start + size]
-                columns = map(list, zip(*(texts[row] for row in numbers), strict=True))
+                columns = map(list, zip(*map(texts.__getitem__, numbers), strict=True))
                 options = dict(truncation=True, max_length=self.max_length, padding=True, padding_side="right")
                 inputs = self.tokenizer(*columns, **options, return_tensors="pt").to(self.args.device)
                 with attention_recorded(self.model, self.args.teacher_layer, self.names) as attention:
@@ -122,17 +123,12 @@ def cached_signals(
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states are projected on principal directions.
     """
-    longest, dtype, names = max(map(len, ids)), teacher.args.cache_dtype, teacher.names
+    args, names, longest = teacher.args, teacher.names, max(map(len, ids))
     digests = tokenizer_digest(tokenizer), tokenizer_digest(teacher.tokenizer), weights_digest(teacher.source)
-    settings = teacher.args.teacher_layer, teacher.order, teacher.max_length, teacher.args.bf16, longest, width, dtype
+    settings = args.teacher_layer, teacher.order, teacher.max_length, args.bf16, longest, width, args.cache_dtype
     folder = folder / json_digest([teacher.source, names, digests, settings, json_digest([texts, ids])])
     folder.mkdir(parents=True, exist_ok=True)
-    projected = {name: folder / f"{name}_directions.npy" for name in names if name in ("embeddings", "hidden")}
-    if not all(map(Path.is_file, projected.values())):
-        sample = teacher.run([texts[row] for row in np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int)])
-        for name, file in projected.items():
-            save(file, principal_directions(np.concatenate([row[name] for row in sample]), width))
-    directions = {name: np.load(file) for name, file in projected.items()}
+    directions = cached_directions(teacher, texts, width, folder)
     tokens = missing = 0
     starts = range(0, len(texts), CHUNK)
     for start in tqdm(starts, unit=f" x {CHUNK} rows", desc="teacher", mininterval=10):
@@ -141,22 +137,44 @@ def cached_signals(
             continue
         part = slice(start, start + CHUNK)
         rows, not_aligned = rows_for_student(teacher, texts[part], ids[part], tokenizer, longest)
-        tokens, missing = tokens + sum(map(len, ids[part])), missing + not_aligned
-        found = {name: np.concatenate([row[name] for row in rows]) for name in names}
-        found |= {name: found[name] @ matrix for name, matrix in directions.items()}
-        arrays = {name: values.astype(dtype) for name, values in found.items()}
+        tokens += sum(map(len, ids[part]))
+        missing += not_aligned
+        arrays = {}
+        for name in names:
+            values = np.concatenate([row[name] for row in rows])
+            if name in directions:
+                values = values @ directions[name]
+            arrays[name] = values.astype(args.cache_dtype)
         size = sum(array.nbytes for array in arrays.values()) * len(texts) // len(rows)
         if start == 0:
             # Above the progress bar
             tqdm.write(f"outputs of the teacher: {len(texts):,} rows, about {format_size(size)} in {folder}")
-        if size > teacher.args.max_cache_gb * 1e9:
+        if size > args.max_cache_gb * 1e9:
             raise ValueError(f"the outputs need {format_size(size)}: raise --max_cache_gb, or use fewer rows or objectives")
         for name, array in arrays.items():
             save(files[name], array)
     if tokens and not teacher.per_row.issuperset(names):
         print(f"not aligned with the teacher: {missing:,} of {tokens:,} tokens", flush=True)
-    lengths = {name: [1] * len(ids) if name in teacher.per_row else [*map(len, ids)] for name in names}
-    return {name: CachedSignal([folder / f"{name}-{start}.npy" for start in starts], lengths[name]) for name in names}
+    cached = {}
+    for name in names:
+        lengths = [1] * len(ids) if name in teacher.per_row else [*map(len, ids)]
+        cached[name] = CachedSignal([folder / f"{name}-{start}.npy" for start in starts], lengths)
+    return cached
+
+
+def cached_directions(teacher: Teacher, texts: Texts, width: int, folder: Path) -> dict[str, np.ndarray]:
+    """Return the principal directions of embeddings and hidden states, computed from `SAMPLE` rows or read from `folder`."""
+    directions, sample = {}, []
+    for name in ("embeddings", "hidden"):
+        if name not in teacher.names:
+            continue
+        file = folder / f"{name}_directions.npy"
+        if not file.is_file():
+            places = np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int)
+            sample = sample or teacher.run([texts[row] for row in places])
+            save(file, principal_directions(np.concatenate([row[name] for row in sample]), width))
+        directions[name] = np.load(file)
+    return directions
 
 
 def rows_for_student(

@@ -2,12 +2,13 @@
 """`DistillationTrainer`: train a student on labels and on the signals of a teacher."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..finetuning.task import EncodedTask
@@ -26,12 +27,17 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels", "start_pos
 class DistillationCollator:
     """Collate rows with a task's `collator`; add the teacher's signals "teacher_NAME" [B, N, W] to training rows.
 
+    `cached` has the signals by name, as `cached_signals` returns them, or is empty for a student without a teacher.
     With `masking`, words are masked in a share `masked_share` of a batch's rows (at least one), for the student to predict.
     These rows are not compared with the teacher, which has read all words.
     """
 
     def __init__(
-        self, collator: Any, cached: Mapping[str, CachedSignal], masking: MaskingCollator | None, masked_share: float
+        self,
+        collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        cached: Mapping[str, CachedSignal],
+        masking: MaskingCollator | None = None,
+        masked_share: float = 0.0,
     ):
         self.collator, self.cached, self.masking, self.masked_share = collator, cached, masking, masked_share
         # Compared when a run is resumed
@@ -64,32 +70,43 @@ class DistillationCollator:
 class DistillationTrainer(TaskTrainer):
     """`TaskTrainer` with the loss label_weight * L_labels + sum of weight_o * L_o(student, teacher) over the objectives o.
 
-    Logs the mean of each loss ("labels_loss", "soft_labels_loss", ...). Without `cached`, the loss is only L_labels.
+    Logs the mean of each loss ("labels_loss", "soft_labels_loss", ...). Without cached signals, the loss is only L_labels.
 
     Args:
-        cached (`dict[str, CachedSignal]`): signals for the rows of `task.train`, as `cached_signals` returns them.
-        kind (`str`): kind of the soft labels, see `soft_label_loss`.
+        collator (`DistillationCollator`): collator with the signals for the rows of `task.train`.
         embeds (`bool`): predict mean pooled embeddings [rows, d] in evaluations.
-        masking, masked_share: see `DistillationCollator`.
     """
 
     args: DistillationArguments
     uniform_loss = None
 
     def __init__(
-        self, model, args: DistillationArguments, *, task: EncodedTask, cached: Mapping[str, CachedSignal],
-        kind: str = "classes", embeds: bool = False, masking: MaskingCollator | None = None, masked_share: float = 0.0,
-        **kwargs,
-    ):  # fmt: skip
-        self.kind, self.embeds, self.losses = kind, embeds, {}
-        collator, train = DistillationCollator(task.collator, cached, masking, masked_share), task.train
-        if train is not None:
-            train = NumberedExamples(train)
-        super().__init__(model, args, task=replace(task, train=train, collator=collator), **kwargs)
+        self,
+        model: nn.Module,
+        args: DistillationArguments,
+        *,
+        task: EncodedTask,
+        collator: DistillationCollator,
+        embeds: bool = False,
+        **kwargs: Any,
+    ):
+        self.embeds = embeds
+        self.losses: dict[str, list[torch.Tensor]] = {}
+        if task.train is not None:
+            task = replace(task, train=NumberedExamples(task.train))
+        super().__init__(model, args, task=replace(task, collator=collator), **kwargs)
         self.add_callback(EpochCallback())
-        if hasattr(model, "set_unpadding") and "relations" in cached:
+        if hasattr(model, "set_unpadding") and "relations" in collator.cached:
             # Recorded projections must be [B, N, W].
             model.set_unpadding(False)
+
+    @property
+    def soft_label_kind(self) -> str:
+        """Kind of the soft labels, see `soft_label_loss`."""
+        if "start_positions" in self.label_names:
+            return "positions"
+        kinds = {"regression": "scores", "multi_label_classification": "labels"}
+        return kinds.get(getattr(self.model.config, "problem_type", None), "classes")
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.get("labels")
@@ -107,8 +124,10 @@ class DistillationTrainer(TaskTrainer):
                 outputs = model(**inputs)
             else:
                 losses["labels"], outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        options: dict[str, dict[str, Any]] = {"relations": dict(heads=self.args.relation_heads)}
-        options["soft_labels"] = dict(kind=self.kind, T=self.args.temperature)
+        options: dict[str, dict[str, Any]] = {
+            "relations": dict(heads=self.args.relation_heads),
+            "soft_labels": dict(kind=self.soft_label_kind, T=self.args.temperature),
+        }
         for name, student in signals(names, outputs, inputs["attention_mask"], attention).items():
             target = targets[name]
             student = student[:, : target.shape[1]].float()

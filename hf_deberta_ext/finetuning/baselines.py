@@ -14,9 +14,7 @@ MAX_ROWS = 100_000
 def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarray:
     """Return logits of the most common label (multi-label: of all labels that more than half of the rows have).
 
-    Args:
-        labels (`np.ndarray`): [n] label numbers, or [n, num_labels] of 0 and 1.
-        num_labels, count (`int`): shape of the result, [count, num_labels].
+    `labels` are label numbers [n], or 0 and 1 [n, num_labels]; the logits are [count, num_labels].
     """
     if labels.ndim == 2:
         return np.tile(labels.mean(0) - 0.5, (count, 1))

@@ -25,8 +25,6 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
             scikit-learn's `compute_class_weight`, with N rows (or words) of all classes and C classes that have rows.
         counts (`dict[str, int]`): n_c, number of rows (or words) of each class; the weight of an empty class is 1.
         rows (`int`, *optional*): N of multi-label data, whose "balanced" weight is (N - n_c) / n_c.
-    Raises:
-        ValueError: `flag` is not a JSON object, has an unknown label, or a weight is not a positive number.
     """
     present = {name: count for name, count in counts.items() if count}
     if flag == "balanced" and rows is not None:

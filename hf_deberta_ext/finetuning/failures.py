@@ -101,11 +101,7 @@ def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequenc
 def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
     """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 of the second class.
 
-    Args:
-        labels (`np.ndarray`): [N] class numbers.
-        probabilities (`np.ndarray`): [N, C].
-        names: [C] names of the classes.
-        texts: [N].
+    `labels` [N] are class numbers, `probabilities` are [N, C].
     """
     predicted, surest = probabilities.argmax(-1), probabilities.max(-1)
     errors = []
@@ -125,11 +121,7 @@ def multi_label_failures(
 ) -> Failures:
     """Analyse the errors of a multi-label classifier, and find the threshold with the best F1 of each label.
 
-    Args:
-        labels (`np.ndarray`): [N, C] of 0 and 1.
-        probabilities (`np.ndarray`): [N, C]; labels above 0.5 are predicted.
-        names: [C] names of the labels.
-        texts: [N].
+    `labels` [N, C] are 0 or 1; labels with `probabilities` [N, C] above 0.5 are predicted.
     """
     predicted, errors = probabilities > 0.5, []
     for cell in _largest((np.abs(probabilities - labels) * (predicted != labels)).ravel()):

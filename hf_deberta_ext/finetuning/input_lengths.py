@@ -5,7 +5,7 @@ from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-__all__ = ["longest_input", "longest_row", "position_limit"]
+__all__ = ["check_fast", "longest_input", "longest_row", "position_limit"]
 
 logger = logging.get_logger(__name__)
 
@@ -47,6 +47,15 @@ def longest_input(
     if max_seq_length is not None:
         logger.warning(f"--max_seq_length {max_seq_length} exceeds the model's limit; using {limit}")
     return limit
+
+
+def check_fast(tokenizer: PreTrainedTokenizerBase, task: str, lack: str):
+    """Raise a ValueError if a task cannot use a tokenizer because it is not a fast one."""
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{task} needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, {lack}: give "
+            "--tokenizer_name"
+        )
 
 
 def longest_row(rows: Dataset) -> int:

@@ -82,8 +82,7 @@ def prepare(
 ) -> PreparedRun:
     """Check the flags, load data and model, then create the output folder; return all that the training needs.
 
-    Args:
-        given_flags (`dict`): flags that the user set, by name; defaults of the task do not replace them.
+    Defaults of the task do not replace the flags that the user set (`given_flags`).
     """
     if args.process_index:
         logging.set_verbosity_error()
@@ -158,11 +157,7 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
 
 
 def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: int):
-    """Check that --do_train, --do_eval (also set by --eval_strategy) and --do_predict have data.
-
-    Args:
-        counts (`int`): number of examples or sets, by name of the flag.
-    """
+    """Check that --do_train, --do_eval (also set by --eval_strategy) and --do_predict have data."""
     files = dict(do_train="train_file", do_eval="validation_file", do_predict="test_file")
     if hasattr(data_args, "validation_share") and data_args.task_name is None:
         files["do_eval"] += " or --validation_share 0.2"

@@ -74,12 +74,7 @@ def spearman(predictions: Any, references: Any) -> float:
 
 
 def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | None]) -> dict[str, float]:
-    """Compute "accuracy" over all examples and "<group>_accuracy" over each group, such as RACE's "middle" and "high".
-
-    Args:
-        predictions, references: [n] labels.
-        groups: [n] group of each example, or None for no group.
-    """
+    """Compute "accuracy" over all examples and "<group>_accuracy" over each group, such as RACE's "middle" and "high"."""
     hits = np.asarray(predictions) == np.asarray(references)
     scores = {"accuracy": accuracy(predictions, references)}
     for name in sorted({*groups} - {None}):
@@ -90,9 +85,8 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
 def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> dict[str, float]:
     """Compute the metrics of MultiRC; SuperGLUE's score uses "exact_match" and "f1_a".
 
-    Args:
-        predictions, references: [n] of 0 (false) and 1 (true), one for each candidate answer.
-        groups: [n] question of each answer, such as (paragraph, question).
+    `predictions` and `references` are 0 or 1 for each candidate answer, `groups` are the questions of the answers.
+
     Returns:
         "exact_match": fraction of questions without a wrong prediction; "f1_m": mean over questions of their answers'
         macro-F1, as in `evaluate`; "f1_a": F1 over all answers.

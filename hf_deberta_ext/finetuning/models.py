@@ -229,14 +229,7 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *
 
 
 def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
-    """Add low-rank adapters (LoRA) to a model; they are trained together with the head and all other new weights.
-
-    Args:
-        new_weights (`list[str]`): names of the weights that were not in the checkpoint.
-        pipeline (`str`): name of the task's pipeline on the Hub.
-    Raises:
-        ValueError: if the model has no linear layers with the names in --lora_target_modules.
-    """
+    """Add low-rank adapters (LoRA) to a model; they are trained together with the head and all other new weights."""
     from peft import LoraConfig, get_peft_model
 
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}

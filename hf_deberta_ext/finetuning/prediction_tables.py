@@ -21,14 +21,8 @@ def prediction_table(
 ) -> pa.Table:
     """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    If a column of the data has the name of another column of the table, it is renamed to "input_" + name.
-
-    Args:
-        rows (`Dataset`): n rows with all columns of the data.
-        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1 (the first n are used); default: 1, 2, ...
-        predicted (`list`): [n] predictions.
-        gold (`list`, *optional*): [n] gold labels; None for a row without a label.
-        scores (`list`): [n] scores by name of their column, such as "probability" or "probability_spam".
+    If a column of the data has the name of another column of the table, it is renamed to "input_" + name. `numbers` are the
+    row numbers in the data, from 1 (the first n are used); `gold` is None for a row without a label.
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:
@@ -43,11 +37,7 @@ def prediction_table(
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]):
-    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None.
-
-    Raises:
-        ValueError: if the file has another suffix, or a table has columns (parquet: or types) that the first one lacks.
-    """
+    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None."""
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"the file of predictions must end in .csv or .parquet, got {file}")
     # Renamed to its final name when it is complete.

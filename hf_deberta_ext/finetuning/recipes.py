@@ -30,14 +30,7 @@ from ..training.batch_size import (
 )
 from ..training.published_optimizer import OWN_OPTIMIZER
 
-__all__ = [
-    "RECIPES",
-    "FineTuningRecipe",
-    "divergence_warnings",
-    "find_recipe",
-    "recipe_arguments",
-    "recipe_table",
-]
+__all__ = ["RECIPES", "FineTuningRecipe", "divergence_warnings", "find_recipe", "recipe_arguments", "recipe_table"]
 
 
 @dataclass(frozen=True)
@@ -87,11 +80,7 @@ GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
 def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
-    """Return the recipe of a model size for a task.
-
-    Raises:
-        ValueError: if there is no such recipe; the message lists the existing ones.
-    """
+    """Return the recipe of a model size for a task."""
     if name not in RECIPES:
         raise ValueError(f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     if task is None:
@@ -118,11 +107,6 @@ def recipe_arguments(
 
     per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags to
     train with another batch size. The classifier dropout is not included: it is a field of the model (see `find_recipe`).
-
-    Args:
-        flags (`dict`, *optional*): the user's flags by name.
-        processes (`int`, defaults to 1): number of processes that train together.
-        device (`torch.device`, *optional*): device of each process; default: the accelerator if there is one, else the CPU.
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)

@@ -181,12 +181,7 @@ def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, recipe and hardware of a run for its card.
-
-    Args:
-        results (`dict`): contents of all_results.json; empty for a card over several seeds.
-        steps (`str`, *optional*): number of training steps, as shown in the card.
-    """
+    """Return data, recipe and hardware of a run for its card; `results` of all_results.json are empty for several seeds."""
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for path in chain.from_iterable(files.values())]
@@ -289,11 +284,7 @@ def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> d
 
 
 def report_seeds(prepared: PreparedRun, summary: dict[str, Any]):
-    """Write all_results.json, a figure and a card over all seeds, and print them with better baselines and diverged seeds.
-
-    Args:
-        summary (`dict`): result of `summarise_seeds`; the baselines are added to it.
-    """
+    """Write all_results.json, a figure and a card over all seeds, and print them with better baselines and divergences."""
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
     if prepared.baselines:
         summary["baselines"] = prepared.baselines

@@ -8,13 +8,7 @@ from typing import Any
 
 from ..files import free_name
 from ..training.folder_lock import LOCK_FILE, lock_folder, unlock_folders
-from ..training.run_folder import (
-    ARGUMENTS_FILE,
-    begin_run,
-    find_checkpoint,
-    resume_checkpoint,
-    sync_ranks,
-)
+from ..training.run_folder import ARGUMENTS_FILE, begin_run, find_checkpoint, resume_checkpoint, sync_ranks
 from .arguments import DataArguments, FineTuningArguments, ModelArguments
 
 __all__ = ["begin_folder", "begin_seed", "check_overwrite", "first_checkpoint", "is_finished", "seed_checkpoint"]

@@ -82,12 +82,7 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` with at most one training, one evaluation and one test set.
-
-        Args:
-            sets (`dict`): any of "train" (`Dataset`), "validation" and "test" (`EvaluationSet`).
-            options: collator, metric and, optionally, loss.
-        """
+        """Build an `EncodedTask` with at most one training, one evaluation and one test set."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 

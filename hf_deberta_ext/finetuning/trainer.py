@@ -48,12 +48,7 @@ def check_arguments(args: TrainingArguments):
 
 
 def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):
-    """Check that --sift_loss and --label_smoothing_factor can be used for the task.
-
-    Raises:
-        ValueError: if --sift_loss is set for a regression; or --label_smoothing_factor for a task with its own loss, with
-            answer positions as labels, with several labels per row, or for a regression.
-    """
+    """Check that --sift_loss and --label_smoothing_factor can be used for the task."""
     if args.sift_loss is not None and problem_type == "regression":
         raise ValueError(f"--sift_loss {args.sift_loss} has no effect on a regression (squared error): remove it")
     if not args.label_smoothing_factor:

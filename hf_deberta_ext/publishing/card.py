@@ -104,11 +104,7 @@ def put_section(card: Path, section: str) -> None:
 
 
 def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
-    """Render the card of a folder.
-
-    Args:
-        metadata (`dict`): language, license, base_model, datasets and tags; they override the values of the run.
-    """
+    """Render the card of a folder; `metadata` (language, license, ...) overrides the values of the run."""
     from jinja2 import Template
 
     run, kind, config = model.run, model.kind, model.config

@@ -179,8 +179,7 @@ class ModelFolder:
 def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> ModelFolder:
     """Read the files of a model, of a half of a joint model, or of a run over several seeds.
 
-    Args:
-        run (`RunFacts`, *optional*): facts of the run; None reads them from run_report.json.
+    Without `run`, the facts of the run are read from run_report.json.
 
     Raises:
         ValueError: if the folder contains no model, or if one of its files is damaged.

@@ -163,11 +163,7 @@ def push(
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to publish (path in the repository -> file) and the other paths ("folder/" for a whole folder).
-
-    Raises:
-        ValueError: if a pattern matches no file, or if a file to publish is a link to another folder.
-    """
+    """Return the files to publish (path in the repository -> file) and the other paths ("folder/" for a whole folder)."""
     folder = Path(folder)
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
     card = ""

@@ -55,8 +55,6 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
         flags (`dict`): the user's flags by name; with both of these flags, the result is empty.
         processes (`int`): number of processes, which share the batch equally.
         fitting (`int`): examples that fit on a device; the size is the largest divisor of a process's share up to it.
-    Raises:
-        ValueError: the batch size is not divisible by the number of processes and the given flags.
     """
     names = HARDWARE_FLAGS[:2]
     given = {name: flags[name] for name in names if flags.get(name) is not None}
@@ -90,11 +88,7 @@ def batch_summary(args: TrainingArguments) -> str:
 def hardware_facts(
     args: TrainingArguments, *, parameters: str = "float32", results: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the hardware rows of a model card: devices, processes, precision, seconds and versions, but no machine name.
-
-    Args:
-        parameters (`str`): dtype of the parameters.
-        results (`dict`, *optional*): results of the training, with its seconds."""
+    """Return the hardware rows of a model card: devices, processes, precision, seconds and versions, but no machine name."""
     device = f"CPU ({platform.machine()}), {os.cpu_count()} cores, threads of a process: {torch.get_num_threads()}"
     if args.device.type != "cpu":
         name = args.device.type
@@ -123,14 +117,7 @@ def versions() -> dict[str, str]:
 def settings_table(
     published: Mapping[str, Any], settings: Mapping[str, Any], flags: Mapping[str, Any], *rows: tuple[str, str, str]
 ) -> list[str]:
-    """Return the lines of a table with three columns: setting, value, and what set it (recipe, hardware or flag).
-
-    Args:
-        published (`dict`): settings of the recipe.
-        settings (`dict`): settings chosen by recipe and hardware.
-        flags (`dict`): the user's flags; flags that the recipe does not set are not shown.
-        rows: additional rows.
-    """
+    """Return the lines of a table with three columns: setting, value, and what set it (recipe, hardware or flag)."""
     table = [("setting", "value", "set by")]
     for name in dict.fromkeys([*published, *HARDWARE_FLAGS]):
         value, origin = settings.get(name), "recipe"

@@ -22,13 +22,7 @@ __all__ = ["command_line", "option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
-    """Return a dataclass field for a flag.
-
-    Args:
-        default: default value; `list` means an empty list.
-        text (`str`): help text.
-        options: options of argparse, such as `choices`.
-    """
+    """Return a dataclass field for a flag."""
     metadata = {"help": text, **options}
     if default is list:
         return field(default_factory=list, metadata=metadata)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
@@ -37,6 +37,19 @@ logger = logging.get_logger(__name__)
 __all__ = ["RunTrainer"]
 
 RESULTS_FILE = "all_results.json"
+
+
+class NewScheduleCallback(TrainerCallback):
+    """Callback that applies the learning rates of --train_longer new_schedule when a run is resumed.
+
+    A checkpoint contains the old schedule's rate of the next step, such as 0 at the end of a linear schedule.
+    """
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        is_new = getattr(args, "train_longer", None) == "new_schedule"
+        if is_new and state.global_step and isinstance(lr_scheduler, LambdaLR):
+            lr_scheduler.last_epoch -= 1
+            lr_scheduler.step()
 
 
 class RunTrainer(HubTrainer):
@@ -61,6 +74,10 @@ class RunTrainer(HubTrainer):
     _step = _micro_batch = _saved_step = -1
     # Temporary folder of a checkpoint while it is written.
     _aside: Path | None = None
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.add_callback(NewScheduleCallback())
 
     def log(self, logs: dict[str, float], *args, **kwargs):
         """Log metrics. If the training has diverged, add "diverged" to the entry, and warn the first time."""
@@ -147,15 +164,6 @@ class RunTrainer(HubTrainer):
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load optimizer and scheduler; apply a new schedule's rates (private: no public method runs at this point)."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        is_new = getattr(self.args, "train_longer", None) == "new_schedule"
-        if checkpoint and is_new and isinstance(self.lr_scheduler, LambdaLR):
-            # The checkpoint has the old schedule's rate of the next step (0 at the end of a linear one): compute it again.
-            self.lr_scheduler.last_epoch -= 1
-            self.lr_scheduler.step()
 
     def is_last(self, checkpoint: str | os.PathLike) -> bool:
         """Return True if this checkpoint is the end of the training."""
@@ -252,9 +260,8 @@ class RunTrainer(HubTrainer):
 
         transformers 5.4 saves some weights of BERT under old names, which its Trainer does not load.
         """
-        # Private, like in Trainer itself. Tied weights are only saved once.
-        absent = {*(self.model._keys_to_ignore_on_save or ()), *(getattr(self.model, "all_tied_weights_keys", None) or ())}
-        missing = sorted({*load_result.missing_keys} - absent)
+        # Tied weights are only saved once.
+        missing = sorted({*load_result.missing_keys} - {*(getattr(self.model, "all_tied_weights_keys", None) or ())})
         if missing:
             raise ValueError(f"the checkpoint lacks {len(missing)} weights, such as {missing[0]}; start a new run")
         super()._issue_warnings_after_load(type(load_result)([], load_result.unexpected_keys))

@@ -55,9 +55,7 @@ class ExitOnUserError:
 def resume_advice(argv: Sequence[str] | None, program: str) -> str:
     """Return the command that resumes a run, as a text to show after Ctrl-C.
 
-    Args:
-        argv (`list[str]`, *optional*): flags of the run; default: the flags of the process.
-        program (`str`): program name in usage lines; "%(prog)s" stands for the script of the process.
+    `program` is the name in usage lines, in which "%(prog)s" stands for the script of the process.
     """
     words = [*map(str, sys.argv[1:] if argv is None else argv)]
     if "--overwrite_output_dir" in words:

@@ -80,8 +80,6 @@ def answers_from_logits(
         max_answer_length (`int`, defaults to 30): maximum length of an answer in tokens.
         with_null (`bool`, defaults to `False`): whether questions can have no answer.
         null_threshold (`float`, defaults to 0.0): null odds above which the answer is ""; -inf: always, inf: never.
-    Raises:
-        ValueError: if logits are NaN or infinite.
     """
     answers = Answers({}, {}, {}, {})
     ends_of = np.searchsorted(windows.examples, np.arange(len(ids)), side="right").tolist()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of labelled texts before training: a table of rare classes, duplicates and texts with several labels."""
+"""Sets of labelled texts, and checks before training: empty rows, duplicates, rare classes, texts with several labels."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from datasets import Dataset
 
 from ...data.columns import cells, check_columns
 
-__all__ = ["CheckedSet", "data_table", "empty_rows"]
+__all__ = ["CheckedSet", "Part", "data_table", "treat_duplicates", "treat_empty_rows"]
 
 
 class CheckedSet(NamedTuple):
@@ -40,28 +41,71 @@ class CheckedSet(NamedTuple):
         return [*kept.values()]
 
 
-def empty_rows(rows: Dataset, columns: Mapping[str, Sequence[str]], *, source: str) -> np.ndarray:
-    """Return which rows have no text or no label, bool [N]; columns that are empty in all rows do not count.
+@dataclass
+class Part:
+    """Training, evaluation or test set.
 
     Args:
-        columns (`dict[str, list[str]]`): names of the text columns, and of the label column, by flag.
+        rows (`Dataset`): rows with the text columns and any other columns.
+        source (`str`): origin of the rows, for messages.
+        test (`bool`): whether labels are optional.
+        labels (`list`, *optional*): result of `Labels.encode`; None without labels.
+        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1; default: 1, 2, ...
+        left_out (`int`, defaults to 0): number of dropped empty rows and duplicates.
     """
-    is_empty = np.zeros(len(rows), dtype=bool)
+
+    rows: Dataset
+    source: str
+    test: bool
+    labels: list | None = None
+    numbers: np.ndarray | None = None
+    left_out: int = 0
+
+    def select(self, places: Sequence[int]):
+        """Keep the rows at these places, which count from 0, with their labels and numbers."""
+        numbers = np.arange(1, len(self.rows) + 1) if self.numbers is None else self.numbers
+        self.rows, self.numbers = self.rows.select(places), numbers[places]
+        if self.labels is not None:
+            self.labels = [self.labels[place] for place in places]
+
+
+def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty: str):
+    """Refuse or drop rows without text or label, unless a column is empty in all rows, which is checked later."""
+    is_empty = np.zeros(len(part.rows), dtype=bool)
     for flag, names in columns.items():
-        check_columns(rows, names, source=source, flag=flag)
-        values = zip(*(cells(rows, name) for name in names), strict=True)
+        check_columns(part.rows, names, source=part.source, flag=flag)
+        values = zip(*(cells(part.rows, name) for name in names), strict=True)
         without = [not any(cell is not None and str(cell).strip() for cell in row) for row in values]
         if not all(without):
             is_empty |= without
-    return is_empty
+    part.left_out = int(is_empty.sum())
+    if part.left_out and on_empty == "refuse":
+        raise ValueError(
+            f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
+            f"{is_empty.argmax() + 1}: fill them, or drop them with --on_empty drop"
+        )
+    if part.left_out:
+        part.select(np.flatnonzero(~is_empty))
+        part.source += " without its empty rows"
+
+
+def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
+    """Keep, drop or refuse the training rows that are not in `kept` (see `CheckedSet.first_rows`)."""
+    duplicates = sorted({*range(len(train.rows))} - {*kept})
+    if not duplicates or on_duplicates == "keep":
+        return
+    if on_duplicates == "refuse" or not kept:
+        row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
+        raise ValueError(
+            f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
+            f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
+        )
+    train.left_out += len(duplicates)
+    train.select(kept)
 
 
 def data_table(train: CheckedSet, evaluation: CheckedSet, *, unit: str = "rows") -> str | None:
-    """Format a table of irregular rows and rare classes in training and evaluation data; return None if there are none.
-
-    Args:
-        unit (`str`, defaults to "rows"): unit of the sets' `counts`, "rows" or "words".
-    """
+    """Format a table of irregular rows and rare classes in training and evaluation data; return None if there are none."""
     held_out, of_evaluation = {*evaluation.texts}, evaluation.irregular_rows()
     numbers = train.irregular_rows()
     numbers["rows with a text of the evaluation data"] = sum(text in held_out for text in train.texts)

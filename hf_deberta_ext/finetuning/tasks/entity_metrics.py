@@ -40,10 +40,8 @@ def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]
 
 
 def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Compute precision, recall and F1 of all entities and of each type, and the accuracy of all tags.
+    """Compute precision, recall and F1 of all entities and of each type, and the accuracy of the tags of all sentences.
 
-    Args:
-        predicted, true (`list[list[str]]`): tag of each word of each sentence.
     Returns:
         "overall_precision", "overall_recall", "overall_f1" and "overall_accuracy"; for each predicted or true type, sorted,
         {"precision", "recall", "f1", "number"}, where "number" counts the true entities. Fractions, with 0 / 0 = 0.0.

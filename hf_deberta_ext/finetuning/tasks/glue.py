@@ -109,11 +109,7 @@ def xnli_task(train_language: str, languages: Sequence[str], *, by_language: boo
 
 
 def known_task(data_args: Any) -> KnownTask | None:
-    """Return the task of --task_name, or None for user data; check the flags of XNLI's languages.
-
-    Args:
-        data_args (`TextClassificationArguments`): flags.
-    """
+    """Return the task of --task_name, or None for user data; check the flags of XNLI's languages."""
     name = data_args.task_name
     languages = [*filter(None, (data_args.language, data_args.train_language, *data_args.eval_languages))]
     if name != "xnli":

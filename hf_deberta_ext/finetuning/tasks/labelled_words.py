@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
@@ -12,7 +12,7 @@ from ...data.columns import cells, check_cells, check_columns
 from ...data.files import UTF_8, open_text
 from .labels import label_cells
 
-__all__ = ["CONLL_ENDINGS", "OUTSIDE", "Sentence", "are_entities", "read_conll", "sorted_labels", "word_rows"]
+__all__ = ["CONLL_ENDINGS", "OUTSIDE", "Sentence", "are_entities", "as_columns", "read_conll", "sorted_labels", "word_rows"]
 
 CONLL_ENDINGS = (".txt", ".conll", ".txt.gz", ".conll.gz")
 OUTSIDE = "O"
@@ -26,15 +26,16 @@ class Sentence(NamedTuple):
     tags: list[str] | None
 
 
+def as_columns(sentences: Sequence[Sentence]) -> tuple[list[list[str]], list[Any]]:
+    """Return the words and the labels of all sentences as two lists."""
+    return [sentence.words for sentence in sentences], [sentence.tags for sentence in sentences]
+
+
 def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Sentence]:
     """Read a CoNLL text file (also .gz): one word per line, its tag in the last column, a blank line between sentences.
 
     Columns are separated by tabs if a line has any, else by spaces. Lines with -DOCSTART- and comments of CoNLL-U
     ("# name = value") are skipped. Lines with only one column are words without tags.
-
-    Raises:
-        ValueError: if the file has another encoding or no words, only some lines have a tag, or the first column has word
-            numbers, as in CoNLL-U.
     """
     sentences: list[list[list[str]]] = [[]]
     without = with_tags = None
@@ -69,17 +70,7 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
 def word_rows(
     rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
 ) -> list[Sentence]:
-    """Return the sentences of rows.
-
-    Args:
-        text_column, label_column (`str`): names of the columns with lists of words and of their labels.
-        source (`str`): origin of the rows, for messages.
-        names (`list[str]`): names of numbered labels, if the data set has no names for them.
-        labelled (`bool`, defaults to `True`): whether labels are required.
-    Raises:
-        ValueError: if a column is missing; a cell is not a list; the numbers of labels and words differ; a word is not text;
-            or a label is None or a number without a name.
-    """
+    """Return the sentences of rows with lists of words and of labels; `names` are the names of numbered labels."""
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
     all_words = cells(rows, text_column)
@@ -121,11 +112,7 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
 
 
 def are_entities(labels: Sequence[str]) -> bool:
-    """Return True if there are labels other than "O" and all of them are entity tags.
-
-    Raises:
-        ValueError: if only some of them are entity tags.
-    """
+    """Return True if there are labels other than "O" and all of them are entity tags."""
     others = {label for label in labels if label != OUTSIDE}
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:

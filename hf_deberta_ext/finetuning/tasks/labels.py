@@ -198,11 +198,7 @@ def check_logits(logits: Any) -> np.ndarray:
 def label_cells(
     rows: Dataset, column: str, *, source: str = "the data", flag: str | None = None
 ) -> tuple[list[Any], list[str] | None]:
-    """Return the cells of a label column (texts stripped), and the label names of the data set's features, if any.
-
-    Args:
-        source, flag (`str`): as in `check_columns`, for messages.
-    """
+    """Return the cells of a label column (texts stripped), and the label names of the data set's features, if any."""
     check_columns(rows, [column], source=source, flag=flag)
     feature = rows.features[column]
     feature = getattr(feature, "feature", feature)
@@ -236,14 +232,6 @@ def find_labels(
 
     Without `problem_type`, lists are multi-label, fractions are regression, and texts or integers are classes. Classes are
     sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.
-
-    Args:
-        column (`list`): cells of the training data's label column.
-        source (`str`): origin of the cells for messages, such as "--train_file".
-        names (`list[str]`, *optional*): names of the labels 0, 1, ...
-        problem_type (`str`, *optional*): one of PROBLEM_TYPES.
-    Raises:
-        ValueError: if a cell is not text, a number, or a list of them, or if lists have a 0 or 1 for each label.
     """
     items = [cell for cell in column if cell not in (None, "")]
     lists = [cell for cell in items if isinstance(cell, list)]

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset, concatenate_datasets
 from scipy.special import softmax
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
 
-from ...data.columns import first
+from ...data.columns import cells, first
 from ...data.files import FLAGS
 from ...training.flags import option
 from ...training.hub_arguments import HubArguments
@@ -32,7 +33,7 @@ from ..baselines import MAJORITY
 from ..input_lengths import longest_input
 from ..metrics import grouped_accuracy
 from ..prediction_tables import prediction_table
-from ..task import EncodedTask, EvaluationSet, TaskData, two_outputs
+from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, two_outputs
 from .labels import check_logits
 from .multiple_choice_formats import LETTERS, ChoiceColumns, choice_rows, known_columns, race_level, read_raw_race
 from .splits import SPLITS, HubData, read_splits
@@ -114,16 +115,16 @@ def choice_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.masked_fill(labels == ABSENT, -torch.inf), labels.argmax(-1))
 
 
-def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Return the best choice of each row, [n] ints, ignoring missing choices.
-
-    Args:
-        logits (`np.ndarray`): [n, C].
-        counts (`list[int]`): [n] number of choices of each row.
-    """
+def masked_logits(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """Return the logits [n, C] in float64, -inf for missing choices; `counts` [n] are the numbers of choices of the rows."""
     logits = check_logits(np.asarray(logits, dtype=np.float64))
     exists = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
-    return np.where(exists, logits, -np.inf).argmax(-1)
+    return np.where(exists, logits, -np.inf)
+
+
+def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """Return the best choice of each row, [n] ints, ignoring missing choices; see `masked_logits` for the arguments."""
+    return masked_logits(logits, counts).argmax(-1)
 
 
 class MultipleChoiceData(TaskData):
@@ -152,9 +153,9 @@ class MultipleChoiceData(TaskData):
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
         # Names of the choices in answer files: letters, or numbers from 0 (None).
         self.answer_names = LETTERS if arguments.task_name == "race" else None
-        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
+        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_rows)
         limits = arguments.limits
-        self.set_questions({split: [*chain.from_iterable(rows)][: limits[split]] for split, rows in sets.items()})
+        self.set_questions({split: rows[: limits[split]] for split, rows in sets.items()})
 
     def set_questions(self, questions: Mapping[str, Sequence[Mapping[str, Any]]]):
         """Set the questions of "train", "validation" and "test", as `choice_rows` returns them."""
@@ -171,14 +172,10 @@ class MultipleChoiceData(TaskData):
         rows = read_raw_race(file, source=FLAGS[split]) if file.is_dir() else self.arguments.read(file, FLAGS[split])
         return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
-    def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:
-        """Return the questions of a split."""
-        rows = first(rows, self.arguments.limits[split])
-        return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
-
-    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
+    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None = None) -> list[dict[str, Any]]:
         """Return the questions of rows with the columns of the flags or of a known data set."""
-        arguments = self.arguments
+        arguments, rows = self.arguments, first(rows, self.arguments.limits[split])
+        level = level or race_level(arguments.dataset_config_name)
         self.inputs[split].append(rows)
         if arguments.choice_columns:
             columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
@@ -209,8 +206,8 @@ class MultipleChoiceData(TaskData):
         if not train or not evaluated:
             return {}
         [(answer, _)] = Counter(row["label"] for row in train).most_common(1)
-        labels, groups = ([row[name] for row in evaluated] for name in ("label", "group"))
-        return {MAJORITY: grouped_accuracy([answer] * len(labels), labels, groups)}
+        columns = Dataset.from_list(evaluated)
+        return {MAJORITY: grouped_accuracy([answer] * len(evaluated), cells(columns, "label"), cells(columns, "group"))}
 
     def config_fields(self) -> dict[str, Any]:
         # The head scores one choice at a time; it has no labels.
@@ -218,55 +215,46 @@ class MultipleChoiceData(TaskData):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets."""
-
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
         sets = {}
-        for split, questions in self.questions.items():
-            rows = Dataset.from_list(questions)
-            if any(row["label"] is None for row in questions):
-                rows = rows.remove_columns("label")
-            options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
-            sets[split] = arguments.tokenise(rows, encode_pairs, split, **options)
+        options = dict(tokenizer=tokenizer, max_length=max_length, has_one_count=self.loss is None)
+        for split, rows in self.questions.items():
+            questions = Dataset.from_list(rows)
+            labelled = questions
+            if None in cells(questions, "label"):
+                labelled = questions.remove_columns("label")
+            sets[split] = arguments.tokenise(labelled, encode_pairs, split, **options)
             if split != "train":
-                inputs = concatenate_datasets(self.inputs[split])
-                sets[split] = self.evaluation_set(sets[split], questions, first(inputs, len(questions)))
+                inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
+                sets[split] = self.evaluation_set(sets[split], questions, inputs)
         collator = MultipleChoiceCollator(tokenizer, **arguments.padding(max_length))
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
-    def evaluation_set(self, rows: Dataset, questions: Sequence[Mapping[str, Any]], inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set.
+    def evaluation_set(self, rows: Dataset, questions: Dataset, inputs: Dataset) -> EvaluationSet:
+        """Return an evaluation set: the features `rows` of `questions`, and the rows `inputs` that these were read from."""
+        counts, labels = [*map(len, cells(questions, "choices"))], cells(questions, "label")
 
-        Args:
-            rows (`Dataset`): features of the questions.
-            questions (`list[dict]`): results of `choice_rows`.
-            inputs (`Dataset`): rows of the data that the questions were read from.
-        """
-        counts = [len(row["choices"]) for row in questions]
+        @cache_last
+        def answers(predictions: np.ndarray) -> list[int]:
+            return masked_answers(predictions, counts).tolist()
 
-        def metrics(predictions, labels):
-            labels, groups = ([row[name] for row in questions] for name in ("label", "group"))
-            return grouped_accuracy(masked_answers(predictions, counts), labels, groups)
+        def metrics(predictions: np.ndarray, _: Any) -> dict[str, float]:
+            return grouped_accuracy(answers(predictions), labels, cells(questions, "group"))
 
-        def write(predictions, folder, stem):
-            answers = masked_answers(predictions, counts).tolist()
-            return self.write({row["id"]: answer for row, answer in zip(questions, answers, strict=True)}, folder, stem)
+        def write(predictions: np.ndarray, folder: Path, stem: str) -> list[Path]:
+            return self.write(dict(zip(cells(questions, "id"), answers(predictions), strict=True)), folder, stem)
 
-        def table(predictions):
-            answers = masked_answers(predictions, counts).tolist()
-            gold = [None if row["label"] is None else self.shown(row["label"]) for row in questions]
-            rows = zip(predictions, counts, answers, strict=True)
-            scores = [softmax(logits[:count].astype(np.float64))[answer].round(6) for logits, count, answer in rows]
-            return prediction_table(inputs, predicted=[*map(self.shown, answers)], gold=gold, probability=scores)
+        def table(predictions: np.ndarray) -> pa.Table:
+            chosen = [*map(self.shown, answers(predictions))]
+            scores = softmax(masked_logits(predictions, counts), axis=-1).max(-1).round(6)
+            gold = [None if label is None else self.shown(label) for label in labels]
+            return prediction_table(inputs, predicted=chosen, gold=gold, probability=scores)
 
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number.
-
-        Args:
-            answers (`dict[str, int]`): number of the predicted choice by id of the question, in the order of the data.
-        """
+        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number."""
         answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
         files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

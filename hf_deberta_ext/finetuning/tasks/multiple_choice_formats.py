@@ -87,8 +87,6 @@ def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: st
         A dictionary for each row: id, context (first segment), choices (second segments), label (number of the correct
         choice, or None) and group (RACE: the school, else None). Ids of RACE are example_id and number of the question in
         its article, such as "high63.txt-0".
-    Raises:
-        ValueError: if a column is missing; a cell is None, empty or of another type; or an answer is not among the choices.
     """
     needed = columns.texts()
     if columns.needs_label:
@@ -191,8 +189,6 @@ def read_raw_race(folder: Path, *, source: str) -> Dataset:
 
     Returns:
         Rows with the columns of RACE on the Hub, ordered by the files' numbers; "answer" is None if a file has no answers.
-    Raises:
-        ValueError: if there are no .txt files, or one is invalid; the message names the file.
     """
 
     rows = []

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ...training.flags import option
 from ...training.hub_arguments import HubArguments
 from ..arguments import DataArguments
 from ..failures import Failures
-from ..input_lengths import longest_input
+from ..input_lengths import check_fast, longest_input
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, two_outputs
 from .answer_spans import Answers, Windows, answers_from_logits
@@ -72,15 +71,7 @@ def nested_rows(articles: Sequence[dict]) -> Dataset:
 
 
 def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optional: bool) -> list[Question]:
-    """Return the questions of rows.
-
-    Args:
-        columns: names of the columns of questions, contexts and answers.
-        source (`str`): origin of the rows, for messages.
-        optional (`bool`): whether the answers can be missing.
-    Raises:
-        ValueError: if a column is missing, a cell is None or of another type, or a context does not contain the answer.
-    """
+    """Return the questions of rows; `columns` are those of questions, contexts and (possibly `optional`) answers."""
     question_column, context_column, answer_column = columns
     needed, answers = ["id", question_column, context_column], [[]] * len(rows)
     has_answers = answer_column in rows.column_names or not optional
@@ -197,10 +188,10 @@ class QuestionAnsweringData(TaskData):
                 raise ValueError(f"{source} is not in the format of SQuAD's authors: {error!r}") from error
             return from_rows(rows, source, split, ("question", "context", "answers"))
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
+        sets, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
         self.sets: dict[str, list[Question]] = {}
-        for split, questions in files.items():
-            self.sets[split] = [*chain.from_iterable(questions)][: data_args.limits[split]]
+        for split, questions in sets.items():
+            self.sets[split] = questions[: data_args.limits[split]]
             self.check_questions(split)
         self.num_train, self.num_evaluation = (len(self.sets.get(kind, ())) for kind in ("train", "validation"))
 
@@ -245,15 +236,8 @@ class QuestionAnsweringData(TaskData):
 
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
         warning gives the number of such questions.
-
-        Raises:
-            ValueError: if the tokenizer is not a fast one, or --max_seq_length is too short for --doc_stride.
         """
-        if not tokenizer.is_fast:
-            raise ValueError(
-                f"question answering needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, which "
-                "has no character offsets: give --tokenizer_name"
-            )
+        check_fast(tokenizer, "question answering", "which has no character offsets")
         arguments = self.data_args
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, LENGTH)
         options = dict(tokenizer=tokenizer, max_length=max_length)
@@ -273,13 +257,14 @@ class QuestionAnsweringData(TaskData):
         """Return an evaluation set; `rows` are the features of its `windows`."""
         threshold, questions = self.data_args.null_score_diff_threshold, self.sets[split]
         inputs = first(concatenate_datasets(self.inputs[split]), len(questions))
-        references = {question.id: question.texts for question in questions}
+        ids, texts, contexts, true_answers, _ = zip(*questions, strict=True)
+        references = dict(zip(ids, true_answers, strict=True))
 
         @cache_last
         def answers(predictions: tuple[np.ndarray, ...]) -> Answers:
             return answers_from_logits(
-                [question.id for question in questions],
-                [question.context for question in questions],
+                ids,
+                contexts,
                 windows,
                 *predictions[:2],
                 n_best=self.data_args.n_best_size,
@@ -297,30 +282,29 @@ class QuestionAnsweringData(TaskData):
 
         def write(predictions: tuple[np.ndarray, ...], folder: Path, stem: str) -> list[Path]:
             best = answers(predictions)
-            texts = {"predictions": best.predictions, "nbest_predictions": best.nbest}
+            contents = {"predictions": best.predictions, "nbest_predictions": best.nbest}
             if self.with_null:
-                texts["null_odds"] = best.null_odds
+                contents["null_odds"] = best.null_odds
             files = []
-            for name, value in texts.items():
+            for name, value in contents.items():
                 files.append(folder / f"{stem}_{name}.json")
                 text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
                 files[-1].write_text(text + "\n", encoding="utf-8")
             return files
 
         def failures(predictions: tuple[np.ndarray, ...]) -> Failures:
-            best, texts = answers(predictions), {question.id: question.question for question in questions}
-            probabilities = {}
+            best, probabilities = answers(predictions), {}
             for name, options in best.nbest.items():
                 given = [option["probability"] for option in options if option["text"] == best.predictions[name]]
                 probabilities[name] = max(given, default=0.0)
             score = squad_v2 if self.with_null else squad_v1
-            return answer_failures(texts, references, best.predictions, probabilities, score)
+            return answer_failures(dict(zip(ids, texts, strict=True)), references, best.predictions, probabilities, score)
 
         def table(predictions: tuple[np.ndarray, ...]) -> pa.Table:
             best, scores = answers(predictions), []
             for text, entries in zip(best.predictions.values(), best.nbest.values(), strict=True):
                 scores.append(next(round(entry["probability"], 6) for entry in entries if entry["text"] == text))
-            gold = [question.texts for question in questions] if self.has_answers(split) else None
+            gold = [*true_answers] if self.has_answers(split) else None
             return prediction_table(inputs, predicted=[*best.predictions.values()], gold=gold, probability=scores)
 
         scored = metrics if self.has_answers(split) else None
@@ -341,9 +325,6 @@ def encode_windows(
 
     With `positions`, the features have start_positions and end_positions: the tokens of the first answer in windows that
     contain all of it, the position of [CLS] in other windows.
-
-    Raises:
-        ValueError: if no question leaves more than --doc_stride tokens of a window for its context.
     """
 
     texts = [question.question.strip() for question in questions]

@@ -49,12 +49,7 @@ def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tup
 def entity_failures(
     true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], words: Sequence[Sequence[str]]
 ) -> Failures:
-    """Compute precision, recall, F1 and number of errors by kind of entity, and list the most frequent errors.
-
-    Args:
-        true, predicted (`list[list[str]]`): tag of each word of each sentence.
-        words (`list[list[str]]`): words of each sentence.
-    """
+    """Compute precision, recall, F1 and number of errors by kind of entity, and list the most frequent errors."""
     counts, examples = Counter(), Counter()
     for tags, guesses, sentence in zip(true, predicted, words, strict=True):
         for error, entity, guess in span_errors(entities(tags), entities(guesses)):

@@ -3,7 +3,6 @@
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -31,15 +30,7 @@ class HubData(NamedTuple):
 
 
 def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
-    """Return the id of the data set to read from the Hub, or None if the flags name files.
-
-    Args:
-        arguments (`DataArguments`): flags.
-        dataset (`str`, *optional*): data set of --task_name.
-        tasks: names of the known tasks, for the message.
-    Raises:
-        ValueError: if the flags name no data, or both files and --dataset_name.
-    """
+    """Return the id of the data set to read from the Hub, or None if the flags name files."""
     name = arguments.dataset_name or dataset
     if arguments.train_file or arguments.validation_file or arguments.test_file:
         if arguments.dataset_name:
@@ -56,8 +47,8 @@ def read_splits(
     arguments: DataArguments,
     hub: HubArguments | None,
     tasks: Mapping[str, HubData],
-    read_file: Callable[[Path, str], T],
-    read_rows: Callable[[Dataset, str, str], T],
+    read_file: Callable[[Path, str], list[T]],
+    read_rows: Callable[[Dataset, str, str], list[T]],
 ) -> tuple[dict[str, list[T]], str]:
     """Read the sets named by the flags.
 
@@ -66,8 +57,8 @@ def read_splits(
         read_file (`Callable`): (file, split) -> examples of a file.
         read_rows (`Callable`): (rows of the Hub, their origin for messages, split) -> examples of the rows.
     Returns:
-        The results of the readers by "train", "validation" and "test", as a list with one entry for each file; and the
-        source of the data for the model card: a Hub id, or names of files.
+        The examples by "train", "validation" and "test"; and the source of the data for the model card: a Hub id, or names
+        of files.
     Raises:
         ValueError: if --task_name is unknown; the flags name no data, or both files and --dataset_name; or a reader fails.
     """
@@ -75,12 +66,12 @@ def read_splits(
         raise ValueError(f"--task_name must be one of {', '.join(tasks)}, got {arguments.task_name}")
     name = hub_source(arguments, arguments.task_name, tasks)
     if name is None:
-        files = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-        sets = {}
-        for split, paths in files.items():
-            if paths:
-                sets[split] = [read_file(Path(path).expanduser(), split) for path in paths]
-        return sets, shown_files(dict.fromkeys(chain.from_iterable(files.values())))
+        sets: dict[str, list[T]] = {}
+        for split in SPLITS:
+            for path in getattr(arguments, f"{split}_file"):
+                sets.setdefault(split, []).extend(read_file(Path(path).expanduser(), split))
+        files = dict.fromkeys([*arguments.train_file, *arguments.validation_file, *arguments.test_file])
+        return sets, shown_files(files)
     if name in tasks:
         name = tasks[name].name
     task, revision = tasks.get(arguments.task_name, HubData(name)), arguments.data_revision
@@ -88,7 +79,7 @@ def read_splits(
         revision = revision or task.revision
     download = (hub or HubArguments()).download(revision)
     loaded = read_hub(name, arguments.dataset_config_name or task.config, SPLITS, **download)
-    return {split: [read_rows(rows, f"the {split} split of {name}", split)] for split, rows in loaded.items()}, name
+    return {split: read_rows(rows, f"the {split} split of {name}", split) for split, rows in loaded.items()}, name
 
 
 def hold_out(
@@ -97,13 +88,8 @@ def hold_out(
     """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
     The split is stratified by label or combination of labels, with an error of at most one text. Rows with equal texts stay
-    together. The training rows have every label, so that a label with only one row is not held out.
-
-    Args:
-        texts (`list`): text or texts of each row.
-        labels (`list`): labels of each row.
-        share (`float`): share of the rows to hold out, in (0, 1).
-        seed (`int`, defaults to 0): seed of the split.
+    together. The training rows have every label, so that a label with only one row is not held out. `texts` has the text or
+    texts of each row, `labels` a list of labels of each row.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):

@@ -64,11 +64,7 @@ class SuperGlueArguments(TextClassificationArguments):
 
 
 def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | None = None) -> TaskData:
-    """Read the data of a SuperGLUE task from the Hub, or from files with the same columns.
-
-    Raises:
-        ValueError: if a flag cannot be used with the task, or `SuperGlueData` or `MultipleChoiceData` find invalid data.
-    """
+    """Read the data of a SuperGLUE task from the Hub, or from files with the same columns."""
     name = data_args.task_name
     if name not in (*SUPERGLUE, "copa"):
         raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
@@ -236,8 +232,6 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
     Args:
         spans: (index of the first word, from 0; the words; the mark) of each span. Words are separated by spaces. If the
             words are not at the index, their nearest occurrence is marked, because some published indices are wrong.
-    Raises:
-        ValueError: if the words of a span do not occur in the text.
     """
     words = text.split()
     before, after = ([[] for _ in words] for _ in range(2))

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from scipy.special import expit, softmax
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -34,7 +33,7 @@ from ..input_lengths import longest_input
 from ..metrics import TASK_METRICS, compute
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData
-from .data_checks import CheckedSet, data_table, empty_rows
+from .data_checks import CheckedSet, Part, data_table, treat_duplicates, treat_empty_rows
 from .glue import GLUE, KnownTask, glue_values, known_task, write_index_tsv
 from .labels import MULTI, PROBLEM_TYPES, REGRESSION, SINGLE, Labels, find_labels, label_cells
 from .splits import SPLITS, hold_out, hub_source
@@ -116,34 +115,6 @@ class TextClassificationArguments(DataArguments):
             raise ValueError("--label_names is for classification: remove it, or remove --problem_type regression")
 
 
-@dataclass
-class Part:
-    """Training, evaluation or test set.
-
-    Args:
-        rows (`Dataset`): rows with the text columns and any other columns.
-        source (`str`): origin of the rows, for messages.
-        test (`bool`): whether labels are optional.
-        labels (`list`, *optional*): result of `Labels.encode`; None without labels.
-        numbers (`np.ndarray`, *optional*): row numbers in the data, from 1; default: 1, 2, ...
-        left_out (`int`, defaults to 0): number of dropped empty rows and duplicates.
-    """
-
-    rows: Dataset
-    source: str
-    test: bool
-    labels: list | None = None
-    numbers: np.ndarray | None = None
-    left_out: int = 0
-
-    def select(self, places: Sequence[int]):
-        """Keep the rows at these places, which count from 0, with their labels and numbers."""
-        numbers = np.arange(1, len(self.rows) + 1) if self.numbers is None else self.numbers
-        self.rows, self.numbers = self.rows.select(places), numbers[places]
-        if self.labels is not None:
-            self.labels = [self.labels[place] for place in places]
-
-
 class TextClassificationData(TaskData):
     """Texts or pairs of texts with labels or scores; see `TaskData`.
 
@@ -170,8 +141,9 @@ class TextClassificationData(TaskData):
         self.dataset = self.read_parts()
         self.text_columns = self.text_columns_of(next(self.all_parts()))
         if self.task is None:
+            columns = {"--text_columns": self.text_columns, "--label_column": (data_args.label_column,)}
             for part in chain(self.parts["train"].values(), self.parts["validation"].values()):
-                self.treat_empty_rows(part)
+                treat_empty_rows(part, columns, data_args.on_empty)
         self.labels = self.labels_of()
         if data_args.validation_share is not None:
             self.hold_validation_out(data_args.validation_share)
@@ -180,7 +152,7 @@ class TextClassificationData(TaskData):
                 part.rows = self.examples(first(part.rows, data_args.limits[kind]), part.source)
         self.encode_labels()
         if self.task is None and "" in self.parts["train"]:
-            self.treat_duplicates(self.parts["train"][""])
+            self.treat_duplicates()
             if table := data_table(self.checked("train"), self.checked("validation")):
                 of_classes = "" if self.labels.problem_type == REGRESSION else ", --class_weights, --balanced_sampling"
                 logger.warning(f"{table}\n(see --on_empty, --on_duplicates{of_classes})")
@@ -201,34 +173,10 @@ class TextClassificationData(TaskData):
                 values, _ = label_cells(part.rows, column, source=part.source, flag="--label_column")
                 part.labels = self.labels.encode(values, source=part.source, test=part.test)
 
-    def treat_empty_rows(self, part: Part):
-        """Refuse or drop rows without text or label (--on_empty), unless a column is empty in all rows (checked later)."""
-        columns = {"--text_columns": self.text_columns, "--label_column": (self.data_args.label_column,)}
-        is_empty = empty_rows(part.rows, columns, source=part.source)
-        part.left_out = int(is_empty.sum())
-        if part.left_out and self.data_args.on_empty == "refuse":
-            raise ValueError(
-                f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
-                f"{is_empty.argmax() + 1}: fill them, or drop them with --on_empty drop"
-            )
-        if part.left_out:
-            part.select(np.flatnonzero(~is_empty))
-            part.source += " without its empty rows"
-
-    def treat_duplicates(self, train: Part):
+    def treat_duplicates(self):
         """Refuse or drop training rows that repeat an earlier row or a text of the evaluation data (--on_duplicates)."""
         kept = self.checked("train").first_rows(self.checked("validation"))
-        if len(kept) == len(train.rows) or self.data_args.on_duplicates == "keep":
-            return
-        if self.data_args.on_duplicates == "refuse" or not kept:
-            duplicates = sorted({*range(len(train.rows))} - {*kept})
-            row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
-            raise ValueError(
-                f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
-                f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
-            )
-        train.left_out += len(train.rows) - len(kept)
-        train.select(kept)
+        treat_duplicates(self.parts["train"][""], kept, self.data_args.on_duplicates)
 
     def checked(self, kind: str) -> CheckedSet:
         """Return texts and labels of all training or evaluation sets."""
@@ -269,7 +217,7 @@ class TextClassificationData(TaskData):
         self.examples(train.rows, train.source)
         self.encode_labels()
         # Before the split, so that the evaluation counts no row twice.
-        self.treat_duplicates(train)
+        self.treat_duplicates()
         # `hold_out` keeps a row of each label for training; a regression has no labels to keep.
         labels = [()] * len(train.rows)
         if self.labels.problem_type == MULTI:
@@ -305,15 +253,13 @@ class TextClassificationData(TaskData):
     def failures(self, part: Part, logits: np.ndarray) -> Failures:
         """Analyse the model's errors on a set."""
         texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
-        kind, labels, logits = self.labels.problem_type, np.asarray(part.labels), np.asarray(logits, dtype=np.float64)
-        if kind != REGRESSION:
-            logits = logits[:, list(self.labels.order)]
+        kind, labels = self.labels.problem_type, np.asarray(part.labels)
         if kind == REGRESSION:
-            found = regression_failures(labels, self.labels.predicted(logits), texts)
+            found = regression_failures(labels, self.labels.predicted(np.asarray(logits, dtype=np.float64)), texts)
         elif kind == MULTI:
-            found = multi_label_failures(labels.astype(int), expit(logits), self.labels.names, texts)
+            found = multi_label_failures(labels.astype(int), self.labels.probabilities(logits), self.labels.names, texts)
         else:
-            found = class_failures(labels, softmax(logits, axis=-1), self.labels.names, texts)
+            found = class_failures(labels, self.labels.probabilities(logits), self.labels.names, texts)
         if part.numbers is not None:
             for error in found.errors:
                 error["row"] = int(part.numbers[error["row"] - 1])

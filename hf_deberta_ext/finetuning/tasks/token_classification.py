@@ -35,13 +35,13 @@ from ..arguments import DataArguments
 from ..baselines import MAJORITY
 from ..class_weights import HELP, WeightedLoss, class_weights
 from ..failures import tag_failures
-from ..input_lengths import longest_input
+from ..input_lengths import check_fast, longest_input
 from ..metrics import accuracy
 from ..prediction_tables import prediction_table
 from ..task import EncodedTask, EvaluationSet, TaskData, cache_last, label_fields
 from .data_checks import CheckedSet, data_table
 from .entity_metrics import entity_scores
-from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentence, are_entities, read_conll, sorted_labels, word_rows
+from .labelled_words import CONLL_ENDINGS, OUTSIDE, Sentence, are_entities, as_columns, read_conll, sorted_labels, word_rows
 from .labels import check_logits, label_cells
 from .span_failures import entity_failures
 from .splits import SPLITS, HubData, read_splits
@@ -201,17 +201,17 @@ class TokenClassificationData(TaskData):
             sentences = read_conll(file, source=flag, encoding=data_args.encoding)
             if split != "test" and sentences[0].tags is None:
                 raise ValueError(f"{flag}: {file} must have tags, got only words: give such a file as --test_file")
-            self.inputs[split].append(Dataset.from_dict({columns[0]: [sentence.words for sentence in sentences]}))
+            self.inputs[split].append(Dataset.from_dict({columns[0]: as_columns(sentences)[0]}))
             return sentences
 
-        files, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
-        sets = {split: [*chain.from_iterable(sentences)] for split, sentences in files.items()}
+        sets, self.dataset = read_splits(data_args, hub, HUB, from_file, from_rows)
         for split, sentences in sets.items():
-            if len({sentence.tags is None for sentence in sentences}) > 1:
+            tags = as_columns(sentences)[1]
+            if None in tags and any(tags):
                 raise ValueError(f"{FLAGS[split]}: all files or none must have labels, got both")
         if "train" in sets and not names:
             # From all training data, so that the labels do not depend on --max_train_samples.
-            names = chain.from_iterable(sentence.tags for sentence in sets["train"])
+            names = chain.from_iterable(as_columns(sets["train"])[1])
         self.sets = sets
         self.set_labels(sorted_labels(names or ()))
         self.sets = {split: sentences[: data_args.limits[split]] for split, sentences in sets.items()}
@@ -222,9 +222,8 @@ class TokenClassificationData(TaskData):
 
     def checked(self, split: str) -> CheckedSet:
         """Return the words and tags of a set."""
-        sentences = self.sets.get(split, ())
-        words, tags = [tuple(sentence.words) for sentence in sentences], [tuple(sentence.tags) for sentence in sentences]
-        return CheckedSet(words, tags, self.counts_of(split))
+        words, tags = as_columns(self.sets.get(split, ()))
+        return CheckedSet([*map(tuple, words)], [*map(tuple, tags)], self.counts_of(split))
 
     def set_labels(self, labels: list[str]):
         """Set the labels in the order of their ids, and check that the data has no others; [] = not known yet."""
@@ -252,11 +251,7 @@ class TokenClassificationData(TaskData):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
         """Return the features of all sets; changes byte-level tokenizers with `take_prefix_space`."""
-        if not tokenizer.is_fast:
-            raise ValueError(
-                f"token classification needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, "
-                "which does not map tokens to words: give --tokenizer_name"
-            )
+        check_fast(tokenizer, "token classification", "which does not map tokens to words")
         take_prefix_space(tokenizer)
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
         sets = {}
@@ -276,11 +271,11 @@ class TokenClassificationData(TaskData):
 
     def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Return the features of a set; warns of long sentences and of words without a token."""
-        sentences, ids = self.sets[split], {label: index for index, label in enumerate(self.labels)}
-        columns: dict[str, list] = {"words": [sentence.words for sentence in sentences]}
-        columns["sentence"] = [*range(len(sentences))]
-        if sentences[0].tags is not None:
-            columns["label_ids"] = [[ids[label] for label in sentence.tags] for sentence in sentences]
+        words, tags = as_columns(self.sets[split])
+        ids = {label: index for index, label in enumerate(self.labels)}
+        columns: dict[str, list] = {"words": words, "sentence": [*range(len(words))]}
+        if None not in tags:
+            columns["label_ids"] = [[*map(ids.__getitem__, labels)] for labels in tags]
         inside = None
         if self.data_args.label_all_tokens:
             inside = [ids.get(re.sub("^B-", "I-", label), index) for label, index in ids.items()]
@@ -289,13 +284,14 @@ class TokenClassificationData(TaskData):
         data = f"of {FLAGS[split]}"
         long = [number for number, windows in Counter(rows["sentence"][:]).items() if windows > 1]
         if long:
-            message = f"{len(long):,} of {len(sentences):,} sentences {data} have more than {max_length} tokens "
-            message += f"(--max_seq_length), such as sentence {long[0] + 1:,} with {len(sentences[long[0]].words):,} words"
+            message = f"{len(long):,} of {len(words):,} sentences {data} have more than {max_length} tokens "
+            message += f"(--max_seq_length), such as sentence {long[0] + 1:,} with {len(words[long[0]]):,} words"
             if self.data_args.long_sentences == "refuse":
                 raise ValueError(f"{message}: raise --max_seq_length, split them, or give --long_sentences window")
             logger.warning(f"{message}: they are split into overlapping windows (--long_sentences)")
-        lost = sum(len(sentence.words) for sentence in sentences)
-        lost -= sum(len(positions) - positions.count(-1) for positions in rows["word_tokens"][:])
+        # Each word has a position in one of its windows, and -1 in the others.
+        positions = [*chain.from_iterable(rows["word_tokens"][:])]
+        lost = sum(map(len, words)) - len(positions) + positions.count(-1)
         if lost:
             logger.warning(f"{lost:,} words {data} are dropped by the tokenizer and predicted as {OUTSIDE!r}")
         return rows
@@ -319,7 +315,7 @@ class TokenClassificationData(TaskData):
 
     def counts_of(self, split: str) -> dict[str, int]:
         """Return the number of words of each label in a set; labels without words are left out."""
-        counts = Counter(chain.from_iterable(sentence.tags for sentence in self.sets.get(split, ())))
+        counts = Counter(chain.from_iterable(as_columns(self.sets.get(split, ()))[1]))
         return {label: counts[label] for label in self.labels if label in counts}
 
     @cached_property
@@ -329,27 +325,22 @@ class TokenClassificationData(TaskData):
         if not counts or evaluated is None:
             return {}
         label = max(counts, key=counts.__getitem__)
-        tags = [sentence.tags for sentence in evaluated]
+        _, tags = as_columns(evaluated)
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
     def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set.
-
-        Args:
-            rows (`Dataset`): features of the windows.
-            sentences (`list[Sentence]`): sentences of the set.
-            inputs (`Dataset`): rows of the data that the sentences were read from.
-        """
+        """Return an evaluation set: features `rows` of the windows of `sentences`, and the rows `inputs` of the data."""
         numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
+        words, gold = as_columns(sentences)
 
         def by_word(values: np.ndarray, default: Any) -> list[list[Any]]:
             """Return the value [n, N] of each word of each sentence; `default` for words without a token."""
-            rows = [[default] * len(sentence.words) for sentence in sentences]
+            cells = [[default] * len(sentence) for sentence in words]
             for row, number, tokens in zip(values.tolist(), numbers, positions, strict=True):
                 for word, position in enumerate(tokens):
                     if position >= 0:
-                        rows[number][word] = row[position]
-            return rows
+                        cells[number][word] = row[position]
+            return cells
 
         @cache_last
         def tags_of(logits: Any) -> list[list[str]]:
@@ -357,34 +348,33 @@ class TokenClassificationData(TaskData):
             return by_word(np.array(self.labels)[check_logits(logits).argmax(-1)], OUTSIDE)
 
         def metrics(predictions, labels):
-            return self.scores(tags_of(predictions), [sentence.tags for sentence in sentences])
+            return self.scores(tags_of(predictions), gold)
 
         def write(predictions, folder, stem):
             file = Path(folder, f"{stem}_predictions.txt")
             with file.open("w", encoding="utf-8") as lines:
-                for (words, _), tags in zip(sentences, tags_of(predictions), strict=True):
+                for sentence, tags in zip(words, tags_of(predictions), strict=True):
                     # White space would end the word when the file is read.
-                    for word, tag in zip(words, tags, strict=True):
+                    for word, tag in zip(sentence, tags, strict=True):
                         lines.write(f"{'_'.join(word.split()) or '_'} {tag}\n")
                     lines.write("\n")
             return [file]
 
         def failures(predictions):
-            tags, predicted = [sentence.tags for sentence in sentences], tags_of(predictions)
+            predicted = tags_of(predictions)
             if self.entities:
-                return entity_failures(tags, predicted, [sentence.words for sentence in sentences])
+                return entity_failures(gold, predicted, words)
             # Words without a token are predicted as "O", which may not be one of the labels.
             names = [*dict.fromkeys([*self.labels, *chain.from_iterable(predicted)])]
-            classes = [[names.index(tag) for tag in chain.from_iterable(rows)] for rows in (tags, predicted)]
+            classes = [[*map(names.index, chain.from_iterable(tags))] for tags in (gold, predicted)]
             return tag_failures(*classes, names)
 
         def table(predictions):
             best = softmax(check_logits(predictions).astype(np.float64), axis=-1).max(-1).round(6)
-            scores = by_word(best, None)
-            gold = None if sentences[0].tags is None else [sentence.tags for sentence in sentences]
-            return prediction_table(inputs, predicted=tags_of(predictions), gold=gold, probability=scores)
+            labels = None if None in gold else gold
+            return prediction_table(inputs, predicted=tags_of(predictions), gold=labels, probability=by_word(best, None))
 
-        scored = None if sentences[0].tags is None else metrics
+        scored = None if None in gold else metrics
         return EvaluationSet(rows, scored, write, len(sentences), failures=failures, table=table)
 
 
