@@ -9,7 +9,7 @@ from typing import Any
 
 from .heads import PARTS
 
-__all__ = ["as_list", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
+__all__ = ["as_list", "folder_files", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
 
 
 def replace_text(file: Path, text: str) -> Path:
@@ -19,6 +19,11 @@ def replace_text(file: Path, text: str) -> Path:
         stream.write(text)
     os.replace(part, file)
     return file
+
+
+def folder_files(folder: str | os.PathLike) -> dict[str, Path]:
+    """Return all files in a folder and its subfolders, by their path in the folder, sorted."""
+    return {file.relative_to(folder).as_posix(): file for file in sorted(Path(folder).rglob("*")) if file.is_file()}
 
 
 def free_name(place: Path) -> Path:

@@ -16,7 +16,7 @@ from ..model.replaced_tokens_deberta_ext import TABLES, DebertaExtForReplacedTok
 from .configuration import is_joint
 from .files import GENERATOR_FILE
 from .layouts import LoadingReport, convert_official, read_generator
-from .loading import DOWNLOAD_ARGUMENTS
+from .loading import DOWNLOAD_ARGUMENTS, pick, pop
 from .official_configurations import OFFICIAL_TYPES, stored_configuration
 
 logger = logging.get_logger(__name__)
@@ -47,8 +47,7 @@ class JointCheckpointsMixin:
         source = pretrained_model_name_or_path
         stored_config = {}
         if "state_dict" not in kwargs:
-            download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
-            stored_config = stored_configuration(source, **download)
+            stored_config = stored_configuration(source, **pick(kwargs, DOWNLOAD_ARGUMENTS))
         if stored_config and not is_joint(stored_config):
             return cls.from_checkpoints(source, config=config, **kwargs)
         for name in ("generator", "embedding_sharing"):
@@ -96,13 +95,10 @@ class JointCheckpointsMixin:
             ValueError: an argument is unknown, the two models have different vocabularies or table sizes, or, with embedding
                 sharing "es" or "all", weights to share have different values.
         """
-        for name in ("code_revision", "trust_remote_code", "adapter_kwargs"):
-            kwargs.pop(name, None)
-        download = {name: kwargs.pop(name) for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        pop(kwargs, ("code_revision", "trust_remote_code", "adapter_kwargs"))
+        download = pop(kwargs, DOWNLOAD_ARGUMENTS)
         options = dict(download, dtype=torch.float32, output_loading_info=True)
-        for name in ("ignore_mismatched_sizes", "use_safetensors", "variant"):
-            if name in kwargs:
-                options[name] = kwargs.pop(name)
+        options |= pop(kwargs, ("ignore_mismatched_sizes", "use_safetensors", "variant"))
         stored_config = stored_configuration(discriminator, **download)
         if is_joint(stored_config):
             raise ValueError(

@@ -2,7 +2,7 @@
 """Model methods that remote code does not have, such as `from_pretrained` for official checkpoints and `push_to_hub`."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class LoadingMixin(AdapterMixin):
                 model; the folder has an adapter for an official checkpoint; or a file is corrupt.
         """
         source = pretrained_model_name_or_path
-        download = {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs}
+        download = pick(kwargs, DOWNLOAD_ARGUMENTS)
         reads_source = source is not None and "state_dict" not in kwargs
         stored_config = {}
         if reads_source:
@@ -108,15 +108,11 @@ class LoadingMixin(AdapterMixin):
     @classmethod
     def _from_official_checkpoint(cls, source, *model_args, config, delta_bases, stored_config, **kwargs):
         # Arguments for reading files, which transformers does not accept together with a state_dict.
-        reading = {}
-        for name in (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant"):
-            if name in kwargs:
-                reading[name] = kwargs.pop(name)
+        reading = pop(kwargs, (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant"))
         # Not passed to the configuration, where "auto" is not a dtype.
-        dtypes = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}
+        dtypes = pop(kwargs, ("dtype", "torch_dtype"))
         return_info = kwargs.pop("output_loading_info", False)
-        for name in ("code_revision", "trust_remote_code"):
-            kwargs.pop(name, None)
+        pop(kwargs, ("code_revision", "trust_remote_code"))
         state_dict = read_state_dict(str(source), **reading)
         decoder_chosen = "emd_layers" in kwargs or "emd_input" in kwargs
         labels_given = "num_labels" in kwargs or "id2label" in kwargs
@@ -124,7 +120,7 @@ class LoadingMixin(AdapterMixin):
             labels_given = True
             config = copy.deepcopy(config)
         else:
-            download = {name: value for name, value in reading.items() if name in DOWNLOAD_ARGUMENTS}
+            download = pick(reading, DOWNLOAD_ARGUMENTS)
             config, kwargs = cls.config_class.from_pretrained(
                 config or source, return_unused_kwargs=True, **download, **kwargs
             )
@@ -210,7 +206,7 @@ class LoadingMixin(AdapterMixin):
     def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
         """Save the model as in transformers. If `push_to_hub` is True, also call `push_to_hub` with its arguments from
         `kwargs`; `repo_id` defaults to the name of the folder."""
-        pushed = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if push_to_hub and name in kwargs}
+        pushed = pop(kwargs, PUSH_ARGUMENTS if push_to_hub else ())
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
             self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
@@ -225,6 +221,16 @@ class LoadingMixin(AdapterMixin):
         from ..publishing import push
 
         return push(self, repo_id, **options).commit
+
+
+def pick(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments that are named in `names`."""
+    return {name: arguments[name] for name in names if name in arguments}
+
+
+def pop(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the arguments that are named in `names`, and return them."""
+    return {name: arguments.pop(name) for name in names if name in arguments}
 
 
 @contextmanager

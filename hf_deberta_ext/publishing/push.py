@@ -16,7 +16,7 @@ from huggingface_hub import CommitInfo, HfApi, get_token
 from huggingface_hub.utils import validate_repo_id
 
 from ..checkpoints.files import ADAPTER_CONFIG_FILE, is_weight_file, read_json
-from ..files import format_size, is_hub_id, replace_text
+from ..files import folder_files, format_size, is_hub_id, replace_text
 from ..model.configuration_deberta_ext import CODE_FILES
 from .card import CARD, write_cards
 from .facts import read_folder
@@ -164,9 +164,7 @@ def push(
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
     """Return the files to publish (path in the repository -> file) and the other paths ("folder/" for a whole folder)."""
-    folder = Path(folder)
-    files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    card = ""
+    folder, files, card = Path(folder), folder_files(folder), ""
     if CARD in files:
         card = files[CARD].read_text(encoding="utf-8", errors="replace")
     published = {path: file for path, file in files.items() if is_of_model(path, card)}

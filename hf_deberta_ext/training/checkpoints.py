@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from xxhash import xxh3_128
 
 from ..checkpoints.files import is_weight_file
+from ..files import folder_files
 
 __all__ = ["MANIFEST_FILE", "digest_of", "readable_weights", "replaced_folder", "replaced_model", "write_manifest"]
 
@@ -58,16 +59,16 @@ def replaced_model(folder: Path) -> Iterator[Path]:
     """
     with written_aside(folder / "model") as part:
         yield part
-    files = [file.relative_to(part) for file in sorted(part.rglob("*")) if file.is_file()]
-    old = [file for file in folder.iterdir() if is_weight_file(file.name)]
     # The index first: shards without it cannot be loaded as a model.
-    for file in sorted(old, key=lambda file: file.suffix == ".json", reverse=True):
-        file.unlink()
-    for name in sorted(files, key=lambda name: (is_weight_file(str(name)), name.suffix == ".json")):
+    for file in sorted(folder.iterdir(), key=lambda file: file.suffix != ".json"):
+        if is_weight_file(file.name):
+            file.unlink()
+    files = folder_files(part)
+    for name in sorted(files, key=lambda name: (is_weight_file(name), name.endswith(".json"))):
         # Keep the card of the run; peft saves a template with every adapter.
-        if str(name) != CARD or not (folder / CARD).exists():
+        if name != CARD or not (folder / CARD).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part / name, folder / name)
+            os.replace(files[name], folder / name)
     shutil.rmtree(part.parent)
 
 
@@ -90,13 +91,13 @@ def remove_partial(folder: Path):
 
 def write_manifest(checkpoint: Path):
     """Write the size and digest of each file of a checkpoint, and flush all files to disk."""
-    manifest = checkpoint / MANIFEST_FILE
-    files = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file != manifest]
-    entries = {file.relative_to(checkpoint).as_posix(): (file.stat().st_size, digest_of(file)) for file in files}
-    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    files = folder_files(checkpoint)
+    files.pop(MANIFEST_FILE, None)
+    entries = {name: (file.stat().st_size, digest_of(file)) for name, file in files.items()}
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
     # Windows cannot open folders, and cannot flush a file that is open for reading.
     if os.name != "nt":
-        for place in (*files, manifest, *{file.parent for file in files}, checkpoint):
+        for place in (*checkpoint.rglob("*"), checkpoint):
             descriptor = os.open(place, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)

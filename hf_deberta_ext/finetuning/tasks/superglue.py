@@ -11,7 +11,7 @@ Inputs of the tasks:
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class SuperGlueData(TextClassificationData):
         """Write {stem}_predictions.jsonl, or for test sets the file for SuperGLUE's server, in the server's format."""
         rows, predicted = part.rows, self.labels.predicted(logits)
         if self.name == "record":
-            lines = [dict(idx=query, label=entity) for query, entity in self._best_entities(part, logits).items()]
+            lines = answer_lines(self._best_entities(part, logits).items())
         elif self.name == "multirc":
             lines = nested_answers(rows, predicted)
         else:
@@ -122,7 +122,7 @@ class SuperGlueData(TextClassificationData):
             # The server expects lower case.
             if self.name in ("boolq", "wic"):
                 shown = [*map(str.lower, shown)]
-            lines = [dict(idx=idx, label=label) for idx, label in zip(_numbers(rows, "idx"), shown, strict=True)]
+            lines = answer_lines(zip(_numbers(rows, "idx"), shown, strict=True))
         file = f"{stem}_predictions.jsonl"
         if part.test:
             file = self.task.files.get(set_name, file)
@@ -146,8 +146,8 @@ class CopaData(MultipleChoiceData):
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
         if not stem.startswith("predict"):
             return super().write(answers, folder, stem)
-        lines = [dict(idx=int(idx) if idx.isdecimal() else idx, label=label) for idx, label in answers.items()]
-        return [_write_jsonl(folder / "COPA.jsonl", lines)]
+        numbers = [int(idx) if idx.isdecimal() else idx for idx in answers]
+        return [_write_jsonl(folder / "COPA.jsonl", answer_lines(zip(numbers, answers.values(), strict=True)))]
 
 
 def _with_texts(rows: Dataset, **columns: list) -> Dataset:
@@ -174,7 +174,6 @@ def _multirc(rows: Dataset, source: str) -> Dataset:
 
 
 def _record(rows: Dataset, source: str) -> Dataset:
-
     check_columns(rows, ["entities"], source=source)
     check_cells(rows, "entities", list, source=source)
     all_answers = [()] * len(rows)
@@ -257,6 +256,11 @@ def _numbers(rows: Dataset, column: str) -> list[int]:
     if column not in rows.column_names:
         return [*range(len(rows))]
     return cells(as_numbers(rows, column), column)
+
+
+def answer_lines(answers: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """Convert (number of the row, answer) to the objects that the server expects."""
+    return [dict(idx=idx, label=label) for idx, label in answers]
 
 
 def nested_answers(rows: Dataset, predicted: np.ndarray) -> list[dict[str, Any]]:
