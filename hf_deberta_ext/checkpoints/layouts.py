@@ -128,7 +128,9 @@ def convert_official(
     report = LoadingReport(source="")
     tensors: dict[str, torch.Tensor] = {}
     for key, value in state_dict.items():
-        reason = _reason_to_drop(key, value)
+        reason = next((reason for pattern, reason in _DROPPED if re.search(pattern, key)), None)
+        if reason is None and not torch.is_tensor(value):
+            reason = f"not a tensor but {type(value).__name__}"
         delta = _DELTA.match(key)
         if delta:
             table = delta[1] + "weight"
@@ -154,13 +156,6 @@ def convert_official(
             if new != key:
                 report.converted.setdefault(key, []).append(new)
     return tensors, report
-
-
-def _reason_to_drop(key: str, value) -> str | None:
-    for pattern, reason in _DROPPED:
-        if re.search(pattern, key):
-            return reason
-    return None if torch.is_tensor(value) else f"not a tensor but {type(value).__name__}"
 
 
 def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):

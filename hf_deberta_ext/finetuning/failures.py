@@ -80,7 +80,8 @@ def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str])
     """Compute precision, recall, F1 and number of rows of each label, from [N] label numbers or [N, C] of 0 and 1."""
     columns = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
     titles = ("label", "precision", "recall", "F1", "rows")
-    return [dict(zip(titles, row, strict=True)) for row in zip(names, *(c.tolist() for c in columns), strict=True)]
+    rows = zip(names, *map(np.ndarray.tolist, columns), strict=True)
+    return [dict(zip(titles, row, strict=True)) for row in rows]
 
 
 def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Failures:

@@ -65,16 +65,10 @@ COMMON = dict(weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0, published
 SAME_AS = {"conll2003": "ner", "xnli": "mnli"}
 
 
-def _recipes() -> dict[str, dict[str, FineTuningRecipe]]:
-    # Source: the scripts of microsoft/DeBERTa, experiments/.
-    published = json.loads(Path(__file__).with_name("recipes.json").read_text(encoding="utf-8"))
-    recipes: dict[str, dict[str, FineTuningRecipe]] = {}
-    for size, tasks in published.items():
-        recipes[size] = {task: FineTuningRecipe(**settings) for task, settings in tasks.items()}
-    return recipes
-
-
-RECIPES = _recipes()
+# By size and task. Source: the scripts of microsoft/DeBERTa, experiments/.
+RECIPES: dict[str, dict[str, FineTuningRecipe]] = {}
+for _size, _tasks in json.loads(Path(__file__).with_name("recipes.json").read_text(encoding="utf-8")).items():
+    RECIPES[_size] = {task: FineTuningRecipe(**settings) for task, settings in _tasks.items()}
 # Tokens per micro-batch that fit in 24 GB of accelerator memory (a conservative estimate), by size of the model.
 GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 

@@ -181,8 +181,11 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
             raise ValueError(f"{path} links to {file.resolve()}, outside of {folder}: replace it by a copy, or remove it")
     kept, left_out = {path.partition("/")[0] for path in published}, set()
     for path in files.keys() - published.keys():
-        name, slash, rest = path.partition("/")
-        left_out.add(name + slash + rest * (name in kept))
+        name, slash, _ = path.partition("/")
+        if name in kept:
+            left_out.add(path)
+        else:
+            left_out.add(name + slash)
     return dict(sorted(published.items())), sorted(left_out)
 
 

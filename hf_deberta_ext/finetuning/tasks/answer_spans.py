@@ -82,12 +82,12 @@ def answers_from_logits(
         null_threshold (`float`, defaults to 0.0): null odds above which the answer is ""; -inf: always, inf: never.
     """
     answers = Answers({}, {}, {}, {})
-    ends_of = np.searchsorted(windows.examples, np.arange(len(ids)), side="right").tolist()
-    window = 0
-    for key, context, end_of in zip(ids, contexts, ends_of, strict=True):
+    # Question n has the windows begins[n] to begins[n + 1].
+    begins = np.searchsorted(windows.examples, np.arange(len(ids) + 1)).tolist()
+    for number, (key, context) in enumerate(zip(ids, contexts, strict=True)):
         spans: dict[tuple[int, int], tuple[float, float, float]] = {}
         nulls = []
-        while window < end_of:
+        for window in range(begins[number], begins[number + 1]):
             tokens = slice(windows.bounds[window], windows.bounds[window + 1])
             length = tokens.stop - tokens.start
             logits = [np.asarray(part[window, :length], dtype=np.float64) for part in (start_logits, end_logits)]
@@ -100,7 +100,6 @@ def answers_from_logits(
             for place, scores in found.items():
                 spans[place] = max(scores, spans.get(place, scores))
             nulls.append(tuple(float(part[windows.null[window]]) for part in logits))
-            window += 1
         best = sorted(spans.items(), key=lambda span: (-span[1][0], span[0]))[:n_best]
         entries = [(score, context[begin:end], *of_tokens) for (begin, end), (score, *of_tokens) in best]
         entries = entries or [(0.0, "", 0.0, 0.0)]

@@ -39,6 +39,16 @@ def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]
     }
 
 
+def all_entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, str, int, int]]:
+    """Return the entities of all sentences, each with the number of its sentence."""
+    return {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}
+
+
+def count_types(spans: set[tuple[int, str, int, int]]) -> Counter[str]:
+    """Count the entities of each type."""
+    return Counter(kind for _, kind, _, _ in spans)
+
+
 def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Compute precision, recall and F1 of all entities and of each type, and the accuracy of the tags of all sentences.
 
@@ -46,13 +56,8 @@ def entity_scores(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[st
         "overall_precision", "overall_recall", "overall_f1" and "overall_accuracy"; for each predicted or true type, sorted,
         {"precision", "recall", "f1", "number"}, where "number" counts the true entities. Fractions, with 0 / 0 = 0.0.
     """
-    guesses, answers = (
-        {(number, *entity) for number, tags in enumerate(sentences) for entity in entities(tags)}
-        for sentences in (predicted, true)
-    )
-    guess_types, answer_types, hit_types = (
-        Counter(kind for _, kind, _, _ in spans) for spans in (guesses, answers, guesses & answers)
-    )
+    guesses, answers = all_entities(predicted), all_entities(true)
+    guess_types, answer_types, hit_types = map(count_types, (guesses, answers, guesses & answers))
     overall = precision_recall_f1(len(guesses & answers), len(guesses), len(answers))
     hits = sum(a == b for a, b in zip(chain.from_iterable(predicted), chain.from_iterable(true), strict=True))
     scores: dict[str, Any] = {f"overall_{name}": value for name, value in overall.items()}

@@ -51,11 +51,11 @@ def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, 
 
 def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
     """Compute ReCoRD's metrics of entities by query: as in SQuAD 1.1, but from 0 to 1 as in SuperGLUE."""
-    scores = {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}
-    return {
-        name: math.fsum(_best(score, predictions[key], texts) for key, texts in references.items()) / len(references)
-        for name, score in scores.items()
-    }
+    results = {}
+    for name, score in {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}.items():
+        total = math.fsum(_best(score, predictions[key], texts) for key, texts in references.items())
+        results[name] = total / len(references)
+    return results
 
 
 def _percent(scores: np.ndarray, count: int) -> float:

@@ -38,12 +38,20 @@ def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tup
         guesses = [guess for guess in predicted if overlap(entity, guess)]
         if entity in guesses:
             continue
-        # 0 for the same words, 1 for the same kind, 2 for neither.
-        ranked = [(0 if guess[1:] == entity[1:] else 1 + (guess[0] != entity[0]), guess) for guess in guesses]
-        number, guess = min(ranked, default=(SPAN_ERRORS.index("missed"), None))
-        errors.append((SPAN_ERRORS[number], entity, guess))
-    extra = [guess for guess in predicted if not any(overlap(entity, guess) for entity in true)]
-    return errors + [("extra", None, guess) for guess in extra]
+        same_words = [guess for guess in guesses if guess[1:] == entity[1:]]
+        same_kind = [guess for guess in guesses if guess[0] == entity[0]]
+        if same_words:
+            errors.append(("wrong kind", entity, min(same_words)))
+        elif same_kind:
+            errors.append(("boundary", entity, min(same_kind)))
+        elif guesses:
+            errors.append(("boundary and kind", entity, min(guesses)))
+        else:
+            errors.append(("missed", entity, None))
+    for guess in predicted:
+        if not any(overlap(entity, guess) for entity in true):
+            errors.append(("extra", None, guess))
+    return errors
 
 
 def entity_failures(

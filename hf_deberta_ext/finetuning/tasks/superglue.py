@@ -233,17 +233,18 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
             words are not at the index, their nearest occurrence is marked, because some published indices are wrong.
     """
     words = text.split()
-    before, after = ([[] for _ in words] for _ in range(2))
-    plain = [plain_word(word) for word in words]
-    for index, span, mark in spans:
-        target = [plain_word(word) for word in span.split()]
+    plain = [*map(plain_word, words)]
+    # In reverse order, so that the marks of the first span are outside if both spans begin at the same word.
+    for index, span, mark in reversed(spans):
+        target = [*map(plain_word, span.split())]
         places = [n for n in range(len(words) - len(target) + 1) if plain[n : n + len(target)] == target]
         if not places or not target:
             raise ValueError(f"{place} must contain the words {span!r}, got {text!r}")
         start = min(places, key=lambda number: abs(number - index))
-        before[start].append(mark)
-        after[start + len(target) - 1].insert(0, mark)
-    return " ".join(" ".join([*first, word, *last]) for first, word, last in zip(before, words, after, strict=True))
+        end = start + len(target) - 1
+        words[start] = f"{mark} {words[start]}"
+        words[end] = f"{words[end]} {mark}"
+    return " ".join(words)
 
 
 def plain_word(word: str) -> str:
