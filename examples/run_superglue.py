@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tune a model on a SuperGLUE task: boolq, cb, copa, multirc, record, rte, wic, wsc; also predict axb and axg.
 
-RTE from the Hub with the published settings for this size (92.7 % of the 277 validation pairs, the best of several
-runs; an accelerator with 24 GB):
+RTE from the Hub with the published settings for this size (Microsoft reports 92.7 % on the 277 validation pairs, the best
+of several runs; needs an accelerator with 24 GB of memory):
 
     python examples/run_superglue.py --model_name_or_path microsoft/deberta-v3-large --task_name rte --recipe v3-large \\
         --do_train --do_eval --do_predict --output_dir rte

@@ -270,9 +270,10 @@ def data_file(path: Path) -> Path:
 
 @contextmanager
 def written_at_once(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path to write; at the end, move the file and its data file to `path`.
+    """Context manager that yields a temporary path to write to, then moves the file and its data file to `path`.
 
-    The temporary file is in another folder but has the same name, because it stores the name of its data file.
+    The temporary file is in another folder but has the same name as `path`, because the file stores the name of its data
+    file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:

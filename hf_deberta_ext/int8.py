@@ -43,8 +43,8 @@ class Int8Module(nn.Module):
         dtype = fn(self.scale.new_empty(0)).dtype
         if dtype != torch.float32:
             raise ValueError(
-                f"an int8 model cannot be converted to {str(dtype).removeprefix('torch.')}: load it again, and convert the "
-                "float32 model instead"
+                f"an int8 model cannot be converted to {str(dtype).removeprefix('torch.')}: load the original "
+                "float32 model, and convert that instead"
             )
         return super()._apply(fn, recurse)
 
@@ -90,7 +90,7 @@ class Int8Linear(Int8Module):
 
 
 def forget_packed(module: nn.Module, keys: Any):
-    """Forget the packed weights of a module, whose weights were loaded again."""
+    """Discard the packed weights of a module after its weights were reloaded."""
     module.packed = None
 
 
@@ -106,7 +106,7 @@ def pack(*layers: Int8Linear, with_bias: bool = True) -> Any:
 
 
 class Int8Attention(DisentangledSelfAttention):
-    """Attention whose query, key and value projections are one product in int8; the rest is computed in bfloat16."""
+    """Attention with one int8 matrix product for queries, keys and values; the rest is computed in bfloat16."""
 
     packed: Any = None
 

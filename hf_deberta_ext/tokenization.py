@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers that are equal to the published ones in all supported versions of transformers.
 
-The tokenizers of transformers 5 are not: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]` with
-token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the
+The tokenizers of transformers 5 differ from them: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]`
+with token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the
 SentencePiece normaliser and the byte fallback. Both are rebuilt when loaded, even from a correct tokenizer.json.
 
-transformers saves `type(tokenizer).__name__` as "tokenizer_class". "DebertaV2Tokenizer" would be rebuilt, and transformers 4
-does not know "TokenizersBackend", but all versions load "PreTrainedTokenizerFast" unchanged for any model type. This is why
-the class below has this name. AutoTokenizer returns a `TokenizersBackend`, which saves its own name and therefore only works
-with transformers 5; `load_tokenizer` returns the class below.
+transformers saves `type(tokenizer).__name__` as "tokenizer_class". It would rebuild a tokenizer of the class
+"DebertaV2Tokenizer", and transformers 4 does not know "TokenizersBackend", but all versions load "PreTrainedTokenizerFast"
+unchanged for any model type, so the class below is named `PreTrainedTokenizerFast`. AutoTokenizer returns a
+`TokenizersBackend`, which saves its own name and therefore only works with transformers 5; `load_tokenizer` returns the
+class below.
 """
 
 import functools
@@ -271,7 +272,8 @@ def check_vocabulary(
         raise ValueError(f"{size} with ids up to {largest}, but the model only has {rows} rows (config.vocab_size); {hint}")
     if rows is not None and rows - largest - 1 > max(256, rows // 4):
         hint = "use the tokenizer of this model, or set vocab_size of a new model"
-        raise ValueError(f"{size}, probably of another model, for the model's {rows} rows (config.vocab_size); {hint}")
+        other = f"the model has {rows} rows (config.vocab_size): the tokenizer is probably for another model"
+        raise ValueError(f"{size}, but {other}; {hint}")
     for token in special_tokens:
         expected = getattr(config, f"{token}_token_id", None)
         got = getattr(tokenizer, f"{token}_token_id", None)
@@ -303,7 +305,7 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
     except ImportError as error:
         raise ImportError(
             f"reading {path} requires sentencepiece and protobuf: pip install sentencepiece protobuf (or replace spm.model "
-            "by a tokenizer.json that this package saved)"
+            "with a tokenizer.json that this package saved)"
         ) from error
     model = sentencepiece_model_pb2.ModelProto()
     try:
@@ -321,7 +323,7 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
             scores.append(piece.score)
         names.append(piece.piece)
     if not scores or options.model_type != options.UNIGRAM or options.treat_whitespace_as_suffix:
-        raise ValueError(f"{path} must be a SentencePiece unigram model with the space before the word, like DeBERTa's")
+        raise ValueError(f"{path} must be a SentencePiece unigram model that marks the space before a word, like DeBERTa's")
 
     appended = []
     if "[UNK]" not in names:

@@ -175,8 +175,9 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 
 
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
-    """Time candidate launch parameters of a kernel and the table's current ones, at each length, in the pass that it
-    belongs to.
+    """Time candidate launch parameters of a kernel, and those in the launch table, at each length.
+
+    The time is of the whole pass (forward or backward) that contains the kernel.
     """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     sizes = sizes_of(args)

@@ -113,7 +113,7 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
     of_encoder = [key for key in missing if ".encoder." in key or "word_embeddings" in key]
     if of_encoder:
         raise ValueError(
-            f"the weights in {source} do not fit its config.json: {len(of_encoder)} encoder weights are missing, such as "
+            f"the weights in {source} do not match its config.json: {len(of_encoder)} encoder weights are missing, such as "
             f"{of_encoder[0]}"
         )
     return model.eval(), missing
@@ -152,7 +152,7 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
     heads = list(range(len(profile.total)))
     if arguments.head is not None:
         if arguments.head not in heads:
-            raise ValueError(f"--head must be in 0 to {heads[-1]}, got {arguments.head}")
+            raise ValueError(f"--head must be between 0 and {heads[-1]}, got {arguments.head}")
         heads = [arguments.head]
     numbers = {"layer": profile.layer, "heads": heads, "distances": profile.distances.tolist()}
     for name in ("c2p", "p2c", "p2p", "total"):

@@ -302,6 +302,7 @@ def refuse_official_adapter(source, stored_config: dict, download: dict):
     base = read_json(path).get("base_model_name_or_path")
     if stored_config.get("model_type") in OFFICIAL_TYPES or stored_configuration(base).get("model_type") == "deberta":
         raise ValueError(
-            f"{source} has an adapter for {base}, which was not saved by this package. Load {base} first, from a folder "
-            f"without {ADAPTER_CONFIG_FILE}, then the adapter with peft.PeftModel.from_pretrained(model, adapter)"
+            f"{source} has an adapter for the base model {base}, which was not saved by this package. Load {base} "
+            f"first, from a folder without {ADAPTER_CONFIG_FILE}, then load the adapter with "
+            f"peft.PeftModel.from_pretrained(model, {source!r})"
         )

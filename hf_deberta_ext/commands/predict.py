@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext predict`: predict the rows of a file with a fine-tuned model."""
+"""`deberta-ext predict`: run a fine-tuned model on the rows of a file, and write its predictions."""
 
 import argparse
 from pathlib import Path

@@ -38,8 +38,8 @@ def check_columns(rows: "Dataset", columns: Sequence[str], *, source: str, flag:
     """Check that columns exist.
 
     Args:
-        source (`str`): source of the rows for the error message, such as "--train_file".
-        flag (`str`, *optional*): flag to name another column, such as "--label_column".
+        source (`str`): where the rows come from, for the error message, such as "--train_file".
+        flag (`str`, *optional*): flag that selects another column, for the error message, such as "--label_column".
     Raises:
         ValueError: a column is missing.
     """

@@ -145,8 +145,8 @@ def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[in
     names = [student.id2label[number] for number in range(student.num_labels)]
     if {*names} != {*teacher.label2id}:
         raise ValueError(
-            f"the teacher must have the labels {', '.join(names)} of the data, got {', '.join(teacher.label2id)}: fine-tune "
-            "it on these data, or correct the names in its config.json (id2label, label2id)"
+            f"the teacher must have the labels of the data ({', '.join(names)}), got {', '.join(teacher.label2id)}: "
+            "fine-tune it on this data, or correct the names in its config.json (id2label, label2id)"
         )
     return [teacher.label2id[name] for name in names]
 

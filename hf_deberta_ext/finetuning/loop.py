@@ -185,7 +185,7 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
-    """Set `metric_for_best_model` to the task's metric on its first set instead of the loss, unless a flag sets it."""
+    """Unless a flag sets `metric_for_best_model`, set it to the task's metric on the first evaluation set."""
     if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True

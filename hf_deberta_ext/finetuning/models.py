@@ -197,7 +197,7 @@ def load_model(
             return PeftModel.from_pretrained(model, adapter, is_trainable=True), []
     if new_weights and not is_trained:
         raise ValueError(
-            f"{source} has no fitting weights for {', '.join(new_weights)}, so predictions would be random: give "
+            f"{source} has no matching weights for {', '.join(new_weights)}, so predictions would be random: give "
             "--do_train, or a model that was fine-tuned for this task"
         )
     if new_weights:

@@ -38,9 +38,9 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Inputs of a training run; the runs of several seeds only differ in `args`, `checkpoint` and `model`.
+    """Inputs of a training run; runs with different seeds differ only in `args`, `checkpoint` and `model`.
 
-    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are more rows of the training table in the card.
+    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are additional rows for the card's training table.
     """
 
     data: TaskData

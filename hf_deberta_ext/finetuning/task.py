@@ -25,10 +25,10 @@ class EvaluationSet:
 
     Args:
         rows (`Dataset`): columns of the model's `forward`, and "labels" if the data has labels.
-        metrics (`Callable`, *optional*): (predictions, labels) of all rows, as in `EvalPrediction` -> metrics by name,
-            without a prefix such as "eval_"; None if the data has no labels.
+        metrics (`Callable`, *optional*): maps predictions and labels of all rows (as in `EvalPrediction`) to metrics by
+            name, without a prefix such as "eval_"; None if the data has no labels.
         write (`Callable`): (predictions, folder, stem) -> paths of the files written to `folder`. File names start with
-            `stem`: "eval" or "predict", for other sets than the main one with the name of the set ("eval_mm").
+            `stem`: "eval" or "predict", followed by the name of the set if it is not the main one ("eval_mm").
         examples (`int`): number of examples; an example can have several rows (windows).
         failures (`Callable`, *optional*): predictions -> `Failures` of the model; only called if there are metrics.
         table (`Callable`, *optional*): predictions -> result of `prediction_table`, one row for each example.

@@ -90,7 +90,7 @@ def flatten(x, BITS: tl.constexpr):
 
 @device_function
 def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
-    """Return a row or column index in eights and ones by AXIS: p or q, p - q, q - p + BLOCK - 1 or p + q - (BLOCK - 1)."""
+    """Return the index that AXIS selects (p; q; p - q; q - p + BLOCK - 1; p + q - (BLOCK - 1)), split in 8 * a + b."""
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":

@@ -51,7 +51,7 @@ JOINT_FIELDS = (
 
 
 def installed_module(name: str) -> Any:
-    """Import a module of hf_deberta_ext, also if this file is remote code; return None if it is not installed."""
+    """Import a module of hf_deberta_ext, even if this file is remote code; return None if it is not installed."""
     try:
         return importlib.import_module(f"hf_deberta_ext.{name}")
     except ModuleNotFoundError as error:

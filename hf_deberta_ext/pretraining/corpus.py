@@ -131,7 +131,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Return n <= `most` shards of similar size, halving n until they are; shard i has the files i, i + n, ..."""
+        """Split into at most `most` shards, n, halved until their sizes are similar; shard i has the files i, i + n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)

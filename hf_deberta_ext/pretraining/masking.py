@@ -102,7 +102,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """Return whether the token starts a unit, and whether the next token starts one."""
+    """Return two flags: the token starts a unit; the token ends a unit, so that the next token starts another."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
@@ -173,8 +173,8 @@ class MaskingOptions:
             raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; pass a share, not a percentage")
         if self.final_rate is not None and not (0 < self.final_rate <= self.rate and self.policy == "uniform"):
             raise ValueError(
-                f"final_rate must be above 0 and at most rate ({self.rate}), with policy uniform, got "
-                f"{self.final_rate} and {self.policy}"
+                f"final_rate needs the policy uniform, and must be above 0 and at most rate ({self.rate}), got "
+                f"{self.final_rate} with policy {self.policy}"
             )
         if self.unit == "span" and self.rate > 0.5:
             raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit ngram")

@@ -120,9 +120,9 @@ MINHASH = MinhashConfig(hash_config=HASH)
 
 
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
-    """Group the sources into tasks; return a dict for each task with its files (or shard of a Hub data set) and its parts.
+    """Group the sources into tasks; return a dict for each task with its input and its number of output shards ("parts").
 
-    A task reads files with up to --part_bytes of text, which become one shard.
+    The input is files with up to --part_bytes of text, or a shard of a Hub data set.
     """
     part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []

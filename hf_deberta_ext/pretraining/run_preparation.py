@@ -32,7 +32,7 @@ class PreparationArguments(CorpusArguments, TokenizerArguments):
     language_threshold: float = option(0.65, "minimum probability of the detected language")
     quality: list[str] = option(list, "quality filters", choices=["gopher_repetition", "gopher_quality", "fineweb"])
     deduplicate: list[str] = option(
-        list, "remove equal documents (exact) or nearly equal documents (minhash)", choices=["exact", "minhash"]
+        list, "remove duplicates (exact) or near-duplicates (minhash)", choices=["exact", "minhash"]
     )
     decontaminate: list[str] = option(list, "files of evaluation sets; remove documents that share an n-gram with them")
     decontaminate_ngram: int = option(13, "length of these n-grams, in words")

@@ -35,10 +35,12 @@ class JointModelArguments(ModelArguments):
     """Flags for the joint model, in addition to the flags of a masked language model."""
 
     embedding_sharing: str | None = option(
-        None, "sharing of embeddings; default: as in a joint --model, or gdes", choices=["gdes", "es", "nes", "all"]
+        None, "sharing of embeddings; default: the value of a joint --model, else gdes", choices=["gdes", "es", "nes", "all"]
     )
-    rtd_lambda: float | None = option(None, "weight of the discriminator's loss; default: as in a joint --model, or 50")
-    temperature: float | None = option(None, "sampling temperature; default: as in a joint --model, or 1")
+    rtd_lambda: float | None = option(
+        None, "weight of the discriminator's loss; default: the value of a joint --model, else 50"
+    )
+    temperature: float | None = option(None, "sampling temperature; default: the value of a joint --model, else 1")
     generator_layers: int | None = option(None, "layers of the generator; default: half of the discriminator's")
     generator_overrides: str | None = option(None, "fields to replace in the generator: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(

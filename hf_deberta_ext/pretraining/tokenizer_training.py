@@ -76,10 +76,10 @@ def train_unigram(
     model_max_length: int = 512,
     show_progress: bool = True,
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer in the form of v2, v3 and mDeBERTa: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, pieces, [MASK] last.
+    """Train a tokenizer in the format of v2, v3 and mDeBERTa: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, pieces, [MASK] last.
 
     SentencePiece trains the unigram language model (Kudo 2018, arXiv:1804.10959), with its normalization rule `nmt_nfkc`.
-    A short text gives fewer than `vocab_size` tokens. The same texts give the same vocabulary.
+    A small corpus may yield fewer than `vocab_size` tokens. The same texts give the same vocabulary.
 
     Args:
         texts (iterable of `str`): training texts, read once, line by line.
@@ -87,7 +87,7 @@ def train_unigram(
         byte_fallback (`bool`, default False): encode a character that is not in the vocabulary as its UTF-8 bytes, <0x00>
             to <0xFF> (ids 4 to 259), instead of [UNK].
         lowercase (`bool`, default False): lowercase all texts, so that "The" and "the" are one piece.
-        character_coverage (`float`, default 0.9995): share of the text's characters that must be pieces, from 0.98 to 1;
+        character_coverage (`float`, default 0.9995): share of the characters of the texts that get a piece, from 0.98 to 1;
             rarer characters are not in the vocabulary.
         sentences (`int`, default 300,000): maximum number of lines to train on, sampled at random with a fixed seed.
             SentencePiece needs about 20 bytes of memory per character.

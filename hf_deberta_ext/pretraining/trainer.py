@@ -46,7 +46,7 @@ WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items()
 class TargetArguments(RunArguments):
     """`RunArguments` for pre-training; rejects values that would silently change the losses."""
 
-    eval_steps: float | None = option(0.1, "steps between evaluations; below 1: share of all steps")
+    eval_steps: float | None = option(0.1, "number of steps between evaluations; below 1: share of all steps")
     ddp_find_unused_parameters: bool | None = option(False, "not needed: every parameter is used in every step")
     remove_unused_columns: bool = option(False, "must be False: the collator needs columns that the model does not")
 
@@ -208,7 +208,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Compute the loss of a micro-batch from its sums [statistics, 3] and the step's targets `counts` [losses]."""
+        """Compute the loss of a micro-batch from its sums [statistics, 3]; `counts` [losses] are the step's targets."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)

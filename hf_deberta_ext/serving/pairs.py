@@ -48,7 +48,7 @@ class PairProcessor(IOProcessor):
         """Return the token ids of each pair.
 
         Raises:
-            ValueError: a pair is too long, or has token types, which vLLM cannot carry here.
+            ValueError: if a pair is too long, or has token types, which vLLM cannot pass to the model.
         """
         pairs, truncate = prompt
         prompts = []

@@ -126,7 +126,7 @@ class RunArguments(TrainingArguments):
         super().__post_init__()
         check_longer(self.train_longer, self.lr_scheduler_type, self.warmup_steps, self.published_optimizer)
         if self.fp16 and self.use_cpu:
-            raise ValueError("--fp16 needs an accelerator, a CPU would compute in float32; remove it, or use --bf16")
+            raise ValueError("--fp16 needs an accelerator; a CPU would compute in float32. Remove --fp16, or use --bf16")
         kind, options = self.lr_scheduler_type, self.lr_scheduler_kwargs or {}
         try:
             # Trainer ignores lr_scheduler_kwargs for constant schedules.

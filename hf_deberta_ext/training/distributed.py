@@ -39,8 +39,8 @@ def check_sharding(trainer: Trainer):
         )
     if plugin.auto_wrap_policy is not None and is_borrowing:
         raise ValueError(
-            f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group per layer: layers "
-            'share weights. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
+            f"share_layers = {trainer.model.config.share_layers!r} cannot run under FSDP with a group per layer, because "
+            'the layers share weights. Set "auto_wrap_policy": "NO_WRAP" in fsdp_config, or train without fsdp'
         )
 
 

@@ -223,17 +223,17 @@ def begin_run(
     resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the arguments of a run to its folder, and return them. If the run is resumed, first compare them.
+    """Write the arguments of a run to its folder, and return them; compare those of a resumed run with its initial ones.
 
     Args:
         folder (`str` or path): output folder of the run.
         arguments (`dict`): the arguments that determine the weights, by name.
         resumed (`str` or path, *optional*): checkpoint of a resumed run, which contains its initial arguments. Arguments
-            that are missing in one of the two are not compared.
-        anyway (`list[str]`): names of arguments that may change; `accepted_changes` returns the changes.
+            that only one of the two sets has are not compared.
+        anyway (`list[str]`): names of arguments that are allowed to change; `accepted_changes` returns the changes.
 
     Raises:
-        ValueError: an argument that is not in `anyway`, or that the checkpoint restores, has changed.
+        ValueError: an argument has changed that is not in `anyway`, or that is restored from the checkpoint.
     """
     record = json.loads(json.dumps(arguments, default=str))
     if resumed:

@@ -304,7 +304,7 @@ def test_existing_figures_are_not_replaced_unless_told(folders, tmp_path, capsys
         ("no_positions", ["--position_profile"], "the model has no relative positions"),
         ("base", ["--curves"], "base or its checkpoint-* folders"),
         ("base", ["--head", "4"], "head must be in 0 to 3 in layer 2, or None for the mean, got 4"),
-        ("base", ["--position_profile", "--head", "4"], "--head must be in 0 to 3, got 4"),
+        ("base", ["--position_profile", "--head", "4"], "--head must be between 0 and 3, got 4"),
         ("absolute", ["--text", "w7 " * 7], "the input must have at most max_position_embeddings"),
     ],
 )
@@ -328,7 +328,7 @@ def test_weights_or_a_tokenizer_of_another_model_are_refused(folders, tmp_path, 
     for folder in (joint, small):
         assert explain("--model", folder, "--text", TEXT, "--output_dir", tmp_path / "figures") == 2
         errors.append(capsys.readouterr().err)
-    assert "are these the weights of another model?" in errors[0] or "do not fit its config.json" in errors[0]
+    assert "are these the weights of another model?" in errors[0] or "do not match its config.json" in errors[0]
     assert errors[0].count("\n") == 1 and "40" in errors[1] and not (tmp_path / "figures").exists()
 
 

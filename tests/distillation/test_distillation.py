@@ -267,5 +267,5 @@ def test_labels_of_the_teacher_are_those_of_the_data():
 
     assert label_order(Labels("b", "c", "a"), Labels("a", "b", "c")) == [2, 0, 1]
     assert label_order(Labels("LABEL_0"), Labels("score")) is None
-    with pytest.raises(ValueError, match="must have the labels a, b of the data, got LABEL_0, LABEL_1"):
+    with pytest.raises(ValueError, match=r"must have the labels of the data \(a, b\), got LABEL_0, LABEL_1"):
         label_order(Labels("LABEL_0", "LABEL_1"), Labels("a", "b"))

@@ -77,9 +77,9 @@ def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset(preset):
     expected = {
         "layers": f"{config.num_hidden_layers}", "hidden size": f"{config.hidden_size}",
         "width of the feed-forward layers": f"{config.intermediate_size}",
-        "rows of the vocabulary": f"{config.vocab_size:,}",
+        "vocabulary size": f"{config.vocab_size:,}",
         "parameters of the encoder": f"{encoder / 1e6:,.2f} M", "parameters of the embeddings": f"{embeddings / 1e6:,.2f} M",
-        "parameters of both": f"{(encoder + embeddings) / 1e6:,.2f} M",
+        "total parameters": f"{(encoder + embeddings) / 1e6:,.2f} M",
     }  # fmt: skip
     assert {name: counted[name] for name in expected} == expected
     shape = f"{config.num_hidden_layers} x {config.hidden_size}"
@@ -122,7 +122,7 @@ def repository(preset, tmp_path):
 def test_snippets_run_one_after_the_other(preset, repository, tmp_path, monkeypatch, capsys):
     code = "\n".join(snippets(preset))
     repo = f'repo = "{ModelCard(text_of(preset)).data.base_model}"'
-    assert code.count(f'{repo}\nrevision = "main"  # to pin the files: the commit id') == 1
+    assert code.count(f'{repo}\nrevision = "main"  # or a commit id') == 1
     for call in re.findall(r"(?:from_pretrained|from_checkpoints|load_tokenizer)\(repo.*", code):
         assert "revision=revision" in call
     monkeypatch.chdir(tmp_path)

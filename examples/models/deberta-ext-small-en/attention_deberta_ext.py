@@ -807,7 +807,7 @@ class PackedSequences:
         return rows, None if min(self.lengths) == shape[1] else mask
 
     def attend(self, backend: Backend, inputs: AttentionInputs) -> torch.Tensor:
-        """Compute attention within each document, [1, H, T, d], for `inputs` of the stream without a mask."""
+        """Compute attention within each document of a packed stream, [1, H, T, d]; `inputs` has no mask."""
         if backend.takes_cu_seqlens:
             return backend.attend(inputs._replace(cu_seqlens=self.cu_seqlens))[0]
         rows, mask = self.rows
@@ -875,7 +875,7 @@ class DisentangledSelfAttention(PositionCache):
         return key, query
 
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Project the relative table [R, H·d] to K_r and Q_r, [H, R, d] each, or None if no term needs it.
+        """Return K_r and Q_r, projections of the relative table [R, H·d], [H, R, d] each; None if no attention term uses it.
 
         At inference on CPU, the package's `PositionCache` caches them.
         """

@@ -50,8 +50,8 @@ EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Wrap a model's forward to accept `return_dict`, the **options in `OPTIONS`, and the arguments in `IGNORED`, which
-    have no effect. In the package, it also accepts other packages' packed batches, and refuses unsavable adapters."""
+    """Wrap a model's forward to accept `return_dict`, **options in `OPTIONS`, and `IGNORED` arguments (without effect). With
+    the package, it also accepts other packages' packed batches, and raises an error if an adapter could not be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
     known = {*parameters, *OPTIONS}
@@ -159,7 +159,7 @@ def binary_loss(logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tenso
 
 
 def check_fractions(labels: torch.Tensor):
-    """Raise a ValueError if labels on CPU are not in [0, 1] or -100; the loss would be unbounded."""
+    """Raise a ValueError if a label on CPU is neither in [0, 1] nor -100: the loss would be unbounded."""
     if has_known_values(labels):
         wrong = ~(((labels >= 0) & (labels <= 1)) | (labels == -100))
         if bool(wrong.any()):

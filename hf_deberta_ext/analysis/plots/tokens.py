@@ -111,7 +111,7 @@ def _draw_texts(
 
 
 def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
-    """Return the cell of each token as (left, row, width), in units of a letter. Token `begins` starts a new row."""
+    """Return the cell (left, row, width) of each token, in widths of a letter. The token at index `begins` starts a row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)

@@ -297,9 +297,9 @@ def encode_pairs(
         needed = max(lengths) + special + bool(context)
         if needed > max_length:
             raise ValueError(
-                f"{name}: its question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens (including "
-                f"special tokens and one of the context), got a limit of {max_length}. Questions and choices are not "
-                f"truncated: give --max_seq_length {needed} or more, with a model that accepts this length"
+                f"{name}: the question with choice {lengths.index(max(lengths)) + 1} needs {needed} tokens (including "
+                f"special tokens and at least one token of the context), got a limit of {max_length}. Questions and choices "
+                f"are not truncated: give --max_seq_length {needed} or more, with a model that accepts this length"
             )
         contexts += [context] * len(row)
     encoding = tokenizer(contexts, choices, truncation="only_first", max_length=max_length)

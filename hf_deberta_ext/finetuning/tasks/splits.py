@@ -87,8 +87,8 @@ def hold_out(
 ) -> tuple[list[int], list[int]]:
     """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
-    The split is stratified by label or combination of labels, with an error of at most one text. Rows with equal texts stay
-    together. The training rows have every label, so that a label with only one row is not held out. `texts` has the text or
+    The split is stratified by label or combination of labels, exact to within one text. Rows with equal texts stay
+    together. Every label occurs in the training rows, so the only row of a label is never held out. `texts` has the text or
     texts of each row, `labels` a list of labels of each row.
     """
     groups: dict[Hashable, list[int]] = {}

@@ -68,7 +68,9 @@ class TokenClassificationArguments(DataArguments):
     label_all_tokens: bool = option(False, "train on all tokens of a word (I- after B-), not only on its first token")
     return_entity_level_metrics: bool = option(False, "also return precision, recall and F1 of each entity type")
     long_sentences: str = option(
-        "window", "sentences beyond --max_seq_length; windows overlap by a quarter", choices=["window", "refuse"]
+        "window",
+        "split sentences longer than --max_seq_length into windows that overlap by a quarter, or refuse them",
+        choices=["window", "refuse"],
     )
     class_weights: str | None = option(None, HELP)
 
