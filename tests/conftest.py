@@ -3,6 +3,8 @@
 
 import gc
 import os
+import socket
+import sys
 from collections import defaultdict
 
 # Before transformers is imported: no test may reach for the network or for a cache outside of the test run.
@@ -176,6 +178,25 @@ def masked():
         labels[:, place] = ids[:, place]
     inputs = torch.where(labels != -100, 63, ids) * mask
     return dict(input_ids=inputs, attention_mask=mask, labels=labels), ids * mask
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Refuse the network and the packages that download metrics; a test fails if it asked for the network."""
+    for package in ("evaluate", "seqeval"):
+        monkeypatch.setitem(sys.modules, package, None)
+    asked = []
+
+    def refuse(*args, **kwargs):
+        # Recorded, because callers may catch the error.
+        asked.append(args)
+        raise OSError(f"the network was asked for: {args}")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+    assert asked == []
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 SOURCES = [
     "wikipedia_en: 2,900 articles of the English Wikipedia (CC BY-SA 3.0), 8.1 million words",
@@ -52,6 +53,7 @@ SOURCES = [
     "mostly), postgresql-doc (PostgreSQL licence), perl-doc (GPL or Artistic), sqlite3-doc (public domain), "
     "libreoffice-help (MPL-2.0), rust-doc (MIT or Apache-2.0), Debian's own (GPL-2+ or CC BY-SA)",
 ]
+TEACHER = "sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): sentence embeddings"
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
@@ -61,6 +63,7 @@ def main():
     for name, positions in (
         ("corpus", ("data", "folder")),
         ("save", ("run", "folder")),
+        ("distilled", ("run", "held_out", "folder")),
         ("code", ("folder",)),
         ("scores", ("scores", "folder")),
     ):
@@ -71,7 +74,13 @@ def main():
             text = "passes over the text, and steps, of the initial weights of the run"
             command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
     args = vars(parser.parse_args())
-    functions = {"corpus": write_corpus, "save": save_model, "code": renew_code, "scores": add_scores}
+    functions = {
+        "corpus": write_corpus,
+        "save": save_model,
+        "distilled": save_distilled,
+        "code": renew_code,
+        "scores": add_scores,
+    }
     functions[args.pop("command")](**args)
 
 
@@ -113,23 +122,17 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     Args:
         earlier (`list[float]`): passes over the text, and steps, of the initial weights of the run.
     """
-    from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
     from hf_deberta_ext.publishing.card import write_run_card
     from hf_deberta_ext.publishing.facts import RunFacts
-    from hf_deberta_ext.tokenization import load_tokenizer
 
     report = json.loads((run / "run_report.json").read_text(encoding="utf-8"))
     results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
-    model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
-    model.half().save_pretrained(folder)
-    # Loading uses float32: a CPU takes 16 times as long for a training step in float16.
-    DebertaExtConfig.from_pretrained(folder, dtype="float32").save_pretrained(folder)
-    load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
+    model = write_weights(run, folder)
     for name in ("curves.png", "all_results.json"):
         shutil.copyfile(run / name, folder / name)
     card = report["card"]
     card["training"] |= dict(data=SOURCES, tokenizer="unigram, 16,000 pieces in lower case, trained on the same text")
-    epochs, steps = earlier
+    passes, steps = earlier
     if steps:
         card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} in earlier stages"
         card |= dict(from_scratch=True, base_model=None)
@@ -145,6 +148,38 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
         ],
     )
     write_run_card(folder, RunFacts(**facts))
+
+
+def save_distilled(run: Path, held_out: Path, folder: Path):
+    """Replace the weights by those of a student of `deberta-ext distill text`, and the results and card by new ones.
+
+    Args:
+        held_out (`Path`): run of run_mlm.py with the student's results on held-out text.
+    """
+    from hf_deberta_ext.publishing.card import write_run_card
+    from hf_deberta_ext.publishing.facts import REPORT_FILE, RunFacts
+
+    write_weights(run, folder)
+    shutil.copyfile(held_out / "all_results.json", folder / "all_results.json")
+    card, student = (json.loads((path / REPORT_FILE).read_text(encoding="utf-8"))["card"] for path in (folder, run))
+    names = ("teacher", "data", "steps", "batch", "learning rate", "resumed with other")
+    card["training"]["distilled"] = {name: student["training"][name] for name in names if name in student["training"]}
+    card["training"]["teacher"] = TEACHER
+    card["hardware"]["seconds of distillation"] = student["hardware"]["seconds of training"]
+    write_run_card(folder, RunFacts(**card))
+
+
+def write_weights(run: Path, folder: Path) -> Any:
+    """Write a run's model in float16, with dropout for fine-tuning, and its tokenizer and code."""
+    from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
+    from hf_deberta_ext.tokenization import load_tokenizer
+
+    model = DebertaExtForMaskedLM.from_pretrained(run, **DROPOUT)
+    model.half().save_pretrained(folder)
+    # Loading uses float32: a CPU takes 16 times as long for a training step in float16.
+    DebertaExtConfig.from_pretrained(folder, dtype="float32").save_pretrained(folder)
+    load_tokenizer(run, model_max_length=model.config.max_position_embeddings).save_pretrained(folder)
+    return model
 
 
 def renew_code(folder: Path):

@@ -4,10 +4,7 @@
 import pytest
 import torch
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
 from hf_deberta_ext.analysis import attention_decomposition
 from hf_deberta_ext.analysis.attention_decomposition import attention_parts, position_profile
 
@@ -16,9 +13,7 @@ IDS = torch.tensor([[1, 9, 7, 9, 30, 41, 9, 2]])
 
 @pytest.fixture
 def by_hand():
-    """Build one head of size 2 whose projections are the identity. After the LayerNorm, token 1 is (1, -1) and token 2 (-1,
-    1); the relative table has (r, 0) for the distance r.
-    """
+    """Build one head of size 2 with identity projections. Tokens 1 and 2 are normalised to (1, -1) and (-1, 1)."""
     config = DebertaExtConfig(
         vocab_size=3, hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2, norm_rel_ebd="none",
         max_position_embeddings=4, position_buckets=-1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,

@@ -11,10 +11,6 @@ import torch
 from huggingface_hub import HfApi
 from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model
 
-pytest.importorskip("captum")
-pytest.importorskip("matplotlib")
-
-
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
     DebertaExtForPreTraining,
@@ -84,7 +80,6 @@ def files_in(folder):
 
 def test_an_adapter_is_merged_into_its_base_model(folders, tmp_path):
     """Its attention equals the attention of the model with the adapter's products added to the projections."""
-    pytest.importorskip("peft")
     torch.manual_seed(0)
     model = DebertaExtForSequenceClassification.from_pretrained(folders / "classifier")
     adapted = save_adapter(model, tmp_path / "adapter", r=2)

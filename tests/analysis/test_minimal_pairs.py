@@ -7,9 +7,6 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("datasets")
-pytest.importorskip("matplotlib")
-
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.analysis.minimal_pairs import (
     MinimalPair,

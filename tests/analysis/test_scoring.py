@@ -33,9 +33,7 @@ def byte_tokenizer():
 
 
 class Known(torch.nn.Module):
-    """Model with known logits, which depend on a token's id and position: (id - 20) / 8 + position / 4; tokens do not see
-    each other.
-    """
+    """Model with known logits, (id - 20) / 8 + position / 4; tokens do not see each other."""
 
     config = SimpleNamespace(max_position_embeddings=64)
 
@@ -63,16 +61,12 @@ def masked_lm(tiny_config, shake, tokenizer):
 BERT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 
 
-def known_logits(tokenizer, text):
-    ids = tokenizer(text)["input_ids"]
-    return [(ids[place] - 20) / 8 + place / 4 for place in range(1, len(ids) - 1)]
-
-
 def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_being_original(tokenizer):
     found = token_replacement_probabilities(Known(), tokenizer, TEXTS, batch_size=2)
     likelihoods = pseudo_log_likelihood(Known(), tokenizer, TEXTS)
     for text, scores, likelihood in zip(TEXTS, found, likelihoods, strict=True):
-        logits = known_logits(tokenizer, text)
+        ids = tokenizer(text)["input_ids"]
+        logits = [(ids[place] - 20) / 8 + place / 4 for place in range(1, len(ids) - 1)]
         assert [score.token for score in scores] == tokenizer.tokenize(text)
         assert [score.probability for score in scores] == pytest.approx([1 / (1 + math.exp(-x)) for x in logits], rel=1e-5)
         assert likelihood.total == pytest.approx(sum(-math.log1p(math.exp(x)) for x in logits), rel=1e-5)
@@ -85,10 +79,8 @@ def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
             assert "".join(text[score.start : score.end].strip() for score in scores) == "".join(text.split())
             ends = [(score.start, score.end) for score in scores]
             assert ends == sorted(ends)
-    (score,) = [
-        score for score in token_replacement_probabilities(Known(), tokenizer, "  the fox") if score.token.endswith("fox")
-    ]
-    assert (score.start, score.end) == (6, 9)
+    score = token_replacement_probabilities(Known(), tokenizer, "  the fox")[-1]
+    assert score.token.endswith("fox") and (score.start, score.end) == (6, 9)
 
 
 def numbers_of(found):

@@ -104,8 +104,7 @@ REMAINDERS = [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (612, 617
 @pytest.mark.parametrize("max_distance", [40, None], ids=["saturated", "unknown-max_distance"])
 @pytest.mark.parametrize(("first", "last"), REMAINDERS)
 def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, max_distance, backend, relative_error):
-    """Regression test: the tables of "blocked" ended before the last tile of keys if N was slightly more than a multiple
-    of the tile."""
+    """Regression test: tables of "blocked" ended before the last tile of keys if N slightly exceeded a multiple of it."""
     for N in range(first, last):
         leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), "clamped", d=16 if backend == "native" else 4, seed=N)
         with torch.no_grad():
@@ -185,8 +184,7 @@ def test_logits_stay_in_float32_under_autocast(backend):
 
 
 def probabilities(backend, leaves, options, *, seed=0, **more):
-    """Return the probabilities after dropout, [B, H, N, N]: outputs with the identity as V_c, head size columns at a
-    time."""
+    """Return the probabilities after dropout, [B, H, N, N]: outputs for columns of the identity as V_c."""
     N, d = leaves[2].shape[2:]
     parts = []
     for columns in torch.eye(N).split(d, dim=1):

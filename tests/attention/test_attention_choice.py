@@ -74,11 +74,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="triton serves CUD
     ("name", "message"),
     [
         *((name, UNKNOWN) for name in ("fast", "flash_attention_2", "paged|eager", "kernels-community/x", "me/k:f", "")),
-        pytest.param(
-            "triton",
-            r"'triton' does not support this model on this machine: .*; use 'eager', 'sdpa', 'blocked'",
-            marks=NO_GPU,
-        ),
+        pytest.param("triton", r"'triton' does not support this model .*; use 'eager', 'sdpa', 'blocked'", marks=NO_GPU),
     ],
 )
 def test_names_of_no_backend_here_are_refused_where_they_are_set(name, message, folder, tiny_config):
@@ -384,8 +380,7 @@ def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_stacked_models_and_tangents_of_torch_func(model, batch, mode):
-    """Regression test: in eval mode without gradients, cached projections read the addresses of weights, which do not
-    exist in a torch.func transform."""
+    """Regression test: cached projections read addresses of weights, which do not exist in a torch.func transform."""
     ids, mask = batch(2, 9)
     models = [model, copy.deepcopy(model)]
     models[1].load_state_dict({name: x * 1.5 for name, x in model.state_dict().items()})

@@ -122,10 +122,7 @@ def test_bfloat16_costs_no_more_than_the_rounding_of_results_and_probabilities(s
     [
         (dict(Q_r=torch.zeros(2, 31, 16)), r"Q_r must be torch.float32 with shape \[2, 32, 16\], got .* \[2, 31, 16\]"),
         (dict(delta=torch.zeros(63)), r"delta must be torch.int64 with shape \[63\], got torch.float32 \[63\]"),
-        (
-            dict(query_positions=torch.zeros(2, 5).long()),
-            r"positions must be .* with shape \[2, 32\], got .* \[2, 5\]",
-        ),
+        (dict(query_positions=torch.zeros(2, 5).long()), r"positions must be .* with shape \[2, 32\], got .* \[2, 5\]"),
         (dict(cu_seqlens=torch.tensor([0, 32])), r"starts must be torch.int32 with shape \[2\], got torch.int64"),
         (dict(mask=torch.ones(2, 1, 1, 32)), r"mask must be torch.bool with shape .*, got torch.float32"),
         (dict(delta=torch.full((63,), 32)), "an index is out of range"),
@@ -286,12 +283,10 @@ def test_neon_gives_the_results_of_the_generic_code(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_compiler, id="compiler"), False])
 def test_a_wheel_is_built_with_and_without_a_compiler(compiler, tmp_path):
-    """Check that the wheel supports any Python 3 of the platform. Without a compiler, it has no library and reports the
-    reason."""
+    """The wheel is for any Python 3 of the platform. Without a compiler, it has no library and reports the reason."""
     pytest.importorskip("setuptools", minversion="77")
-    copy = shutil.copytree(
-        ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")
-    )
+    ignored = shutil.ignore_patterns(".*", "*.so", "build", "tests", "*.egg-info")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
     environment = os.environ | dict(PYTHONPATH=str(tmp_path / "package"))
     if not compiler:
         environment |= dict(PATH=str(tmp_path), CC="none", CXX="none")

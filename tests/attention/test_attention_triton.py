@@ -162,18 +162,8 @@ def test_tiles_of_padding_are_not_read():
     references = torch.autograd.grad(expected, (Q_c, K_c, V_c, K_r, Q_r), grad)
     with torch.no_grad():
         V_c[1, :, 32:] = math.nan
-        inputs = (
-            Q_c,
-            K_c,
-            V_c,
-            K_r,
-            Q_r,
-            None,
-            kwargs["delta"][61:78],
-            mask.view(torch.uint8).expand(2, 1, 70, 70),
-            None,
-            None,
-        )
+        delta, bits = kwargs["delta"][61:78], mask.view(torch.uint8).expand(2, 1, 70, 70)
+        inputs = (Q_c, K_c, V_c, K_r, Q_r, None, delta, bits, None, None)
         out, lse = attention_triton.attend_op(*inputs, 8, kwargs["scale"], 0.0)
         assert torch.allclose(out, expected, atol=1e-5)
         out[1, :, 32:] = math.nan
@@ -206,14 +196,9 @@ def test_packed_documents_equal_runs_of_each(relative_error):
         assert relative_error("triton: packed", out[:, :, lo:hi], one) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "max_distance",
-    [None, 8, 40],
-    ids=["max_distance unknown", "max_distance within documents", "max_distance beyond documents"],
-)
+@pytest.mark.parametrize("max_distance", [None, 8, 40], ids=["unknown", "within documents", "beyond documents"])
 def test_an_offset_table_for_the_longest_document_serves_the_stream(max_distance, relative_error):
-    """Regression test: models pass a table for the longest document. It was treated as a table for the whole stream, so
-    that packed batches with documents shorter than `max_distance` had wrong positions and gradients."""
+    """Regression test: a table for the longest document was read as one for the stream: positions were wrong."""
     terms = ("c2p", "p2c", "p2p")
     tensors, kwargs, cu_seqlens, mask = packed_inputs(max_distance=max_distance or 64, terms=terms)
     longest = RelativePosition(buckets=-1, max_distance=max_distance or 64)(33).to(DEVICE)
@@ -289,8 +274,7 @@ def assert_as_exact_as_eager(relative_error, tensors, *, max_distance, **kwargs)
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_module_trains_as_one_that_is_not(backend):
-    """Regression test: compiled training crashed because the fake backward returned gradients with the strides of the
-    tables, which are transposed views in a module, and the operator returned contiguous ones."""
+    """Regression test: compiled training crashed, because the fake backward had other strides than the operator."""
     torch.manual_seed(0)
     config = DebertaExtConfig(hidden_size=32, num_attention_heads=2, position_buckets=4, max_relative_positions=8)
     config._attn_implementation = "triton"

@@ -67,8 +67,7 @@ def out_and_gradients(function, leaves, **options):
 
 
 def worst_rows(results, references):
-    """Return, by tensor, the largest |difference| of a row relative to its |reference|, or relative to a typical row if
-    the row nearly cancels, as gradients of a document of one token do."""
+    """Return, by tensor, the largest |difference| of a row relative to its |reference| or that of a typical row."""
     errors = {}
     for name, x, reference in zip(TENSORS, results, references, strict=True):
         sizes = reference.norm(dim=-1)

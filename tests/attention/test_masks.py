@@ -57,9 +57,7 @@ def test_absolute_input_positions_end_with_a_message_and_can_be_extended_and_sav
     ids, _ = batch(1, 65)
     with torch.no_grad():
         expected = model(ids[:, :64]).last_hidden_state
-        with pytest.raises(
-            ValueError, match=r"max_position_embeddings = 64 tokens, got 65; .*extend_position_embeddings\(65\)"
-        ):
+        with pytest.raises(ValueError, match=r"max_position_embeddings = 64.*got 65; .*extend_position_embeddings\(65\)"):
             model(ids)
         model.extend_position_embeddings(100)
         assert torch.equal(model(ids[:, :64]).last_hidden_state, expected)

@@ -91,8 +91,7 @@ def largest_product(model, arguments):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_are_as_close_to_float64_as_those_of_eager(head, mode, tiny_config, shake, monkeypatch):
-    """Check that the error of each backend is at most twice the error of eager in the same precision, plus one step of
-    the format."""
+    """The error is at most twice the error of eager in the same precision, plus one step of the format."""
     # Samples of the generator would change with a rounded logit.
     joint = "hf_deberta_ext.model.replaced_tokens_deberta_ext"
     monkeypatch.setattr(f"{joint}.sample_replacements", lambda logits, *_: torch.arange(len(logits)) % 40)
@@ -125,8 +124,7 @@ def distance(gradients, expected):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["v2", "v3"])
 def test_gradients_are_as_close_to_float64_as_those_of_transformers(kind, mode, tiny_config, stock_config, shake):
-    """Check that the error is at most 1.5 times transformers' error, plus one step of the format. (transformers' v1 fails
-    under autocast.)"""
+    """At most 1.5 times transformers' error, plus one step of the format. (Its v1 fails under autocast.)"""
     dtype, low = MODES[mode]
     stock = shake(DebertaV2Model(stock_config(kind)), std=0.15)
     ours = DebertaExtModel(tiny_config(kind))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' DeBERTa models with this package's backends: same outputs, gradients, parameters and files, in any
-wrapper."""
+"""transformers' DeBERTa with this package's backends: same outputs, gradients, parameters and files, in any wrapper."""
 
 import copy
 import pickle
@@ -24,8 +23,7 @@ LENGTHS = [1, 17, 64, 65, 300]
 
 @pytest.fixture
 def stock(stock_config, shake):
-    """Return `stock(family, auto_class=AutoModel, **overrides)`, which makes a model of transformers with random weights,
-    in eval mode."""
+    """stock(family, auto_class=AutoModel, **overrides): a model of transformers with random weights, in eval mode."""
 
     def build(family="v3", auto_class=AutoModel, **overrides):
         return shake(stock_model(family, stock_config, auto_class, **overrides))
@@ -76,8 +74,7 @@ def gradients(model, ids, mask, **options):
 
 
 def largest_difference(ours, reference):
-    """Return the largest difference of gradients by name, relative to their norm or to a thousandth of the largest norm,
-    since some are zero up to rounding."""
+    """Return the largest difference of gradients, relative to their norm or to a thousandth of the largest norm."""
     assert [name for name, grad in ours.items() if grad is None] == [n for n, grad in reference.items() if grad is None]
     reference = {name: grad for name, grad in reference.items() if grad is not None}
     least = 1e-3 * max(grad.norm() for grad in reference.values())
@@ -197,8 +194,7 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
 
 @pytest.mark.parametrize("family", BOTH)
 def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, padded):
-    """Compare v1 under autocast with plain bfloat16 of transformers, because transformers' v1 fails under autocast (its
-    biases make a product wider than its mask)."""
+    """v1 under autocast is compared with stock in bfloat16, because stock fails under autocast."""
     reference, model = pair(family)
     ids, mask = padded(70)
 
@@ -315,11 +311,8 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
     model = stock(family)
     replace_attention(model)
     ids, mask = padded(70)
-    for part in (
-        "rel_embeddings",
-        "pos_proj" if family == "v1" else "key_proj",
-        "pos_q_proj" if family == "v1" else "query_proj",
-    ):
+    projections = ["pos_proj", "pos_q_proj"] if family == "v1" else ["key_proj", "query_proj"]
+    for part in ("rel_embeddings", *projections):
         with torch.no_grad():
             model(ids, attention_mask=mask)
             module = attentions(model)[1]
@@ -343,8 +336,7 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
 @pytest.mark.parametrize("order", ["quantised first", "quantised second"])
 @pytest.mark.parametrize("family", BOTH)
 def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padded):
-    """GLiNER's `quantize` calls it. Previously, a quantised v3 model, whose attention has no parameters, could not be
-    replaced (StopIteration)."""
+    """GLiNER's `quantize` calls it. Bug: a quantised v3 model was not replaced (StopIteration)."""
     ids, mask = padded(33)
 
     def quantised(model):
@@ -366,7 +358,8 @@ def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padd
 @pytest.mark.parametrize("order", ["adapter first", "adapter second"])
 @pytest.mark.parametrize("family", ["v1", "v3", "separate projections"])
 def test_lora_before_and_after(family, order, stock, padded):
-    peft = pytest.importorskip("peft", reason="peft is in the extra `test`")
+    import peft
+
     targets = ["in_proj", "pos_proj", "pos_q_proj"] if family == "v1" else ["query_proj", "key_proj", "value_proj"]
     if family == "separate projections":
         targets += ["pos_key_proj", "pos_query_proj"]
@@ -400,7 +393,7 @@ def test_lora_before_and_after(family, order, stock, padded):
 
 @pytest.mark.parametrize("order", ["hook first", "hook second"])
 def test_hooks_of_accelerate_before_and_after(order, stock, padded):
-    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is in the extra `test`")
+    from accelerate import hooks
 
     class Counting(hooks.ModelHook):
         calls = 0

@@ -8,18 +8,10 @@ import pytest
 import torch
 from attention_inputs import gradients_of
 from backends import NAMES, NATIVE
+from every_head import CLASSES
 from transformers import DataCollatorWithFlattening
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-    PackedSequences,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForTokenClassification, DebertaExtModel, PackedSequences
 
 KINDS = ["v1", "v2", "v3"]
 BACKENDS = [*NAMES, NATIVE]
@@ -150,11 +142,11 @@ def test_unpadded_states_and_gradients_equal_padded_ones(kind, side, backend, ti
 HEADS = {
     "masked-lm": (DebertaExtForMaskedLM, dict(masked_only=False)),
     "masked-lm-masked-only": (DebertaExtForMaskedLM, dict(masked_only=True)),
-    "rtd": (DebertaExtForReplacedTokenDetection, dict()),
-    "sequence": (DebertaExtForSequenceClassification, dict()),
+    "rtd": (CLASSES["replaced-token-detection"], dict()),
+    "sequence": (CLASSES["sequence-classification"], dict()),
     "token": (DebertaExtForTokenClassification, dict()),
-    "question": (DebertaExtForQuestionAnswering, dict()),
-    "choice": (DebertaExtForMultipleChoice, dict()),
+    "question": (CLASSES["question-answering"], dict()),
+    "choice": (CLASSES["multiple-choice"], dict()),
 }
 
 
@@ -311,8 +303,7 @@ PACKED_HEADS = [
 @pytest.mark.parametrize(("head", "backend"), PACKED_HEADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, shake, relative_error):
-    """Compare logits, loss and gradients. Positions of the decoder restart in each document, and RTD adds the [CLS] state
-    of the document."""
+    """Decoder positions restart in each document, and RTD adds the [CLS] state of the document."""
     build, options = HEADS[head]
     model = shake(build(tiny_config(kind, num_labels=3))).train()
     model.set_attn_implementation(backend)
@@ -337,8 +328,7 @@ def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, sh
 
 
 def flattened(lengths, **options):
-    """Return the batch that transformers' DataCollatorWithFlattening makes of documents, without labels; and the
-    documents."""
+    """Return the batch that transformers' DataCollatorWithFlattening makes of documents, and the documents."""
     documents = [random_ids(length, seed=seed) for seed, length in enumerate(lengths)]
     collate = DataCollatorWithFlattening(return_tensors="pt", **options)
     batch = collate([{"input_ids": document} for document in documents])
@@ -394,8 +384,7 @@ def test_boundaries_that_do_not_fit_are_refused(changes, tiny_config):
 
 @pytest.mark.parametrize("name", ["masked-lm", "rtd", "token", "rtd, padded batch"])
 def test_labels_between_documents_do_not_count(name, tiny_config, shake):
-    """Check that all heads ignore labels at document id 0, which is padding, and that RTD ignores padding of a padded
-    batch too."""
+    """All heads ignore labels at document id 0, which is padding; RTD ignores padding of a padded batch too."""
     model = shake(HEADS[name.split(",")[0]][0](tiny_config(num_labels=3)))
     model.set_unpadding(True)
     ids, document_ids, _ = packed_batch()
@@ -414,7 +403,7 @@ LONG_DOCUMENTS = torch.tensor([1] * 150 + [2] * 140 + [3] * 20)[None]
     ("build", "kind", "document_ids"),
     [
         *((build, kind, packed_batch()[1])
-          for build in (DebertaExtModel, DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection)
+          for build in (DebertaExtModel, DebertaExtForMaskedLM, CLASSES["replaced-token-detection"])
           for kind in ("v1", "v2")),
         pytest.param(DebertaExtModel, "v3", LONG_DOCUMENTS, id="beyond-one-tile"),
     ],

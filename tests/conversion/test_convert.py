@@ -9,15 +9,11 @@ import pytest
 import torch
 from hub_models import upload
 from local_hub import LocalHub
-from microsoft_checkpoints import microsoft, official_pair, write
+from microsoft_checkpoints import microsoft, official_pair, truncate, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
-from transformers import (
-    AutoTokenizer,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-)
+from transformers import AutoTokenizer, DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification
 
 from hf_deberta_ext import (
     DebertaExtForMaskedLM,
@@ -95,11 +91,8 @@ def same_weights(folder, other):
 def test_an_official_checkpoint_becomes_ours(kind, file, official, run, tmp_path):
     source = official(kind, ("lm",), file=file)
     printed = run(source, tmp_path / "ours")
-    assert (
-        "head: masked-lm; the files contain masked-lm" in printed
-        and "0 newly initialised, 0 unused" in printed
-        and "tensors are equal" in printed
-    )
+    for text in ("head: masked-lm; the files contain masked-lm", "0 newly initialised, 0 unused", "tensors are equal"):
+        assert text in printed
     assert architecture(tmp_path / "ours") == ["DebertaExtForMaskedLM"]
     before, after = (DebertaExtForMaskedLM.from_pretrained(folder) for folder in (source, tmp_path / "ours"))
     assert equal_outputs(before(IDS).logits, after(IDS).logits)
@@ -123,11 +116,12 @@ def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run
 
 def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
     """Copy the settings: without them, sentence-transformers applied a sigmoid to scores that had none."""
-    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
+    from sentence_transformers import CrossEncoder
+
     shake(DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1))).save_pretrained(tmp_path / "stock")
     tiny_tokenizer().save_pretrained(tmp_path / "stock")
     pairs = [("where is it", "here"), ("why", "it is so")]
-    stock = cross_encoder(str(tmp_path / "stock"), device="cpu", activation_fn=torch.nn.Identity())
+    stock = CrossEncoder(str(tmp_path / "stock"), device="cpu", activation_fn=torch.nn.Identity())
     stock.save_pretrained(str(tmp_path / "service"))
     (tmp_path / "service" / "1_More").mkdir()
     (tmp_path / "service" / "1_More" / "weights").touch()
@@ -135,7 +129,7 @@ def test_a_cross_encoder_keeps_its_scores(stock_config, shake, run, tmp_path):
     for name in ("1_More", "config_sentence_transformers.json", "modules.json", "sentence_bert_config.json"):
         assert f"sentence-transformers: {name} is copied" in printed
     assert (tmp_path / "ours" / "1_More" / "weights").is_file()
-    ours = cross_encoder(str(tmp_path / "ours"), device="cpu", trust_remote_code=True)
+    ours = CrossEncoder(str(tmp_path / "ours"), device="cpu", trust_remote_code=True)
     assert abs(ours.predict(pairs) - stock.predict(pairs)).max() < 1e-5
     run(tmp_path / "service", tmp_path / "encoder", "--head", "base")
     assert not (tmp_path / "encoder" / "modules.json").exists()
@@ -160,13 +154,7 @@ def test_an_official_pair_becomes_one_model(whole_table, run, tmp_path):
 @pytest.mark.parametrize(
     ("heads", "fields", "options", "head", "message"),
     [
-        (
-            ("lm", "rtd"),
-            {},
-            [],
-            "replaced-token-detection",
-            "; the files contain masked-lm, replaced-token-detection (choose with --head)",
-        ),
+        (("lm", "rtd"), {}, [], "replaced-token-detection", "masked-lm, replaced-token-detection (choose with --head)"),
         (("lm", "rtd"), {}, ["--head", "masked-lm"], "masked-lm", "the checkpoint is a discriminator"),
         ((), {}, [], "base", "0 newly initialised"),
         ((), dict(architectures=["DebertaV2ForSequenceClassification"]), [], "base", "0 newly initialised"),
@@ -268,21 +256,11 @@ def incomplete_pair(source):
     torch.save(generator, source / "pytorch_model.generator.bin")
 
 
-def truncate(source):
-    file = source / "pytorch_model.bin"
-    file.write_bytes(file.read_bytes()[:3000])
-
-
-def other_tokenizer(source):
-    tiny_tokenizer([f"word{i}" for i in range(80)]).save_pretrained(source)
-
-
-def other_labels(source):
+def classifier(source):
     write(source, "v1", microsoft("v1", ("classifier",)))
 
 
-def other_type(source):
-    (source / "config.json").write_text('{"model_type": "bert"}')
+OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
 
 
 @pytest.mark.parametrize(
@@ -290,12 +268,12 @@ def other_type(source):
     [
         (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
         (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only supported with --to"),
-        (other_tokenizer, [], "the tokenizer has 85 tokens"),
+        (OTHER_TOKENIZER.save_pretrained, [], "the tokenizer has 85 tokens"),
         (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the source by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
         (truncate, [], r"official cannot be converted:\n.*PytorchStreamReader failed"),
-        (other_labels, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\] in the files"),
-        (other_type, [], "model_type 'bert'"),
+        (classifier, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\] in the files"),
+        (lambda source: (source / "config.json").write_text('{"model_type": "bert"}'), [], "model_type 'bert'"),
         (lambda source: (source / "config.json").unlink(), [], "official has no config.json"),
     ],
 )

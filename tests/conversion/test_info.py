@@ -6,7 +6,7 @@ import json
 import pytest
 from hub_models import upload
 from local_hub import LocalHub
-from microsoft_checkpoints import CONFIGS, microsoft, official_pair, write
+from microsoft_checkpoints import CONFIGS, microsoft, official_pair, truncate, write
 from tiny_models import tiny_tokenizer
 
 from hf_deberta_ext import DebertaExtForMaskedLM
@@ -78,25 +78,16 @@ def weights(*absent):
 OUTPUT = "deberta.encoder.layer.1.output.dense"
 
 
-def change_shape(folder):
-    write(folder, "v3", weights(), vocab_size=70)
-
-
 def index_without_shard(folder):
     (folder / "pytorch_model.bin").unlink()
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def truncate(folder):
-    path = folder / "pytorch_model.bin"
-    path.write_bytes(path.read_bytes()[:3000])
-
-
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (change_shape, "word_embeddings.weight has shape [64, 32] in the files, expected [70, 32] by config.json"),
+        (lambda folder: write(folder, "v3", weights(), vocab_size=70), "has shape [64, 32] in the files, expected [70, 32]"),
         (lambda folder: write(folder, "v3", weights(), num_attention_heads=5), "num_attention_heads"),
         (lambda folder: write(folder, "v3", weights(f"{OUTPUT}.bias")), f"{OUTPUT}.bias is not in the files"),
         (lambda folder: (folder / "pytorch_model.bin").rename(folder / "tf_model.h5"), "has no weights"),
@@ -113,10 +104,7 @@ def test_what_cannot_be_loaded_has_its_problem_and_status_1(damage, problem, tmp
     assert problem in printed and printed.endswith("cannot be loaded\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "has no config.json: expected a model"), ("{", "is not JSON")],
-)
+@pytest.mark.parametrize(("text", "message"), [(None, "has no config.json: expected a model"), ("{", "is not JSON")])
 def test_what_is_no_checkpoint_is_one_line(text, message, tmp_path, capsys):
     if text is not None:
         (tmp_path / "config.json").write_text(text)

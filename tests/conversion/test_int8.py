@@ -113,18 +113,14 @@ def test_an_int8_model_cannot_be_converted_to_another_dtype(dtype, tiny_config):
     assert int8.to("cpu", torch.float32)(IDS).logits.dtype == torch.float32
 
 
-def test_an_int8_model_is_not_exported_or_resized(tiny_config, tmp_path):
+def test_an_int8_model_is_not_exported_resized_or_saved_as_deberta_v2(tiny_config, tmp_path):
+    """transformers would load the int8 weights without their scales."""
     int8 = quantise(DebertaExtForSequenceClassification(tiny_config()))
     for export in (export_program, lambda model: export_onnx(model, tmp_path / "model.onnx")):
         with pytest.raises(ValueError, match="an int8 model cannot be exported: export the float32 model"):
             export(int8)
     with pytest.raises(ValueError, match="the vocabulary of an int8 model cannot be resized: resize the float32 model"):
         int8.resize_token_embeddings(70)
-
-
-def test_an_int8_model_is_not_saved_as_deberta_v2(tiny_config, tmp_path):
-    """transformers would load the int8 weights without their scales."""
-    int8 = quantise(DebertaExtForSequenceClassification(tiny_config()))
     with pytest.raises(ValueError, match="deberta-v2 has no int8 form"):
         save_as_deberta_v2(int8, tmp_path / "stock")
     assert not (tmp_path / "stock").exists()
@@ -152,9 +148,8 @@ def test_the_command_converts_and_reports_decisions(tiny_config, shake, tmp_path
     printed = capsys.readouterr().out
     assert "compared: 2 texts, one at a time: " in printed and " of 2 decisions are equal" in printed
     assert "cosine of the logits: " in printed
-    assert json.loads((tmp_path / "int8/config.json").read_text())["quantization_config"] == {
-        "quant_method": "deberta_ext_int8"
-    }
+    config = json.loads((tmp_path / "int8/config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "deberta_ext_int8"}
     (answer,) = pipeline("text-classification", output)(["one text"])
     assert answer["label"] in ("no", "yes")
 

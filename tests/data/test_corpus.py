@@ -9,12 +9,11 @@ import os
 import subprocess
 import sys
 
+import datasets
 import pytest
 
-datasets = pytest.importorskip("datasets")
-
-from hf_deberta_ext.pretraining import corpus as corpus_module  # noqa: E402
-from hf_deberta_ext.pretraining.corpus import load_corpus  # noqa: E402
+from hf_deberta_ext.pretraining import corpus as corpus_module
+from hf_deberta_ext.pretraining.corpus import load_corpus
 
 DOCUMENTS = ["One line. And more.", "Zwei Zeilen:\nüber 😀 mit “Zitat”, Komma\tund Tabulator", "最後の文書。"]
 # Cells of a .tsv cannot contain a tab or a line end.
@@ -43,9 +42,7 @@ def as_bytes(documents, ending, column="text"):
 
 @pytest.fixture
 def write(tmp_path):
-    """Return write(name, content), which returns a path; content is bytes, text, or documents; gzipped if the name ends in
-    .gz.
-    """
+    """write(name, content) returns a path; content is bytes, text or documents, gzipped if the name ends in .gz."""
 
     def build(name, content, **options):
         path = tmp_path / "data" / name
@@ -136,10 +133,8 @@ def test_a_changed_file_is_read_anew_and_an_unchanged_one_is_not(write, load, tm
 def test_streaming_neither_writes_nor_reads_ahead(write, load, tmp_path, monkeypatch):
     read = []
     path = write("a.txt", "".join(f"document {i}\n\n" for i in range(100_000)))
-    original = corpus_module.read_lines
-    monkeypatch.setattr(
-        corpus_module, "read_lines", lambda *a, **b: (read.append(line) or line for line in original(*a, **b))
-    )
+    lines = corpus_module.read_lines
+    monkeypatch.setattr(corpus_module, "read_lines", lambda *a, **b: (read.append(line) or line for line in lines(*a, **b)))
     corpus = load(path, streaming=True)
     assert next(iter(corpus)) == {"text": "document 0"}
     assert len(read) < 20

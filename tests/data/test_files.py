@@ -5,11 +5,8 @@ import gzip
 import json
 import random
 
-import pytest
-
-pytest.importorskip("datasets")
-
 import datasets
+import pytest
 
 from hf_deberta_ext.data.files import named_files, read_files, shown_files
 from hf_deberta_ext.data.hub import read_hub
@@ -102,10 +99,7 @@ def test_delimiter_and_encoding_may_be_given(tmp_path):
         assert read.to_list() == [{"text": "café, or tea", "label": "1"}]
     lines = write(tmp_path / "d.jsonl", jsonl(ROWS[:1]).encode("utf-16"))
     assert read_files(lines, source="--train_file", encoding="utf-16").to_list() == ROWS[:1]
-    for delimiter, encoding, message in (
-        (";;", "cp1252", "1-character string"),
-        (None, "utf-16", "UTF-16 stream does not start with BOM"),
-    ):
+    for delimiter, encoding, message in ((";;", "cp1252", "1-character string"), (None, "utf-16", "UTF-16 stream")):
         with pytest.raises(ValueError, match=f"--train_file: .*{message}"):
             read_files(tmp_path / "a.csv", source="--train_file", delimiter=delimiter, encoding=encoding)
 

@@ -59,7 +59,6 @@ def test_masked_words_are_those_of_the_model_with_its_decoder_and_of_the_same_wi
 
 def test_an_adapter_is_the_classifier_of_its_base_model(tmp_path):
     """Load the base model of an adapter, which failed with "no file named model.safetensors"."""
-    pytest.importorskip("peft")
     tiny_model(hf_deberta_ext.DebertaExtForMaskedLM).save_pretrained(tmp_path / "base")
     labels = {0: "no", 1: "maybe", 2: "yes"}
     classifier = hf_deberta_ext.DebertaExtForSequenceClassification

@@ -24,10 +24,7 @@ def pairs(student, teacher, *text, max_length=32, teacher_length=32):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            ("unbelievable good",),
-            "[CLS]=[CLS] un=unbeliev ##believ=unbeliev ##able=##able good=go good=##od",
-        ),
+        (("unbelievable good",), "[CLS]=[CLS] un=unbeliev ##believ=unbeliev ##able=##able good=go good=##od"),
         # The second text has its own characters.
         (("good", "good"), "[CLS]=[CLS] good=go good=##od good=go good=##od"),
         (("  good  ",), "[CLS]=[CLS] good=go good=##od"),

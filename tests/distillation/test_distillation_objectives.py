@@ -6,24 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    DistilBertConfig,
-    LlamaConfig,
-    XLNetConfig,
-)
+import transformers
 
 from hf_deberta_ext import DebertaExtConfig
-from hf_deberta_ext.distillation.objectives import (
-    attention_recorded,
-    cosine_loss,
-    relation_loss,
-    signals,
-    soft_label_loss,
-)
+from hf_deberta_ext.distillation.objectives import attention_recorded, cosine_loss, relation_loss, signals, soft_label_loss
 
 NAN = math.nan
 
@@ -131,9 +117,9 @@ def test_relations_of_models_of_different_widths_have_heads_that_divide_both():
 SIZES = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
 CONFIGS = {
     "ours": DebertaExtConfig(**SIZES, position_buckets=16, max_position_embeddings=64),
-    "bert": BertConfig(**SIZES, max_position_embeddings=64),
-    "distilbert": DistilBertConfig(vocab_size=60, dim=32, n_layers=3, n_heads=4, hidden_dim=48),
-    "llama": LlamaConfig(**SIZES, pad_token_id=0),
+    "bert": transformers.BertConfig(**SIZES, max_position_embeddings=64),
+    "distilbert": transformers.DistilBertConfig(vocab_size=60, dim=32, n_layers=3, n_heads=4, hidden_dim=48),
+    "llama": transformers.LlamaConfig(**SIZES, pad_token_id=0),
 }
 
 
@@ -159,7 +145,7 @@ def test_relations_are_queries_keys_and_values_of_the_layer_in_this_order():
         ("ours", ["attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"]),
         ("bert", ["attention.self.query", "attention.self.key", "attention.self.value"]),
     ):
-        model = AutoModel.from_config(CONFIGS[family]).eval()
+        model = transformers.AutoModel.from_config(CONFIGS[family]).eval()
         found, _ = read(model, ["hidden", "relations"], layer=-2)
         states = model(*inputs_and_mask(), output_hidden_states=True).hidden_states[1]
         layer = model.encoder.layer[1]
@@ -169,7 +155,9 @@ def test_relations_are_queries_keys_and_values_of_the_layer_in_this_order():
 
 
 def test_relations_need_separate_projections():
-    model = AutoModel.from_config(XLNetConfig(vocab_size=60, d_model=32, n_layer=1, n_head=2, d_inner=32))
+    model = transformers.AutoModel.from_config(
+        transformers.XLNetConfig(vocab_size=60, d_model=32, n_layer=1, n_head=2, d_inner=32)
+    )
     with pytest.raises(ValueError, match="XLNetModel has no separate projections of queries, keys and values"):
         with attention_recorded(model, -1, ["relations"]):
             pass
@@ -177,10 +165,13 @@ def test_relations_need_separate_projections():
 
 def test_embeddings_are_the_mean_of_real_tokens_and_heads_have_their_logits():
     torch.manual_seed(0)
-    model = AutoModel.from_config(CONFIGS["bert"]).eval()
+    model = transformers.AutoModel.from_config(CONFIGS["bert"]).eval()
     found, mask = read(model, ["embeddings", "hidden"])
     for row, count in enumerate(mask.sum(1).tolist()):
         torch.testing.assert_close(found["embeddings"][row, 0], found["hidden"][row, :count].mean(0))
-    for auto, shape in ((AutoModelForSequenceClassification, (2, 1, 2)), (AutoModelForQuestionAnswering, (2, 7, 2))):
+    for auto, shape in (
+        (transformers.AutoModelForSequenceClassification, (2, 1, 2)),
+        (transformers.AutoModelForQuestionAnswering, (2, 7, 2)),
+    ):
         model = auto.from_config(CONFIGS["ours"]).eval()
         assert read(model, ["soft_labels"])[0]["soft_labels"].shape == shape

@@ -9,10 +9,7 @@ import pytest
 import torch
 from scripts import EXAMPLES, ROOT, start
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")]
 text = mlm.text
 
 

@@ -12,12 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accumulation import exact_accumulation
-from rounding import equal_outputs
-
-pytest.importorskip("accelerate")
-pytest.importorskip("datasets")
-pytest.importorskip("peft")
-
 from distributed_worker import (
     DROPOUT,
     HEADS,
@@ -34,16 +28,13 @@ from distributed_worker import (
     train,
 )
 from mlm_script import TORCHRUN, finish
+from rounding import equal_outputs
 from safetensors.torch import load_file
 from scripts import ROOT, start
 from tiny_constants import SHARING
 from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForSequenceClassification,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForSequenceClassification
 from hf_deberta_ext.finetuning.task import EncodedTask
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
@@ -206,9 +197,7 @@ def assert_same_step(result: dict, expected: dict):
 @processes_talk
 @pytest.mark.parametrize("training", SHORT_OR_SLOW)
 def test_ddp_trains_as_one_process_and_looks_for_no_unused_parameters(training, request, alone):
-    """Without this search DistributedDataParallel raises at the second step if a parameter had no gradient at the first.
-    Our trainers turn the search off.
-    """
+    """Our trainers turn this search off; without it, a parameter without a gradient stops the second step."""
     processes = request.getfixturevalue("short" if training in SHORT else "processes")
     result, expected = processes.result("ddp", training), alone(training)
     assert (result["wrapped"], result["find_unused"]) == ("DistributedDataParallel", False)
@@ -300,9 +289,7 @@ def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path)
 @processes_talk
 @pytest.mark.parametrize("name", REFUSED)
 def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
-    """accelerate wraps layers in checkpoints that do not restore the random state, so the gradients use other dropout
-    masks.
-    """
+    """accelerate's checkpointing does not restore the random state: gradients have other dropout masks."""
     error = torch.load(Path(processes.place("refused", name), "result.pt"))["error"].splitlines()[-1]
     assert error.startswith("ValueError: ") and REFUSED[name][1] in error.replace('"', "'")
 
@@ -472,9 +459,7 @@ def test_shards_are_loaded_with_and_without_a_device_map(device_map, in_shards):
 
 @pytest.mark.parametrize("room, buffers", [(20_000, True), (60_000, False)], ids=["nothing fits", "some fit"])
 def test_weights_left_on_disk_are_read_where_they_are_needed(room, buffers, in_shards, tmp_path):
-    """An offloaded weight is on the meta device until its module runs. Position ids were created on the meta device, and
-    the layer that shares its weights was moved there.
-    """
+    """Bug: position ids were created on the meta device, where offloaded weights are until their module runs."""
     name, model, folder = in_shards
     if name == "all":
         pytest.skip("transformers cannot infer a device map where every weight of one half is tied to the other")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that resume with another number of processes, or are restarted by torchrun, have the losses of an undisturbed
-run."""
+"""Runs that resume with other processes, or are restarted by torchrun, have the losses of an undisturbed run."""
 
 import contextlib
 import functools
@@ -24,11 +23,7 @@ from scripts import EXAMPLES, ROOT, module_of, start
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
-pytest.importorskip("sentencex")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")]
 text, material = mlm.text, glue_script.material
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
@@ -42,7 +37,6 @@ BATCH = dict(
 @pytest.fixture(scope="module")
 def prepared(text):
     """Return the rows for run_mlm.py; run_rtd.py packs the rows of `text`."""
-    pytest.importorskip("datatrove")
     make_prepared(text, text.parent / "prepared")
     return text.parent / "prepared"
 
@@ -91,27 +85,16 @@ def assert_same_losses(folder, expected, first):
         assert found[step] == pytest.approx(expected[step], rel=1e-4), step
 
 
-def stopped(folder, place, step):
-    """Return a copy of a run's folder as of the save of checkpoint `step`."""
-    place.mkdir()
-    for name in (f"checkpoint-{step}", "run_arguments.json", "tokenizer"):
-        if (folder / name).is_dir():
-            shutil.copytree(folder / name, place / name)
-        elif (folder / name).is_file():
-            shutil.copy(folder / name, place / name)
-    return place
-
-
 @exact_accumulation
 @pytest.mark.parametrize("script", ["run_mlm", "run_rtd", pytest.param("run_glue", marks=pytest.mark.slow(always=True))])
 def test_two_processes_then_one_then_two_have_the_losses_of_two(script, command, whole, tmp_path, caplog):
     """Each run has the same flags; the number of accumulation steps follows the number of processes."""
     resume = ("--resume_from_checkpoint", "last")
-    one = stopped(whole(script), tmp_path / "one", 10)
+    one = mlm.copy_checkpoint(whole(script), tmp_path / "one", 10)
     module_of(script).main(command(script, one, *resume)[1:])
     assert "gradient_accumulation_steps is set to 4, to keep the 16 examples per step of this run" in caplog.text
     assert_same_losses(one, whole(script), first=11)
-    two = stopped(one, tmp_path / "two", 20)
+    two = mlm.copy_checkpoint(one, tmp_path / "two", 20)
     mlm.finish(start(*mlm.TORCHRUN, *command(script, two, *resume)))
     assert_same_losses(two, whole(script), first=21)
 
@@ -165,9 +148,7 @@ def wait_for(checkpoint, agents):
 @exact_accumulation
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find processes")
 def test_two_nodes_of_which_one_dies_end_with_the_losses_of_two_left_alone(agent, whole, tmp_path):
-    """The same command starts and resumes the run. torchrun restarts all workers when one dies; a dead node is restarted by
-    hand while the other waits.
-    """
+    """torchrun restarts the workers when one dies; a dead node is restarted by hand while the other waits."""
     run, nodes = tmp_path / "run", [agent(0), agent(1)]
     wait_for(run / "checkpoint-10", nodes)
     first_workers = workers(nodes[0])

@@ -8,7 +8,6 @@ import mlm_script as mlm
 import pytest
 from scripts import ROOT, command_line
 
-pytest.importorskip("datatrove", reason="the preparation needs datatrove")
 pytest.importorskip("ray", reason="the executor 'ray' needs ray")
 
 import ray

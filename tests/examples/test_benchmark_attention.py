@@ -11,9 +11,6 @@ import pytest
 import torch
 from scripts import module_of
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("tqdm")
-
 WAYS = ("padded", "unpadded", "packed")
 benchmark = module_of("benchmark_attention")
 measuring = benchmark.measuring

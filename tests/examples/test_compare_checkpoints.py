@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from scripts import module_of
 
-pytest.importorskip("datasets")
-pytest.importorskip("matplotlib")
-
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
@@ -56,12 +53,8 @@ def run(flags):
     script.main([str(part) for name, values in flags.items() for part in (name, *values)])
 
 
-def results_file(flags):
-    return Path(flags["--output_dir"][0], "results.json")
-
-
 def results(flags):
-    return json.loads(results_file(flags).read_text(encoding="utf-8"))
+    return json.loads(Path(flags["--output_dir"][0], "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

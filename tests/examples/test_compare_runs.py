@@ -6,20 +6,22 @@ import json
 import pytest
 from scripts import module_of
 
-pytest.importorskip("matplotlib")
 compare_runs = module_of("compare_runs")
 
 
-def finished(folder, *values):
+def finished(folder, *history):
+    """Write the folder of a run with these evaluations; return it."""
     folder.mkdir()
-    history = [{"step": 10 * (i + 1), "eval_mlm_perplexity": value, "eval_loss": 1.0} for i, value in enumerate(values)]
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    entries = [{"step": 10 * number, "eval_loss": 1.0} | entry for number, entry in enumerate(history, 1)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": entries}), encoding="utf-8")
     return folder
 
 
 def test_table_gives_last_values_and_the_spread_over_seeds(tmp_path, capsys):
-    a, b, c = (finished(tmp_path / name, 9.0, last) for name, last in dict(a=4.0, b=6.0, c=7.0).items())
-    runs = [f"EMD={a}", f"EMD={b}", f"no EMD={c}"]
+    runs = []
+    for number, (name, last) in enumerate([("EMD", 4.0), ("EMD", 6.0), ("no EMD", 7.0)]):
+        folder = finished(tmp_path / str(number), {"eval_mlm_perplexity": 9.0}, {"eval_mlm_perplexity": last})
+        runs.append(f"{name}={folder}")
     output = ["--output_dir", str(tmp_path / "out")]
     compare_runs.main(["--runs", *runs, "--metrics", "eval_mlm_perplexity", *output])
     printed = capsys.readouterr().out
@@ -33,28 +35,18 @@ def test_table_gives_last_values_and_the_spread_over_seeds(tmp_path, capsys):
 def test_runs_of_replaced_token_detection_get_the_figure_of_their_embeddings(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(compare_runs, "plot_embedding_similarity", lambda values, path: drawn.update({path.name: values}))
-    logs = {
-        "gdes": [{"step": 1, "eval_generator_similarity": 0.9, "eval_discriminator_similarity": 0.8, "eval_loss": 1.0},
-                 {"step": 2, "eval_generator_similarity": 0.4, "eval_discriminator_similarity": 0.3, "eval_loss": 1.0}],
-        "mlm": [{"step": 2, "eval_loss": 1.0}],
-    }  # fmt: skip
-    for name, history in logs.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
-    runs = [f"{name}={tmp_path / name}" for name in logs]
-    compare_runs.main(["--runs", *runs, "--output_dir", str(tmp_path / "out")])
+    first = {"eval_generator_similarity": 0.9, "eval_discriminator_similarity": 0.8}
+    last = {"eval_generator_similarity": 0.4, "eval_discriminator_similarity": 0.3}
+    gdes, mlm = finished(tmp_path / "gdes", first, last), finished(tmp_path / "mlm", {})
+    compare_runs.main(["--runs", f"gdes={gdes}", f"mlm={mlm}", "--output_dir", str(tmp_path / "out")])
     assert drawn == {"embedding_similarity.png": {"gdes": {"generator": 0.4, "discriminator": 0.3}}}
 
 
 def test_losses_of_different_objectives_are_not_ranked(tmp_path):
-    """Previously, the table listed the losses of masked-language modelling and replaced token detection together, as if the
-    lower one were better.
-    """
-    for name, part in dict(mlm="mlm", rtd="discriminator").items():
-        log = [{"step": 1, "eval_loss": 1.0, f"eval_{part}_loss": 1.0, "eval_similar_accuracy": 0.5}]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": log}), encoding="utf-8")
-    given = ["--runs", *(f"{name}={tmp_path / name}" for name in ("mlm", "rtd")), "--output_dir", str(tmp_path / "out")]
+    """Previously, losses of different objectives were listed together, as if the lower one were better."""
+    mlm = finished(tmp_path / "mlm", {"eval_mlm_loss": 1.0, "eval_similar_accuracy": 0.5})
+    rtd = finished(tmp_path / "rtd", {"eval_discriminator_loss": 1.0, "eval_similar_accuracy": 0.5})
+    given = ["--runs", f"mlm={mlm}", f"rtd={rtd}", "--output_dir", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match=r"mlm: eval_mlm_loss; rtd: .*choose different --metrics"):
         compare_runs.main(given)
     compare_runs.main([*given, "--metrics", "eval_similar_accuracy"])

@@ -17,8 +17,7 @@ from scripts import EXAMPLES, start
 
 from hf_deberta_ext.kernels.triton_launches import LAUNCHES, find_launches
 
-for package in ("triton", "matplotlib", "tqdm", "datasets", "accelerate", "xdist"):
-    pytest.importorskip(package)
+pytest.importorskip("triton")
 
 stages = importlib.import_module("gpu_stages")
 
@@ -59,9 +58,7 @@ def test_a_second_run_finds_nothing_to_do(tried):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return run({case: function without arguments}, limit), which runs these cases as a stage and returns its problems and
-    results.
-    """
+    """run({case: function}, limit): run these cases as a stage; return its problems and results."""
 
     def run(cases, limit=60.0):
         stage = stages.Stage(lambda args: list(cases), lambda case, args: cases[case]())
@@ -81,9 +78,8 @@ def fails():
 def test_an_error_and_a_crash_take_no_other_case_with_them(run):
     cases = dict(first=lambda: [dict(x=1)], wrong=fails, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
     problems, results = run(cases | dict(last=lambda: [dict(x=4)]))
-    assert {case: line["state"] for case, line in results.items()} == dict(
-        first="done", wrong="failed", crash="failed", last="done"
-    )
+    states = {case: line["state"] for case, line in results.items()}
+    assert states == dict(first="done", wrong="failed", crash="failed", last="done")
     assert results["last"]["rows"] == [dict(x=4)]
     assert problems == ["times: wrong: it cannot", "times: crash: its process ended with status -9"]
 

@@ -8,10 +8,6 @@ import sys
 import pytest
 from scripts import module_of
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
-pytest.importorskip("tqdm")
-
 example = module_of("masking_statistics")
 MASKERS = ["token", "word", "ngram", "span", "official token", "official ngram"]
 

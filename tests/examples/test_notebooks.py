@@ -41,8 +41,6 @@ def test_they_are_small_and_link_to_what_there_is(cells):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_runs(file, tmp_path):
-    pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     stored = json.loads(file.read_text(encoding="utf-8"))["cells"]
     # An error in a cell is an error of the test.
     cells = execute(file, tmp_path).cells

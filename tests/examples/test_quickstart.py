@@ -8,30 +8,18 @@ from pathlib import Path
 
 import docstring_corpus
 import pytest
+from fine_tuning_scripts import save_model
 from scripts import module_of
 from transformers import pipeline
-
-from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
-from hf_deberta_ext.pretraining import train_byte_level_bpe
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("accelerate")
 
 quickstart = module_of("quickstart")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Save a tiny pre-trained model; return its folder."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_byte_level_bpe(["Good and bad things, of which there are many."] * 3, 280, show_progress=False)
-    config = DebertaExtConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, position_buckets=16, hidden_dropout_prob=0.0,
-    )  # fmt: skip
-    for part in (DebertaExtForMaskedLM(config), tokenizer):
-        part.save_pretrained(folder)
-    return folder
+    """Save a tiny pre-trained model without dropout; return its folder."""
+    texts = ["Good and bad things, of which there are many."] * 3
+    return save_model(tmp_path_factory.mktemp("model"), texts, 280, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

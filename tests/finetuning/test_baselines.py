@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-pytest.importorskip("datasets")
-
 from hf_deberta_ext.finetuning import baselines
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
@@ -23,9 +21,7 @@ def of(tmp_path, rows, **flags):
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [["stone", "fruit", "other"], [1, 0, 2], [["a", "b"], ["b"], []]],
-    ids=["names", "numbers", "multi_label"],
+    "labels", [["stone", "fruit", "other"], [1, 0, 2], [["a", "b"], ["b"], []]], ids=["names", "numbers", "multi_label"]
 )
 def test_words_that_decide_are_learned_and_the_majority_is_by_hand(labels, tmp_path):
     rows = [dict(text=text, label=labels[STONE in text]) for text in TEXTS]

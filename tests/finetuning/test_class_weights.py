@@ -7,8 +7,6 @@ import torch
 
 from hf_deberta_ext.finetuning.class_weights import BalancedSampler, WeightedLoss, class_weights
 
-pytest.importorskip("sklearn")
-
 
 @pytest.mark.parametrize(
     ("flag", "rows", "weights"),

@@ -4,14 +4,9 @@
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
-
-pytest.importorskip("datasets")
-
 from task_files import write_lines
-from toy_task import flags, read
+from toy_task import read, run_classification
 
-from hf_deberta_ext.finetuning import loop
-from hf_deberta_ext.finetuning.arguments import parse
 from hf_deberta_ext.finetuning.failures import (
     calibration_error,
     class_failures,
@@ -23,7 +18,6 @@ from hf_deberta_ext.finetuning.failures import (
 )
 from hf_deberta_ext.finetuning.tasks.question_answering_metrics import squad_v1, squad_v2
 from hf_deberta_ext.finetuning.tasks.span_failures import answer_failures, entity_failures, span_errors
-from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PROBABILITIES = np.array(
@@ -150,11 +144,6 @@ def card_of(folder):
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def run_as_told(model, folder, *argv, **given):
-    parsed = parse(flags(model, folder, *argv, **given), TextClassificationArguments, description="test")
-    return loop.train_and_report(loop.prepare(TextClassificationData, *parsed))
-
-
 def two_sets(tmp_path, labels="bbbbbgg", texts=("awful", "great")):
     rows = [dict(text=f"{texts[label == 'g']} film", label=label) for label in labels]
     files = [write_lines(tmp_path / f"{name}.jsonl", *rows) for name in ("train", "dev")]
@@ -165,16 +154,7 @@ def two_sets(tmp_path, labels="bbbbbgg", texts=("awful", "great")):
 def test_a_run_says_where_it_fails_and_that_a_baseline_is_better(argv, folder_of, tmp_path, capsys):
     """Bug: a run with 0.339, against 0.769 of TF-IDF, ended with "holds the model" and no warning."""
     folder = tmp_path / "run"
-    run_as_told(
-        folder_of("bert"),
-        folder,
-        *argv,
-        do_train=True,
-        do_eval=True,
-        max_steps=1,
-        learning_rate=0,
-        **two_sets(tmp_path, "bbbgggg"),
-    )
+    run_classification(folder_of("bert"), folder, *argv, **TRAINED, learning_rate=0, **two_sets(tmp_path, "bbbgggg"))
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("The model is worse than the baseline TF-IDF + logistic regression: accuracy 0.")
     assert last.endswith(" against 1.0000.")
@@ -188,15 +168,15 @@ def test_a_run_says_where_it_fails_and_that_a_baseline_is_better(argv, folder_of
 
 def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_path, capsys):
     folder, files = tmp_path / "run", two_sets(tmp_path)
-    metrics = run_as_told(folder_of("ours"), folder, "--save_thresholds", **TRAINED, **files)
+    metrics = run_classification(folder_of("ours"), folder, "--save_thresholds", **TRAINED, **files)
     saved = read(folder, "config.json")["decision_thresholds"]
     assert [*saved] == ["g"] and saved == read(folder, "eval_failures.json")["thresholds"]
     assert f"config.json: g {saved['g']:.4f}" in capsys.readouterr().out
     # A run that only evaluates saves them in the folder of the model; training the model again removes them.
-    run_as_told(folder, tmp_path / "again", "--do_eval", "--save_thresholds", validation_file=files["validation_file"])
+    run_classification(folder, tmp_path / "new", "--do_eval", "--save_thresholds", validation_file=files["validation_file"])
     assert read(folder, "config.json")["decision_thresholds"] == pytest.approx(saved)
-    assert read(tmp_path / "again", "eval_results.json")["eval_accuracy"] == metrics["eval_accuracy"]
-    run_as_told(folder, tmp_path / "further", **TRAINED, **files)
+    assert read(tmp_path / "new", "eval_results.json")["eval_accuracy"] == metrics["eval_accuracy"]
+    run_classification(folder, tmp_path / "further", **TRAINED, **files)
     assert "decision_thresholds" not in read(tmp_path / "further", "config.json")
 
 
@@ -213,5 +193,5 @@ def test_thresholds_of_nothing_are_refused(more, message, folder_of, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", *rows)
     given = dict(do_eval=True, train_file=file, validation_file=file) | more
     with pytest.raises(ValueError, match=message):
-        run_as_told(folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds", **given)
+        run_classification(folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds", **given)
     assert not (tmp_path / "run").exists()

@@ -10,8 +10,6 @@ import pytest
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.training.flags import option
 
-pytest.importorskip("accelerate")
-
 
 @dataclass
 class ToyArguments(DataArguments):
@@ -69,11 +67,8 @@ def test_a_recipe_fills_in_what_is_not_given(tmp_path, capsys):
     assert "num_train_epochs" not in given
     shown = capsys.readouterr().out
     assert "your flag, recipe: 6e-06" in shown and "dropout before the classifier" in shown
-
-
-def test_adversarial_recipes_bring_the_published_form_of_the_loss(tmp_path):
-    argv = flags(tmp_path, "--task_name", "mnli", "--recipe", "v3-base-sift", "--use_cpu")
-    _, _, args, _ = parsed(argv)
+    # Adversarial recipes bring the published form of the loss.
+    _, _, args, _ = parsed(flags(tmp_path, "--task_name", "mnli", "--recipe", "v3-base-sift", "--use_cpu"))
     assert (args.sift_weight, args.sift_preset) == (5.0, "official")
 
 
@@ -102,6 +97,8 @@ def test_help_shows_the_first_paragraph_and_trainers_flags_only_on_request(flag,
         (["--card_language", "en", "english"], "--card_language expects language codes .*, got 'english'"),
         (["--learning_rat3", "1"], r"unknown flag --learning_rat3; did you mean --learning_rate\?"),
         (["--max_steps", 0], "--max_steps must be at least 1, or -1 for --num_train_epochs, got 0"),
+        (["--do_train", "false"], "give --do_train, --do_eval or --do_predict"),
+        (["--do_train", "false", "--do_eval", "--seeds", 1], "--seeds needs --do_train"),
         (["--label_smoothing_factor", 3], r"--label_smoothing_factor must be in \[0, 1\), got 3"),
     ],
 )
@@ -123,12 +120,3 @@ def test_damaged_files_of_flags_are_refused(text, message, tmp_path):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parsed([str(tmp_path / "a.json")])
-
-
-def test_something_must_be_done_somewhere():
-    for argv, message in (
-        ([], "give --do_train, --do_eval or --do_predict"),
-        (["--do_eval", "--seeds", "1"], "--seeds needs --do_train"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parsed(["--model", "x", "--output_dir", "x", *argv])

@@ -9,15 +9,8 @@ from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.finetuning.arguments import DataArguments, FineTuningArguments, ModelArguments
 from hf_deberta_ext.finetuning.loop import set_recipe_fields
 from hf_deberta_ext.finetuning.models import set_classifier_dropout
-from hf_deberta_ext.finetuning.recipes import (
-    RECIPES,
-    FineTuningRecipe,
-    divergence_warnings,
-    find_recipe,
-    recipe_arguments,
-)
+from hf_deberta_ext.finetuning.recipes import RECIPES, FineTuningRecipe, divergence_warnings, find_recipe, recipe_arguments
 
-pytest.importorskip("accelerate")
 CPU = torch.device("cpu")
 
 

@@ -6,22 +6,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import BertConfig
-
-pytest.importorskip("datasets")
-
+import task_files
 from datasets import Dataset
 from task_files import DATA, TINY_BERT, needs_data, write_lines
+from transformers import BertConfig
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, glue_values, xnli_task
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe(["it rains so good a long one of these"] * 5, vocab_size=290, show_progress=False)
+tokenizer = task_files.tokenizer
 
 
 def read(**flags):

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("datasets")
-
 from datasets import ClassLabel, Dataset, List
 
 from hf_deberta_ext.finetuning.tasks.labels import Labels, find_labels, label_cells
@@ -146,11 +143,7 @@ def test_the_flag_says_what_labels_of_two_readings_are():
 @pytest.mark.parametrize(
     ("labels", "cells", "message"),
     [
-        (
-            found("a", "b"),
-            ["a", "c"],
-            r"row 2 of x has the label 'c', expected one of the labels of --train_file \(2\): a, b$",
-        ),
+        (found("a", "b"), ["a", "c"], r"row 2 of x has the label 'c', .* the labels of --train_file \(2\): a, b$"),
         (Labels(SINGLE, ("no", "yes"), source="boolq"), [0, 2], r"row 2 .* the label 2, .* of boolq \(2\): no, yes$"),
         (found("a", "b"), ["a", None], r"row 2 of x has the label None"),
         (found("a", "b"), [["a"], "b"], r"row 1 of x has the label \['a'\]"),
@@ -203,12 +196,9 @@ def test_a_0_or_1_for_each_label_is_refused(cells, names):
     ],
 )
 def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logits, predicted):
-    config = SimpleNamespace(
-        problem_type=kind,
-        num_labels=2,
-        id2label={0: "a", 1: "b"},
-        **({"decision_thresholds": thresholds} if thresholds else {}),
-    )
+    config = SimpleNamespace(problem_type=kind, num_labels=2, id2label={0: "a", 1: "b"})
+    if thresholds:
+        config.decision_thresholds = thresholds
     # Values are odds: 2 is a probability of 2 / 3 (multi-label), or of 2 / (2 + 3) next to 3 (classes).
     labels = Labels.of_config(config)
     assert labels.decided(np.log(logits)).tolist() == predicted

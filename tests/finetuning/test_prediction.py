@@ -4,12 +4,9 @@
 import csv
 import json
 
-import pytest
-
-pytest.importorskip("datasets")
-
 import numpy as np
 import pyarrow as pa
+import pytest
 from datasets import Dataset
 from fine_tuning_scripts import save_model
 from pyarrow import parquet

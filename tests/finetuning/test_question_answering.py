@@ -7,13 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, PreTrainedTokenizerFast
-
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from task_files import write_lines
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, PreTrainedTokenizerFast
 
 from hf_deberta_ext.finetuning.tasks.question_answering import (
     QuestionAnsweringArguments,

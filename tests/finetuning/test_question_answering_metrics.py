@@ -52,10 +52,7 @@ def test_normalise_answer(text, normal):
 def test_one_answer_by_hand(prediction, reference, exact, overlap):
     assert exact_match(prediction, reference) == exact
     assert f1_of_tokens(prediction, reference) == pytest.approx(overlap)
-    assert squad_v1({"q": prediction}, {"q": [reference]}) == {
-        "exact_match": 100 * exact,
-        "f1": pytest.approx(100 * overlap),
-    }
+    assert squad_v1({"q": prediction}, {"q": [reference]}) == dict(exact_match=100 * exact, f1=pytest.approx(100 * overlap))
 
 
 def test_v1_of_two_answers_without_a_word_is_exact_without_overlap():

@@ -4,20 +4,11 @@
 import json
 
 import pytest
-
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from task_files import write_lines
 
 from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArguments, MultipleChoiceData
-from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import (
-    RACE,
-    choice_rows,
-    fill_blank,
-    race_level,
-    read_raw_race,
-)
+from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import RACE, choice_rows, fill_blank, race_level, read_raw_race
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
 ROW = {
@@ -70,13 +61,7 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
 def test_race_rows_by_hand():
     examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
     assert choice_rows(examples, RACE, source="here") == [
-        dict(
-            id=name,
-            context="Ann has a red boat.",
-            choices=[text.format(o) for o in ROW["options"]],
-            label=label,
-            group=group,
-        )
+        dict(id=name, context=ROW["article"], choices=[text.format(o) for o in ROW["options"]], label=label, group=group)
         for name, text, label, group in (
             ("high7.txt-0", "The boat is {} .", 1, "high"),
             ("high7.txt-1", "Whose is it? {}", 0, "high"),

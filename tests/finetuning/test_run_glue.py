@@ -14,7 +14,6 @@ from toy_task import read
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.finetuning.loop import fine_tune
 
-pytest.importorskip("sentencex")
 material = glue_script.material
 
 
@@ -58,17 +57,15 @@ def test_the_code_of_the_card_runs(finished, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_train_as_one(run_glue, material, tmp_path):
     """With equal examples per step and no dropout, the loss is equal, and each file is written once."""
-    overrides = dict(
-        config_overrides="hidden_dropout_prob=0,attention_probs_dropout_prob=0", test_file=material / "test.csv"
-    )
+    given = dict(config_overrides="hidden_dropout_prob=0,attention_probs_dropout_prob=0", test_file=material / "test.csv")
     more = ("--do_train", "--do_eval", "--do_predict")
     process = start(
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", EXAMPLES["run_glue"],
-        *arguments(material, tmp_path / "two", *more, per_device_train_batch_size=4, **overrides),
+        *arguments(material, tmp_path / "two", *more, per_device_train_batch_size=4, **given),
     )  # fmt: skip
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed[-3000:]
-    alone = run_glue.main(arguments(material, tmp_path / "one", *more, per_device_train_batch_size=8, **overrides))
+    alone = run_glue.main(arguments(material, tmp_path / "one", *more, per_device_train_batch_size=8, **given))
     together = read(tmp_path / "two", "all_results.json")
     assert together["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-4)
     assert together["eval_samples"] == 40 and printed.count("***** eval metrics *****") == 1

@@ -10,17 +10,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import BertConfig
-
-pytest.importorskip("datasets")
-
+import task_files
 from task_files import DATA, TINY_BERT, needs_data, write_lines
+from transformers import BertConfig
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, mark_spans, read_superglue
 from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 
+tokenizer = task_files.tokenizer
 MULTIRC = [
     dict(
         paragraph=text, question=question, answer=answer, label=label,
@@ -63,11 +61,6 @@ TEXTS = [
     ("axb", {"sentence1": "a", "sentence2": "b"}, ["a", "b"]),
     ("axg", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe(["it rains so good a long one of these"] * 5, vocab_size=290, show_progress=False)
 
 
 @pytest.fixture

@@ -4,18 +4,14 @@
 import json
 import os
 
+import datasets
 import pytest
 from huggingface_hub import ModelCard
-from toy_task import datasets, flags, read, run
-
-from hf_deberta_ext.finetuning import loop as fine_tuning
-from hf_deberta_ext.finetuning.arguments import parse
-from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
+from toy_task import read, run, run_classification
 
 
 def card_of(folder):
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    return ModelCard(text)
+    return ModelCard.load(folder / "README.md")
 
 
 def texts(count):
@@ -24,10 +20,7 @@ def texts(count):
 
 
 def run_texts(model, folder, *argv, **given):
-    data_args, model_args, args, names = parse(
-        flags(model, folder, "--do_train", "--do_eval", *argv, **given), TextClassificationArguments, description="test"
-    )
-    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, data_args, model_args, args, names))
+    return run_classification(model, folder, "--do_train", "--do_eval", *argv, max_steps=1, **given)
 
 
 @pytest.fixture
@@ -78,7 +71,7 @@ def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(arg
 def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of, tmp_path):
     folder = tmp_path / "run"
     languages = ("--train_language", "en", "--eval_languages", "de", "en")
-    run_texts(folder_of("bert"), folder, *languages, task_name="xnli", max_steps=1)
+    run_texts(folder_of("bert"), folder, *languages, task_name="xnli")
     card = card_of(folder)
     assert card.data.datasets == ["facebook/xnli"] and card.data.language == ["en", "de"]
     found = {(result.metric_type, result.dataset_config, result.dataset_split) for result in card.data.eval_results}
@@ -91,7 +84,7 @@ def test_results_on_the_data_of_the_training_are_named(folder_of, tmp_path):
     texts(3).to_json(tmp_path / "other.jsonl")
     for name, said in (("rows", True), ("other", False)):
         files = dict(train_file=tmp_path / "rows.jsonl", validation_file=f"x={tmp_path}/{name}.jsonl")
-        run_texts(folder_of("bert"), tmp_path / name, max_steps=1, **files)
+        run_texts(folder_of("bert"), tmp_path / name, **files)
         assert ("the scores do not measure generalisation" in card_of(tmp_path / name).text) == said
 
 
@@ -117,7 +110,7 @@ def test_majority_class_and_tfidf_stand_beside_the_score(argv, folder_of, tmp_pa
         rows = [json.dumps(dict(text=f"{dict(b='awful', g='great')[label]} film", label=label)) for label in labels]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
     files = ("--train_file", str(tmp_path / "train.jsonl"), "--validation_file", str(tmp_path / "dev.jsonl"))
-    run_texts(folder_of("bert"), tmp_path / "run", *files, *argv, max_steps=1)
+    run_texts(folder_of("bert"), tmp_path / "run", *files, *argv)
     # Two of four rows have the majority label: F1 2/3 and 0. One word determines the label.
     found = read(tmp_path / "run", "all_results.json")["baselines"]
     assert found["majority class"] == pytest.approx(dict(accuracy=0.5, macro_f1=1 / 3))

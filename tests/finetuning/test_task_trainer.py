@@ -4,6 +4,7 @@
 import dataclasses
 import math
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,6 @@ from hf_deberta_ext.finetuning.class_weights import WeightedLoss
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
 from hf_deberta_ext.finetuning.trainer import TaskTrainer, check_losses, set_prefix
 from hf_deberta_ext.sift import SiftArguments
-
-datasets = pytest.importorskip("datasets")
-pytest.importorskip("accelerate")
 
 N = 7
 HEADS = {

@@ -330,6 +330,7 @@ def encode_real(data, tokenizer):
     return data.encode(tokenizer, BertConfig())
 
 
+@pytest.mark.usefixtures("no_network")
 @every_case
 def test_a_run_learns_its_rows_and_its_model_gives_the_same_answers_when_loaded(case, tmp_path):
     model = save_model(tmp_path / "model", [" ".join(str(cell) for cell in row.values()) for row in case.rows] * 5)

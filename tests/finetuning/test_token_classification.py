@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("datasets")
-
 from datasets import ClassLabel, Dataset, Features, List, Value
 from task_files import write_lines
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random valid configurations, inputs, masks and dtypes: backends agree, saved models reload, neighbours and padding change
-nothing, and nothing overflows.
-"""
+"""Random valid configurations and inputs: backends agree, models reload, padding changes nothing, nothing overflows."""
 
 import tempfile
 

@@ -12,8 +12,6 @@ import pytest
 from scripts import DOCUMENTS, EXAMPLES, PAGES, ROOT, flags_of
 from transformers import TrainingArguments
 
-for package in ("accelerate", "datasets", "matplotlib", "tqdm"):
-    pytest.importorskip(package)
 bash = shutil.which("bash")
 SCRIPTS = [file.relative_to(ROOT).as_posix() for file in EXAMPLES.values()]
 PROGRAMS = re.compile(r"^\s*(for .*; do )?(python|torchrun|deberta-ext)\b|^\s*[A-Z][A-Z0-9_]*=", re.MULTILINE)

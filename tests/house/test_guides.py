@@ -33,9 +33,7 @@ for number, (language, code) in enumerate(json.loads(sys.argv[1])):
 
 
 def steps(text):
-    """Return ([[language, code, [printed, ...]], ...] for blocks that run here, and the missing packages that the others
-    need).
-    """
+    """Return [[language, code, [printed, ...]], ...] for blocks that run here, and the packages that others lack."""
     run, missing = [], set()
     printed = []
     for block in BLOCK.finditer(text):
@@ -87,16 +85,9 @@ def test_a_guide_runs_and_prints_what_it_says(guide, tmp_path):
         environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / ".cache")}
         blocks = json.dumps([step[:2] for step in run])
-        process = subprocess.run(
-            [sys.executable, "-c", READER, blocks],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=900,
-        )
+        streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        command = [sys.executable, "-c", READER, blocks]
+        process = subprocess.run(command, cwd=tmp_path, env=environment, timeout=900, **streams)
         _, *outputs = re.split(r"^\0\d+\n", process.stdout, flags=re.MULTILINE)
         assert process.returncode == 0, f"{guide}:\n{run[len(outputs) - 1][1]}\n{process.stdout[-3000:]}"
         for (_, code, printed), output in zip(run, outputs, strict=True):

@@ -25,12 +25,6 @@ def git(folder, *words):
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def commit_all(folder):
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "all")
-
-
 @needs_git
 @pytest.mark.parametrize(
     ("given", "refusal"),
@@ -54,7 +48,9 @@ def test_a_release_needs_its_changelog_a_clean_tree_and_a_new_version(given, ref
     text = CHANGELOG.format(unreleased=given.get("unreleased", ""), released=given.get("released", RELEASED))
     (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
 
-    commit_all(tmp_path)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "all")
     if "tag" in given:
         git(tmp_path, "tag", given["tag"])
     if "origin" in given:

@@ -119,8 +119,7 @@ def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
 
 
 def test_the_head_of_record_scores_entities_by_their_tokens(tmp_path):
-    """Differences from Microsoft's module, with and without convolution, were at most 1.3e-7 of the largest logit, with
-    an equal loss."""
+    """Logits differ from Microsoft's module by at most 1.3e-7 of the largest; the loss is equal."""
     weights = {name: x[:1] if name.startswith("classifier") else x for name, x in microsoft("v3", heads=("ner",)).items()}
     folder = trainer_folder(tmp_path, "v3", weights)
     model = DebertaExtForEntityScoring.from_pretrained(folder)
@@ -194,8 +193,7 @@ def test_report_tells_loaded_converted_new_and_unused(tmp_path, caplog):
 
 @pytest.mark.parametrize("heads", [("rtd",), ("lm", "rtd")])
 def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, caplog):
-    """Regression test: the mask-filling head of v3 and mDeBERTa is random or unrelated, so predictions were nonsense
-    without a warning."""
+    """Regression test: the mask-filling head of v3 is random or unrelated; predictions were nonsense without a warning."""
     folder = write(tmp_path, "v3", microsoft("v3", heads=heads))
     model = DebertaExtForMaskedLM.from_pretrained(folder)
     (note,) = [note for note in model.loading_report.notes if "not trained to fill masks" in note]
@@ -210,8 +208,7 @@ def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, cap
 def test_a_checkpoint_without_positions_is_noted_of_models_that_fill_in_masks_alone(
     model_class, tmp_path, caplog, stock_config
 ):
-    """Regression test: a classifier of transformers' classes, loaded for predictions, warned about masked-language
-    modelling."""
+    """Regression test: a classifier of transformers' classes warned about masked-language modelling."""
     DebertaV2ForSequenceClassification(stock_config("v3")).save_pretrained(tmp_path)
     model = model_class.from_pretrained(tmp_path)
     assert (model.config.emd_layers, model.config.emd_input) == (1, "hidden")
@@ -227,12 +224,7 @@ def renamed(old, new):
     [
         ("v3", None, {}, r"no weights: expected one of model\.safetensors"),
         # A discriminator that was saved before its first forward pass: transformers would give random embeddings.
-        (
-            "v3",
-            renamed("word_embeddings.weight", "word_embeddings._weight"),
-            {},
-            r"word_embeddings\.weight, got only .*word_embeddings\._weight.*generator",
-        ),
+        ("v3", renamed("word_embeddings.weight", "word_embeddings._weight"), {}, r"only .*embeddings\._weight.*generator"),
         ("v3", dict(x=torch.ones(2)), {}, r"no tensor of .* fits DebertaExtModel; its first keys are x"),
         # Regression test: this returned a model with only new weights, and a table in the log.
         ("ours", dict(x=torch.ones(2)), {}, r"no tensor of .* fits DebertaExtModel"),

@@ -21,9 +21,13 @@ from hf_deberta_ext import (
 )
 from hf_deberta_ext.model.modeling_deberta_ext import cross_entropy, mean_loss, sequence_loss
 
-HEADS = [model_class for name, model_class in CLASSES.items() if name != "pretraining"]
-# Inputs of a head in addition to ids and mask.
-ENTITIES = {"DebertaExtForEntityScoring": dict(entity_indices=torch.tensor([[[1, 2], [4, 0]], [[3, 0], [2, 0]]]))}
+HEADS = [name for name in CLASSES if name != "pretraining"]
+
+
+def inputs_of(name):
+    """Return inputs of a head without labels."""
+    labels = ("labels", "start_positions", "end_positions")
+    return {key: x for key, x in call_of(name).items() if key not in labels}
 
 
 def test_cross_entropy_by_hand():
@@ -108,13 +112,12 @@ def test_sequence_classification_takes_every_label_shape(problem_type, num_label
     assert model.config.problem_type == problem_type
     assert torch.equal(out.logits, without) and out.logits.shape == (2, num_labels)
     flat, counted = labels.flatten(), labels.flatten() != -100
-    expected = {
-        "regression": lambda x: functional.mse_loss(x.flatten(), flat.float()),
-        "single_label_classification": lambda x: functional.cross_entropy(x, flat),
-        "multi_label_classification": lambda x: functional.binary_cross_entropy_with_logits(
-            x.flatten()[counted], flat[counted].float()
-        ),
-    }[problem_type](out.logits)
+    if problem_type == "regression":
+        expected = functional.mse_loss(out.logits.flatten(), flat.float())
+    elif problem_type == "single_label_classification":
+        expected = functional.cross_entropy(out.logits, flat)
+    else:
+        expected = functional.binary_cross_entropy_with_logits(out.logits.flatten()[counted], flat[counted].float())
     assert torch.allclose(out.loss, expected)
     out.loss.backward()
 
@@ -130,14 +133,8 @@ def test_question_answering_ignores_positions_outside_and_any_num_labels(tiny_co
     # Regression test: with only one end of an answer, there was no loss and no error.
     for positions, message in (
         (dict(start_positions=start), "expected both start_positions and end_positions, or neither"),
-        (
-            dict(start_positions=start.float(), end_positions=end),
-            "start_positions and end_positions must be integers, got torch.float32",
-        ),
-        (
-            dict(start_positions=start, end_positions=end[:2]),
-            r"end_positions must have shape \[3\] or .*, got \[2, 1\]",
-        ),
+        (dict(start_positions=start.float(), end_positions=end), "end_positions must be integers, got torch.float32"),
+        (dict(start_positions=start, end_positions=end[:2]), r"end_positions must have shape \[3\] or .*, got \[2, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             model(ids, **positions)
@@ -153,43 +150,36 @@ def test_multiple_choice_scores_each_choice_by_itself(tiny_config, batch):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_resize_keeps_old_rows_and_trains(head, tiny_config, batch, tmp_path):
-    model = head(tiny_config()).eval()
-    ids, mask = batch(2, 9, [9, 5])
-    if head is DebertaExtForMultipleChoice:
-        ids, mask = ids.view(1, 2, 9), mask.view(1, 2, 9)
-    inputs = dict(attention_mask=mask, **ENTITIES.get(head.__name__, {}))
+def test_resize_keeps_old_rows_and_trains(head, tiny_config, tmp_path):
+    model, inputs = small(head, "v3", tiny_config).eval(), inputs_of(head)
     with torch.no_grad():
-        before = model(ids, **inputs)[0]
-        model.resize_token_embeddings(70)
-        after = model(ids, **inputs)[0]
+        before = model(**inputs)[0]
+        model.resize_token_embeddings(46)
+        after = model(**inputs)[0]
     assert torch.allclose(after[..., : before.shape[-1]], before, atol=1e-6)
-    out = model.train()(ids.clamp(min=66), **inputs)[0]
+    new = inputs["input_ids"].clamp(min=42)
+    out = model.train()(**inputs | dict(input_ids=new))[0]
     (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
-    assert model.get_input_embeddings().weight.grad[66].any()
+    assert model.get_input_embeddings().weight.grad[42].any()
     model.eval().save_pretrained(tmp_path)
-    assert equal_outputs(head.from_pretrained(tmp_path)(ids, **inputs)[0], after)
+    assert equal_outputs(CLASSES[head].from_pretrained(tmp_path)(**inputs)[0], after)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("head", HEADS)
-def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind, tiny_config, batch, tmp_path):
+def test_every_trainable_parameter_of_a_head_gets_a_gradient(head, loaded, kind, tiny_config, tmp_path):
     """Check that find_unused_parameters is not needed: unused parameters are frozen, also after loading."""
-    model = head(tiny_config(kind, type_vocab_size=2))
+    model = small(head, kind, tiny_config, type_vocab_size=2)
     if loaded:
         model.save_pretrained(tmp_path)
-        model = head.from_pretrained(tmp_path)
-    ids, mask = batch(2, 9, [9, 5])
-    if head is DebertaExtForMultipleChoice:
-        ids, mask = ids.view(1, 2, 9), mask.view(1, 2, 9)
-    out = model(ids, attention_mask=mask, **ENTITIES.get(head.__name__, {}))
+        model = CLASSES[head].from_pretrained(tmp_path)
+    out = model(**inputs_of(head))
     sum(value.square().sum() for value in out.values()).backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    assert frozen == (
-        [] if head is DebertaExtForMaskedLM else [n for n in frozen if n.endswith("position_embeddings.weight")]
-    )
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert head != "masked-lm" and name.endswith("position_embeddings.weight")
 
 
 IDS = torch.ones(2, 4).long()
@@ -235,8 +225,7 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 
 
 def torch_loss(logits, labels, problem):
-    """Compute the loss as transformers' ForSequenceClassificationLoss does, but choose by shape instead of dtype if
-    problem_type is None."""
+    """Compute transformers' ForSequenceClassificationLoss, but choose by shape if problem_type is None."""
     B, C = logits.shape
     if problem is None:
         problem = "regression" if C == 1 else PROBLEM_TYPES[2 if labels.numel() == B else 3]
@@ -251,8 +240,7 @@ def torch_loss(logits, labels, problem):
 @pytest.mark.parametrize("num_labels", [1, 2, 4])
 @pytest.mark.parametrize("problem", PROBLEM_TYPES)
 def test_labels_of_texts_have_their_loss_or_are_refused(problem, num_labels, dtype):
-    """Check that refused labels do not set problem_type for later calls. Regression test: labels [C, B] were reshaped to
-    [B, C]."""
+    """Refused labels do not set problem_type. Regression test: labels [C, B] were reshaped to [B, C]."""
     B, C = 3, num_labels
     generator = torch.Generator().manual_seed(0)
     for shape in ([B], [B, 1], [B, C], [B, C + 1], [B + 1], [B + 1, C], [C, B], [B, C, 1], [B, 0], []):
@@ -304,6 +292,5 @@ def test_entities_of_a_left_padded_row_have_the_scores_of_the_row(tiny_config, s
     padded = functional.pad(ids, (3, 0))
     expected = model(ids, attention_mask=torch.ones_like(ids), entity_indices=entities).logits
     moved = torch.where(entities > 0, entities + 3, 0)
-    assert torch.allclose(
-        model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits, expected, atol=1e-5
-    )
+    scores = model(padded, attention_mask=(padded != 0).long(), entity_indices=moved).logits
+    assert torch.allclose(scores, expected, atol=1e-5)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints from which a joint model starts (official pairs, only discriminators, masked language models), and its
-exports."""
+"""Checkpoints from which a joint model starts (pairs, discriminators, masked language models), and its exports."""
 
 import json
 

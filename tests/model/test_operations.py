@@ -42,8 +42,7 @@ def test_nothing_is_computed_in_float64(head, name, tiny_config):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_every_module_fire_on_every_backend(kind, name, tiny_config):
-    """Check hooks, on which sharding, offloading and adapters depend: they miss a module whose weights are read without a
-    call."""
+    """Sharding, offloading and adapters depend on hooks, which miss a module whose weights are read without a call."""
     model = small("sequence-classification", kind, tiny_config)
     model.set_attn_implementation(name)
     own = {key: module for key, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}

@@ -144,8 +144,7 @@ def test_head_equals_that_of_transformers(task, kind, tmp_path, stock_config, sh
 @pytest.mark.parametrize("kind", ["v1", "v3"])
 @pytest.mark.parametrize("legacy", [True, False])
 def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, stock_config, shake, batch, relative_error):
-    """Check that EMD is disabled, because transformers trains its heads on the plain last layer, without absolute
-    positions."""
+    """EMD is disabled: transformers trains its heads on the plain last layer, without absolute positions."""
     stock = shake((DebertaForMaskedLM if kind == "v1" else DebertaV2ForMaskedLM)(stock_config(kind, legacy=legacy)))
     stock.save_pretrained(tmp_path)
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
@@ -160,8 +159,7 @@ def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, sto
 
 
 def test_beyond_the_table_we_clamp_as_the_official_code_and_transformers_does_not(tmp_path, stock_config, shake, batch):
-    """With buckets and N > max_relative_positions, transformers reads row 0, which is never trained; the official code
-    reads row 1."""
+    """With N > max_relative_positions, transformers reads the untrained row 0, the official code row 1."""
     stock = shake(DebertaV2Model(stock_config("v3", max_relative_positions=24)))
     stock.save_pretrained(tmp_path)
     model = DebertaExtModel.from_pretrained(tmp_path)

@@ -13,28 +13,16 @@ import glue_script as glue
 import mlm_script as mlm
 import pytest
 import torch
+import transformers
 from hub_models import make_trainer
 from local_hub import LocalHub
 from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file
 from small_pretraining import build, train
 from tiny_models import tiny_model
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-)
 from transformers.utils import logging as transformers_logging
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForSequenceClassification,
-    commands,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForSequenceClassification, commands
 from hf_deberta_ext.finetuning.arguments import ModelArguments as TaskModelArguments
 from hf_deberta_ext.finetuning.models import load_model
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
@@ -78,7 +66,7 @@ def ours(folder, marker):
 
 def bert(folder, marker):
     sizes = dict(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    poison(as_bin(BertForSequenceClassification(BertConfig(**sizes)), folder), marker)
+    poison(as_bin(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)), folder), marker)
     return folder
 
 
@@ -106,7 +94,8 @@ def official_with_generator(folder, marker):
 
 
 def adapter(folder, marker):
-    peft = pytest.importorskip("peft")
+    import peft
+
     tiny_model(DebertaExtForSequenceClassification).save_pretrained(folder / "base")
     base = DebertaExtForSequenceClassification.from_pretrained(folder / "base")
     peft.get_peft_model(base, peft.LoraConfig(target_modules=["query_proj"])).save_pretrained(folder / "adapter")
@@ -126,9 +115,12 @@ def command(*argv):
 
 # name -> (what makes the folder, what loads it).
 WAYS = {
-    "AutoModel": (ours, AutoModel.from_pretrained),
-    "half precision": (ours, lambda folder: AutoModel.from_pretrained(folder, dtype=torch.float16, device_map="cpu")),
-    "shards": (in_shards, AutoModelForMaskedLM.from_pretrained),
+    "AutoModel": (ours, transformers.AutoModel.from_pretrained),
+    "half precision": (
+        ours,
+        lambda folder: transformers.AutoModel.from_pretrained(folder, dtype=torch.float16, device_map="cpu"),
+    ),
+    "shards": (in_shards, transformers.AutoModelForMaskedLM.from_pretrained),
     "official v1": (lambda *place: official(*place, kind="v1"), DebertaExtForMaskedLM.from_pretrained),
     "official generator": (official_with_generator, DebertaExtForPreTraining.from_checkpoints),
     "joined discriminator": (ours, DebertaExtForPreTraining.from_checkpoints),
@@ -143,17 +135,15 @@ WAYS = {
 
 def load_for_task(folder: Path, base: Path):
     """Load a model as the fine-tuning scripts do. An adapter's model has the configuration of its base."""
-    config, model_args = AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
-    return load_model(model_args, config, AutoModelForSequenceClassification)
+    config, model_args = transformers.AutoConfig.from_pretrained(base), TaskModelArguments(model_name_or_path=str(folder))
+    return load_model(model_args, config, transformers.AutoModelForSequenceClassification)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_of_loading_runs_pickled_code(way, tmp_path):
     make, load = WAYS[way]
     folder = make(tmp_path / "model", tmp_path / "ran")
-    with pytest.raises(
-        ValueError, match=r"pickled objects other than tensors, which were not loaded|Weights only load failed"
-    ):
+    with pytest.raises(ValueError, match=r"pickled objects other than tensors|Weights only load failed"):
         load(folder)
     assert not (tmp_path / "ran").exists()
 

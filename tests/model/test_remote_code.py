@@ -17,10 +17,7 @@ from tiny_models import FILES, HEADS, TINY, tiny_inputs, tiny_model
 from transformers import AutoConfig
 from without_package import answers, run_without_package, state
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForReplacedTokenDetection,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.model import configuration_deberta_ext
 
 V1 = dict(position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
@@ -46,10 +43,6 @@ KINDS = {auto: (auto, {}, {}) for auto in HEADS} | {
 SINGLE = [auto for auto in HEADS if auto != "AutoModelForPreTraining"]
 # Saved without the package and loaded again in another process; of the others the saved files are compared.
 AGAIN = ("AutoModelForMaskedLM", "AutoModelForPreTraining", "shards", "hub", "rtd")
-
-
-def as_tensors(inputs: dict) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(value) for name, value in inputs.items()}
 
 
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
@@ -115,8 +108,7 @@ def put_into_hub_cache(folder: Path, repo_id: str, source: Path):
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory):
-    """Return the originals, the results of a process that loads their folders ("first"), and of one that loads its copies
-    ("second")."""
+    """Return the originals, and results of processes that load their folders ("first") and their copies ("second")."""
     folder = tmp_path_factory.mktemp("remote")
     originals, first = {}, []
     for kind, (auto, fields, save) in KINDS.items():
@@ -175,7 +167,8 @@ def test_a_fresh_process_without_the_package_loads_an_equal_model(generation, ki
     assert result["class"] == HEADS[auto].__name__ and result["module"].startswith("transformers_modules.")
     assert result["missing"] == []
     assert_equal(result["state"], state(model))
-    assert_equal_outputs(result["answers"], answers(model, as_tensors(tiny_inputs(auto))))
+    inputs = {name: torch.tensor(value) for name, value in tiny_inputs(auto).items()}
+    assert_equal_outputs(result["answers"], answers(model, inputs))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "rtd", "hub"])
@@ -216,8 +209,7 @@ def test_a_classifier_loads_as_every_other_head_with_its_encoder(auto, remote):
 
 @pytest.mark.parametrize("name", ["config", "hub_config"])
 def test_a_configuration_loads_and_builds_a_model_without_the_package(name, remote):
-    """Regression test: the module of a configuration loaded without the model has no other files of the model, but its
-    auto_map listed all of them."""
+    """Regression test: loaded without the model, the module of a configuration lacked files that its auto_map listed."""
     for generation in ("first", "second"):
         result, model = remote[generation][name], remote["models"]["config"]
         assert "error" not in result, result["traceback"]

@@ -89,8 +89,7 @@ def outside_of(paths: set[Path], *folders: Path) -> set[str]:
 
 @pytest.mark.parametrize("auto", HEADS)
 def test_a_model_from_the_hub_touches_its_folder_and_where_it_is_saved_alone(auto, notes):
-    """Check that there is no connection, process or pickle, and that only Python's files, the files that transformers reads
-    for its own models, and the module cache are accessed."""
+    """No connection, process or pickle; only files of Python, of models, and the module cache are accessed."""
     found, folder = notes[0][auto], notes[1]
     assert "error" not in found, found["error"]
     assert found["module"].startswith("transformers_modules.")

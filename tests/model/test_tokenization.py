@@ -30,8 +30,7 @@ MICROSOFT = dict(
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    """Return `spm(name)`, the path of a small SentencePiece model, trained once; "microsoft", "bytes", "generic" or
-    "symbols"."""
+    """spm(name): path of a small SentencePiece model: "microsoft", "bytes", "generic" or "symbols"."""
     folder = tmp_path_factory.mktemp("spm")
     options = {
         "microsoft": MICROSOFT | dict(normalization_rule_name="nmt_nfkc"),
@@ -100,8 +99,7 @@ def same(one, other):
 
 
 def assert_equal_to_sentencepiece(tokenizer, processor, texts, most_ties=0.002):
-    """Check that ids are equal, except for [UNK] and ties: sentencepiece adds scores in float32, so it may choose another
-    of two equal segmentations."""
+    """Ids are equal, except for [UNK] and for ties, which sentencepiece breaks by rounding in float32."""
     ties, unk_ids = 0, {tokenizer.unk_token_id: processor.unk_id()}
     for text in texts:
         ours, theirs = [unk_ids.get(i, i) for i in plain_ids(tokenizer, text)], processor.encode(text)

@@ -26,8 +26,7 @@ counts_smoothed_labels = pytest.mark.skipif(
     ("kind", "share"), [("v1", "none"), ("v2", "none"), ("v3", "none"), *(("v3", s) for s in ("all", "ffn", "attention"))]
 )
 def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(kind, share, use_reentrant, tiny_config, batch):
-    """transformers' v2 fails with reentrant checkpointing: its relative table is a keyword argument and is backpropagated
-    twice."""
+    """transformers' v2 fails with reentrant checkpointing: its relative table is backpropagated twice."""
     config = tiny_config(kind, share_layers=share, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = DebertaExtForMaskedLM(config).train()
     ids, mask = batch(2, 20, [20, 11])
@@ -73,8 +72,7 @@ def examples(name):
     ],
 )
 def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing, tiny_config, tmp_path):
-    """In transformers' DeBERTa, loss and gradient grow with the accumulation steps (eight times for 8 samples one by
-    one)."""
+    """In transformers' DeBERTa, loss and gradient grow with the accumulation steps."""
     model = CLASSES[name](tiny_config(num_labels=3, masked_only=name == "masked-lm"))
     results = []
     for steps in (1, 2, 4, 8):

@@ -217,9 +217,7 @@ def explanation(name: str, version: str) -> Explained | None:
 
 
 def report(outcomes: dict[str, tuple[str, list[str]]], version: str) -> int:
-    """Print the counts of each class, failures and reasons; return 1 for a failure without a reason, or a reason without a
-    failure.
-    """
+    """Print counts, failures and reasons; return 1 for a failure without a reason, or a reason without a failure."""
     counts = collections.defaultdict(collections.Counter)
     reasons = collections.defaultdict(list)
     wrong = []

@@ -34,7 +34,6 @@ def test_gliner_takes_our_encoder(models):
 
 @pytest.mark.slow
 def test_one_client_from_end_to_end(tmp_path):
-    pytest.importorskip("peft")
     command = [sys.executable, Path(run_clients.__file__), "--clients", "peft", "--environment", sys.prefix]
     done = subprocess.run([*command, "--output", tmp_path / "rows.json"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -5,6 +5,8 @@ import json
 import os
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from every_head import CLASSES
@@ -23,11 +25,6 @@ from hf_deberta_ext import export as export_module
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.verification import check_onnx, onnx_differences
 from hf_deberta_ext.export import export_onnx, quantise_onnx
-
-REASON = "needs the extra `onnx`"
-onnx = pytest.importorskip("onnx", reason=REASON)
-pytest.importorskip("onnxscript", reason=REASON)
-onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
 HEADS = [model_class for name, model_class in CLASSES.items() if name not in ("pretraining", "entity-scoring")]
 TYPES = dict(type_vocab_size=2, position_biased_input=True)
@@ -84,9 +81,7 @@ def dimensions(values):
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=lambda case: case_id(case)
 )
 def test_a_file_equals_its_model_at_every_shape(case, build, exported, tmp_path):
-    """Shapes: one row and one token, padding on both sides, beyond the traced length and the tables; the int8 copy stays
-    close.
-    """
+    """One row and token, padding on both sides, beyond the traced length and the tables; the int8 copy stays close."""
     model = build(case)
     file = exported(model, case_id(case))
     assert all(difference < FLOAT32 for difference in onnx_differences(model, file))

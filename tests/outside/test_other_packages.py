@@ -77,12 +77,10 @@ def originals(folder):
 
 @pytest.fixture(scope="module")
 def sentence_encoder(folder, originals):
-    """Save a SentenceTransformer of two modules; None without sentence-transformers."""
-    try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    except ImportError:
-        return None
+    """Save a SentenceTransformer of two modules."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
     transformer = Transformer(str(folder / "encoder"))
     model = SentenceTransformer(modules=[transformer, Pooling(32, "mean")], device="cpu")
     model.save_pretrained(str(folder / "sentence_encoder"))
@@ -158,14 +156,8 @@ def test_feature_extraction_gives_the_last_states(results, originals):
         assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
 
 
-def need(results):
-    if "sentence_transformers" not in results:
-        pytest.skip("sentence-transformers is not installed; it is in the extra `test`")
-    return results["sentence_transformers"]
-
-
 def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
-    scores = need(results)
+    scores = results["sentence_transformers"]
     for index, pair in enumerate(worker.PAIRS):
         with torch.no_grad():
             one, three = (originals[name](**ids(*pair)).logits[0] for name in ("scorer", "classifier"))
@@ -177,8 +169,9 @@ def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
 
 @pytest.mark.usefixtures("originals")
 def test_cross_encoder_trains_a_step(folder, tmp_path):
-    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder
-    encoder = cross_encoder(str(folder / "scorer"), trust_remote_code=True, device="cpu")
+    from sentence_transformers import CrossEncoder
+
+    encoder = CrossEncoder(str(folder / "scorer"), trust_remote_code=True, device="cpu")
     before = encoder.predict(worker.PAIRS)
     logits = encoder(encoder.preprocess(worker.PAIRS))["scores"]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.flatten(), torch.tensor([1.0, 0.0, 1.0]))
@@ -187,7 +180,7 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
     after = encoder.predict(worker.PAIRS)
     assert abs(after - before).max() > 1e-4
     encoder.save_pretrained(str(tmp_path / "again"))
-    again = cross_encoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
+    again = CrossEncoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
     assert abs(again.predict(worker.PAIRS) - after).max() < 1e-6
     # The saved folder has our code and auto_map.
     DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again")
@@ -197,7 +190,7 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
 @pytest.mark.parametrize("name", ["encoder", "sentence_encoder"])
 def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, originals):
     """From a plain folder, to which it adds mean pooling, and from a folder that it saved."""
-    embeddings = need(results)
+    embeddings = results["sentence_transformers"]
     for index, text in enumerate(worker.WORDS):
         with torch.no_grad():
             expected = originals["encoder"](**ids(text)).last_hidden_state[0].mean(0)

@@ -22,8 +22,6 @@ from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.export import export_onnx, quantise_onnx
 from hf_deberta_ext.tokenization import load_tokenizer
 
-for package in ("onnx", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package)
 pytestmark = [pytest.mark.slow, needs_data]
 
 ROWS = int(os.environ.get("DEBERTA_EXT_REAL_ROWS", 100))

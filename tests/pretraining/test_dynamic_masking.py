@@ -5,12 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from hf_deberta_ext.pretraining.dynamic_masking import (
-    MaskingCollator,
-    NumberedExamples,
-    NumberedStream,
-    lower_rate,
-)
+from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples, NumberedStream, lower_rate
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary, RowGenerator, units
 from hf_deberta_ext.training.distributed import spread_seed
 
@@ -148,7 +143,8 @@ def test_masks_of_a_seed_epoch_and_example_change_only_with_the_version_of_the_d
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "stream"])
 def test_workers_and_order_do_not_change_the_masks(collator, workers, kind):
     """Check also persistent workers, which must see the new epoch."""
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     examples, dataset = rows(11), NumberedExamples(rows(11))
     sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(5)) if kind == "shuffled" else None
     if kind == "stream":

@@ -5,16 +5,14 @@ import dataclasses
 import random
 from itertools import chain, pairwise
 
+import datasets
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-datasets = pytest.importorskip("datasets")
-pytest.importorskip("sentencex")
-
-from hf_deberta_ext.pretraining import packing  # noqa: E402
-from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack  # noqa: E402
-from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe  # noqa: E402
-from hf_deberta_ext.tokenization import wrap_tokenizer  # noqa: E402
+from hf_deberta_ext.pretraining import packing
+from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 def word_tokenizer(documents):
@@ -209,9 +207,8 @@ def test_non_ascii_and_multi_line_documents_come_back_to_the_byte(mode):
     ]
     tokenizer = train_byte_level_bpe(documents, 300, model_max_length=8, show_progress=False)
     for max_length in (8, 24, 512):
-        packed, _ = pack(
-            from_documents(documents), tokenizer, mode=mode, max_length=max_length, sentence_pairs="consecutive"
-        )
+        options = dict(mode=mode, max_length=max_length, sentence_pairs="consecutive")
+        packed, _ = pack(from_documents(documents), tokenizer, **options)
         special = set(tokenizer.all_special_ids)
         got = [id_ for ids in packed["input_ids"] for id_ in ids if id_ not in special]
         expected = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in documents]

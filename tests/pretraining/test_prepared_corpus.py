@@ -10,24 +10,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import datasets
+import dill
 import mlm_script
 import numpy as np
 import pytest
-from mlm_script import arguments, assert_refused, assert_same_weights
+from datatrove.data import Document
+from mlm_script import arguments, assert_refused, assert_same_weights, copy_checkpoint
 from prepared_corpora import other_shards
 from scripts import ROOT, command_line
 
 from hf_deberta_ext.commands import main as deberta_ext
-from hf_deberta_ext.pretraining import pack, prepared_corpus, train_tokenizer
+from hf_deberta_ext.pretraining import pack, preparation, preparation_blocks, prepared_corpus, train_tokenizer
 from hf_deberta_ext.pretraining.prepared_corpus import PreparedRows, ShardOrder, is_prepared, write_manifest
 from hf_deberta_ext.tokenization import load_tokenizer
-
-pytest.importorskip("datatrove", reason="the preparation runs on datatrove")
-
-import dill
-from datatrove.data import Document
-
-from hf_deberta_ext.pretraining import preparation, preparation_blocks
 
 text = mlm_script.text
 GOOD = """The river that runs behind the old mill has been dammed with stones, and the water stands there all summer.
@@ -96,7 +91,8 @@ def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
     block.run(Document(text=document, id="") for document in documents)
     report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
     shards = dict(train=[report["train"]["shard"]], held_out=[], finished=True, digest="", report={})
-    write_manifest(tmp_path, shards | {"report": prepared_report(prepared)})
+    whole = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    write_manifest(tmp_path, shards | {"report": whole["report"]})
     rows = PreparedRows(tmp_path)
     corpus = datasets.Dataset.from_list([{"text": document} for document in documents])
     expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), **packing)
@@ -108,10 +104,6 @@ def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
     assert len(rows) == len(expected)
     for i in range(len(rows)):
         assert {name: value.tolist() for name, value in rows[i].items()} == expected[i]
-
-
-def prepared_report(prepared):
-    return json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))["report"]
 
 
 def order_of(ends, *, batch, streams, buffer, epoch=0):
@@ -151,10 +143,7 @@ def test_run_resumed_within_an_epoch_ends_with_the_same_weights(script, request,
     flags = dict(max_steps=8, save_steps=3, learning_rate=1e-3, dataloader_num_workers=2 * (script == "run_mlm"))
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     module.main(training(prepared, whole, **flags))
-    for name in ("checkpoint-3", "run_arguments.json"):
-        copy = shutil.copytree if (whole / name).is_dir() else shutil.copy
-        resumed.mkdir(exist_ok=True)
-        copy(whole / name, resumed / name)
+    copy_checkpoint(whole, resumed, 3)
     module.main(training(prepared, resumed, **flags, resume_from_checkpoint="last"))
     assert_same_weights(whole, resumed)
     assert json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"] > 32

@@ -15,8 +15,6 @@ from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM, row_statistics
 from hf_deberta_ext.pretraining.trainer import PretrainingArguments, PretrainingTrainer, evaluation_metrics
 
-pytest.importorskip("accelerate")
-
 
 def by_hand(model, examples):
     """Return {objective: (loss sum, correct, targets)}, computed example by example."""

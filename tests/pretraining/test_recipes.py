@@ -8,14 +8,7 @@ import torch
 
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.pretraining import DataArguments, MaskingArguments, ModelArguments, PretrainingArguments, recipes
-from hf_deberta_ext.pretraining.recipes import (
-    FLAGS,
-    FROM_SCRATCH,
-    RECIPES,
-    RTD_FLAGS,
-    chosen_settings,
-    recipe_arguments,
-)
+from hf_deberta_ext.pretraining.recipes import FLAGS, FROM_SCRATCH, RECIPES, RTD_FLAGS, chosen_settings, recipe_arguments
 from hf_deberta_ext.training import batch_size as hardware
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -106,9 +99,7 @@ def test_a_recipe_for_both_objectives_sets_what_the_script_knows(rtd):
 
 
 def test_a_recipe_of_replaced_tokens_is_refused_for_masked_language_modelling():
-    with pytest.raises(
-        ValueError, match=r"v3-study is only for replaced token detection \(run_rtd.py\); expected small-cpu"
-    ):
+    with pytest.raises(ValueError, match=r"v3-study is only for .* \(run_rtd.py\); expected small-cpu"):
         chosen_settings({"recipe": "v3-study"}, rtd=False)
 
 

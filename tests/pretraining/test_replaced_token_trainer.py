@@ -20,8 +20,6 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
     guess_loss,
 )
 
-pytest.importorskip("accelerate")
-
 
 @pytest.fixture
 def joint(tiny_config, shake):
@@ -39,8 +37,7 @@ def batch_of(examples):
 
 
 def by_hand(model, examples):
-    """Sum over single examples: generator's loss, correct, targets; discriminator's loss, targets; true positives,
-    predicted and actual replacements."""
+    """Sums: generator's loss, correct, targets; discriminator's loss, targets; true positives, predicted, replaced."""
     totals = torch.zeros(8, dtype=torch.float64)
     model.eval()
     for example in examples:
@@ -85,10 +82,8 @@ def test_evaluation_weighs_every_token_alike(batch, joint, tmp_path):
         assert metrics[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
     assert metrics["eval_discriminator_guess_loss"] == pytest.approx(guess_loss(replaced / counted))
     words = [word for word in range(64) if word not in SPECIAL]
-    tables = dict(
-        generator=model.get_input_embeddings().weight, discriminator=model.discriminator.get_input_embeddings().table()
-    )
-    for name, table in tables.items():
+    tables = model.get_input_embeddings().weight, model.discriminator.get_input_embeddings().table()
+    for name, table in zip(("generator", "discriminator"), tables, strict=True):
         assert metrics[f"eval_{name}_similarity"] == pytest.approx(average_cosine_similarity(table[words]), rel=1e-6)
 
 

@@ -6,8 +6,6 @@ import pytest
 from hf_deberta_ext.analysis.results import learned_nothing
 from hf_deberta_ext.pretraining.report import plot_replaced_tokens
 
-pytest.importorskip("matplotlib")
-
 
 @pytest.mark.parametrize(
     ("loss", "recall", "expected"),

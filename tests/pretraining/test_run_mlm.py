@@ -7,15 +7,12 @@ import shutil
 
 import mlm_script
 import pytest
-from mlm_script import TINY, arguments, assert_refused, assert_same_weights, losses, parted
+from mlm_script import TINY, arguments, assert_refused, assert_same_weights, copy_checkpoint, losses, parted
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining import train_tokenizer
 from hf_deberta_ext.pretraining.trainer import TargetTrainer
-
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
 
 text = mlm_script.text
 
@@ -29,6 +26,7 @@ def finished(run_mlm, text, tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("objective", ["mlm", "rtd"])
 def test_the_command_is_the_script(objective, text, tmp_path, capsys):
     argv = ["pretrain", objective, *arguments(text, tmp_path / "run", max_steps=1)]
@@ -124,10 +122,7 @@ def test_run_resumed_in_a_later_epoch_ends_with_the_same_weights(flags, run_mlm,
     flags |= dict(train_data=parted(text, tmp_path / "text"), validation_documents=2) if "streaming" in flags else {}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     run_mlm.main(arguments(text, whole, **flags))
-    (resumed / "checkpoint-24").mkdir(parents=True)
-    for name in ("run_arguments.json", "tokenizer", "checkpoint-24"):
-        copy = shutil.copytree if (whole / name).is_dir() else shutil.copy
-        copy(whole / name, resumed / name, **(dict(dirs_exist_ok=True) if copy is shutil.copytree else {}))
+    copy_checkpoint(whole, resumed, 24)
     run_mlm.main(arguments(text, resumed, **flags, resume_from_checkpoint="last"))
     if "streaming" not in flags:
         examples = json.loads((whole / "run_report.json").read_text(encoding="utf-8"))["packing"]["train"]["examples"]

@@ -8,9 +8,7 @@ import pytest
 import torch
 from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file
-from transformers import (
-    AutoTokenizer,
-)
+from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
 from hf_deberta_ext.pretraining import train_tokenizer

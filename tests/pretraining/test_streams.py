@@ -6,17 +6,14 @@ import dataclasses
 import json
 
 import pytest
+from accelerate.data_loader import IterableDatasetShard
 from torch.utils.data import DataLoader
 
-pytest.importorskip("sentencex")
-datasets = pytest.importorskip("datasets")
-IterableDatasetShard = pytest.importorskip("accelerate.data_loader").IterableDatasetShard
-
-from hf_deberta_ext.pretraining.corpus import DocumentStream, load_corpus  # noqa: E402
-from hf_deberta_ext.pretraining.packing import pack  # noqa: E402
-from hf_deberta_ext.pretraining.run_arguments import DataArguments, ModelArguments  # noqa: E402
-from hf_deberta_ext.pretraining.run_stages import corpora, numbered_examples  # noqa: E402
-from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer  # noqa: E402
+from hf_deberta_ext.pretraining.corpus import DocumentStream, load_corpus
+from hf_deberta_ext.pretraining.packing import pack
+from hf_deberta_ext.pretraining.run_arguments import DataArguments, ModelArguments
+from hf_deberta_ext.pretraining.run_stages import corpora, numbered_examples
+from hf_deberta_ext.pretraining.tokenizer_training import train_tokenizer
 
 DOCUMENTS = 200
 

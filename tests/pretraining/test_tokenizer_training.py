@@ -9,11 +9,7 @@ import sentencepiece
 from hard_texts import NASTY, plain_lines
 from transformers import AutoTokenizer
 
-from hf_deberta_ext.pretraining.tokenizer_training import (
-    tokenizer_report,
-    train_byte_level_bpe,
-    train_unigram,
-)
+from hf_deberta_ext.pretraining.tokenizer_training import tokenizer_report, train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import check_tokenizer
 
 

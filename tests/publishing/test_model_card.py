@@ -1,28 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test model cards: text and metadata from the facts of runs, execution of their code, and updates of existing cards."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+from every_head import CLASSES
 from huggingface_hub import ModelCard
 from tiny_models import tiny_tokenizer
 from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 from without_package import run_without_package
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForPreTraining,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForSequenceClassification
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.publishing.card import put_section, write_model_card, write_run_card
 from hf_deberta_ext.publishing.facts import RunFacts
@@ -38,11 +29,11 @@ KINDS = {
     "classes": (DebertaExtForSequenceClassification, LABELS, "'label': "),
     "scores": (DebertaExtForSequenceClassification, dict(num_labels=1, problem_type="regression"), "'score': "),
     "several": (DebertaExtForSequenceClassification, LABELS | dict(problem_type="multi_label_classification"), "'good'"),
-    "words": (DebertaExtForTokenClassification, LABELS, "'entity_group'"),
-    "answers": (DebertaExtForQuestionAnswering, {}, ""),
-    "choices": (DebertaExtForMultipleChoice, {}, "She had a "),
+    "words": (CLASSES["token-classification"], LABELS, "'entity_group'"),
+    "answers": (CLASSES["question-answering"], {}, ""),
+    "choices": (CLASSES["multiple-choice"], {}, "She had a "),
     "masks": (DebertaExtForMaskedLM, {}, "'token_str'"),
-    "encoder": (DebertaExtModel, {}, "torch.Size([1, "),
+    "encoder": (CLASSES["base"], {}, "torch.Size([1, "),
 }
 METRICS = dict(
     train_loss=0.5, train_runtime=12.0, epoch=3.0, eval_loss=0.25, eval_accuracy=0.91, eval_samples=872,
@@ -77,7 +68,7 @@ def save(model, folder):
 
 
 def save_joint(folder):
-    model = DebertaExtForPreTraining(DebertaExtConfig(**SIZES))
+    model = CLASSES["pretraining"](DebertaExtConfig(**SIZES))
     save(model, folder)
     save(model.export_discriminator(), folder / "discriminator")
     save(model.export_generator(), folder / "generator")
@@ -108,7 +99,6 @@ def code_of(folder):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Write a folder of every kind with a card, and run each card's code without this package installed."""
-    pytest.importorskip("accelerate")
     place = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     made = {name: save(kind(DebertaExtConfig(**SIZES | fields)), place / name) for name, (kind, fields, _) in KINDS.items()}
@@ -120,8 +110,8 @@ def folders(tmp_path_factory):
     made["stock"] = save(DebertaV2ForMaskedLM(config), place / "stock")
     made["bare"] = place / "bare"
     DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(made["bare"])
-    if importlib.util.find_spec("peft") is not None:
-        made |= {name: save_adapter(place, name) for name in ("adapter", "plain adapter")}
+    for name in ("adapter", "peft adapter"):
+        made[name] = save_adapter(place, name)
     for folder in made.values():
         write_model_card(folder)
     made |= {half: made["joint"] / half for half in ("discriminator", "generator")}
@@ -129,17 +119,14 @@ def folders(tmp_path_factory):
     return made, run_without_package(jobs, tmp_path_factory.mktemp("work"))
 
 
-@pytest.mark.parametrize(
-    "name", [*KINDS, "joint", "discriminator", "generator", "stock", "bare", "adapter", "plain adapter"]
-)
+@pytest.mark.parametrize("name", [*KINDS, "joint", "discriminator", "generator", "stock", "bare", "adapter", "peft adapter"])
 def test_the_code_of_every_card_runs_without_the_package(name, folders):
     made, results = folders
-    folder = made.get(name) or pytest.skip("peft is not installed")
     assert "error" not in results[name], results[name]["traceback"]
     assert KINDS.get(name, ("", "", ""))[2] in results[name]["printed"]
-    assert ("trust_remote_code=True" in code_of(folder)) == (name != "stock")
-    for line in (folder / "README.md").read_text(encoding="utf-8").splitlines():
-        assert str(folder.parent) not in line
+    assert ("trust_remote_code=True" in code_of(made[name])) == (name != "stock")
+    for line in (made[name] / "README.md").read_text(encoding="utf-8").splitlines():
+        assert str(made[name].parent) not in line
 
 
 def test_what_is_not_known_is_not_invented(folders):
@@ -308,9 +295,7 @@ def test_a_section_replaces_its_earlier_form_or_comes_last(tmp_path):
     assert card.read_text(encoding="utf-8") == "# Title\n\n## One\n\nnew\n\n## Two\n\nstays\n\n## Three\n\nlast\n"
 
 
-@pytest.mark.skipif(
-    int(huggingface_hub.__version__.split(".")[0]) < 2, reason="huggingface_hub before 2 always asks the public Hub"
-)
+@pytest.mark.skipif(int(huggingface_hub.__version__.split(".")[0]) < 2, reason="huggingface_hub 1 asks the public Hub")
 def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys):
     DebertaExtForMaskedLM(DebertaExtConfig(**SIZES)).save_pretrained(tmp_path)
     assert main(["card", str(tmp_path), "--language", "en", "--license", "mit", "--print"]) == 0

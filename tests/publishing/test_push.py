@@ -112,8 +112,7 @@ def test_a_token_in_a_file_is_refused_also_without_checks(hub, saved, name, monk
 
 
 @pytest.mark.parametrize(
-    ("removed", "message"),
-    [("config.json", "config.json is missing"), ("model.safetensors", "weights are missing")],
+    ("removed", "message"), [("config.json", "config.json is missing"), ("model.safetensors", "weights are missing")]
 )
 def test_a_folder_without_a_whole_model_is_refused_unless_asked_for(hub, saved, removed, message):
     (saved / removed).unlink()
@@ -183,11 +182,8 @@ def test_a_card_on_the_hub_stays_and_a_new_one_gets_the_tags(hub, saved):
     push(saved, REPO, tags=["mine"])
     assert hub.repos[REPO].files()["README.md"] == b"theirs" and not (saved / "README.md").exists()
     push(saved, "user/other", tags=["mine"])
-    assert ModelCard(hub.repos["user/other"].files()["README.md"].decode()).data.tags == [
-        "deberta",
-        "hf_deberta_ext",
-        "mine",
-    ]
+    card = ModelCard(hub.repos["user/other"].files()["README.md"].decode())
+    assert card.data.tags == ["deberta", "hf_deberta_ext", "mine"]
 
 
 def test_weights_that_would_be_loaded_instead_are_deleted_and_all_else_stays(hub, saved):

@@ -214,7 +214,6 @@ def test_pretrained_and_fine_tuned_models_are_read_back_without_the_package(
 def test_an_adapter_is_pushed_for_a_model_of_the_hub_and_refused_for_one_of_this_machine(
     hub, run_glue, material, tmp_path, monkeypatch, capsys
 ):
-    pytest.importorskip("peft")
     more = [*flags("user/adapter", "every_save"), "--do_train", "--do_eval", "--lora", "--save_steps", "2"]
     with pytest.raises(SystemExit):
         run_glue.main(glue.arguments(material, tmp_path / "run", *more))

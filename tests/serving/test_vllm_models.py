@@ -5,13 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 import vllm_stub
-from transformers import (
-    DebertaForSequenceClassification,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-    DebertaV2Model,
-)
 
 from hf_deberta_ext import DebertaExtForSequenceClassification, DebertaExtForTokenClassification
 
@@ -23,29 +18,24 @@ def stub(monkeypatch):
     return vllm_stub.install(monkeypatch)
 
 
-def parallel(tensor=1, pipeline=1):
-    return SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-
-
-def vllm_config(config, longest=64, **changes):
+def vllm_config(config, longest=64, tensor=1, pipeline=1, graphs="NONE", quantised=None, adapters=None):
     """A `VllmConfig` of a server without special options."""
-    parts = dict(
+    return SimpleNamespace(
         model_config=SimpleNamespace(
             hf_config=config, model="folder", max_model_len=longest, head_dtype=torch.float32, pooler_config=None
         ),
-        parallel_config=parallel(),
-        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="NONE")),
-        quant_config=None,
-        lora_config=None,
+        parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline),
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name=graphs)),
+        quant_config=quantised,
+        lora_config=adapters,
     )
-    return SimpleNamespace(**parts | changes)
 
 
 def step(stub, model, lengths):
     """Set the requests of the next step, through the builder that the runner would call."""
     ends = torch.tensor([0, *lengths]).cumsum(0)
     builder = model.boundaries.get_attn_backend().get_builder_cls()()
-    metadata = builder.build(0, vllm_stub.CommonMetadata(query_start_loc_cpu=ends))
+    metadata = builder.build(0, SimpleNamespace(query_start_loc_cpu=ends))
     stub.metadata = {stub.models.BOUNDARIES: metadata}
     return ends[:-1]
 
@@ -63,15 +53,15 @@ def reference(stock_config, tiny_config, shake):
     def build(kind):
         if kind == "types":
             fields = dict(type_vocab_size=2, position_biased_input=True, max_position_embeddings=128, num_labels=1)
-            return shake(DebertaV2ForSequenceClassification(stock_config("v2", **fields)))
+            return shake(transformers.DebertaV2ForSequenceClassification(stock_config("v2", **fields)))
         builders = {
-            "v1": lambda: DebertaForSequenceClassification(stock_config("v1", num_labels=3)),
-            "v2": lambda: DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1)),
-            "v3": lambda: DebertaV2ForSequenceClassification(stock_config("v3", num_labels=3)),
+            "v1": lambda: transformers.DebertaForSequenceClassification(stock_config("v1", num_labels=3)),
+            "v2": lambda: transformers.DebertaV2ForSequenceClassification(stock_config("v2", num_labels=1)),
+            "v3": lambda: transformers.DebertaV2ForSequenceClassification(stock_config("v3", num_labels=3)),
             "ours": lambda: DebertaExtForSequenceClassification(tiny_config("v3", num_labels=3)),
-            "tokens": lambda: DebertaV2ForTokenClassification(stock_config("v3", num_labels=5)),
+            "tokens": lambda: transformers.DebertaV2ForTokenClassification(stock_config("v3", num_labels=5)),
             "tokens with a dense layer": lambda: DebertaExtForTokenClassification(tiny_config("v3", classifier_act="gelu")),
-            "encoder": lambda: DebertaV2Model(stock_config("v3")),
+            "encoder": lambda: transformers.DebertaV2Model(stock_config("v3")),
         }
         return shake(builders[kind]())
 
@@ -136,24 +126,17 @@ def test_tokens_without_a_request_are_documents_of_at_most_the_longest_input(stu
 @pytest.mark.parametrize(
     "changes, named",
     [
-        (dict(parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)), "--tensor-parallel-size"),
-        (
-            dict(parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=2)),
-            "--pipeline-parallel-size",
-        ),
-        (dict(quant_config=object()), "--quantization"),
-        (dict(lora_config=object()), "--enable-lora"),
-        (dict(compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))), "--enforce-eager"),
+        (dict(tensor=2), "--tensor-parallel-size"),
+        (dict(pipeline=2), "--pipeline-parallel-size"),
+        (dict(quantised=object()), "--quantization"),
+        (dict(adapters=object()), "--enable-lora"),
+        (dict(graphs="FULL"), "--enforce-eager"),
+        (dict(longest=100_000), "--max-model-len must be at most max_position_embeddings = "),
     ],
 )
-def test_an_option_that_is_not_supported_is_named_at_the_start(stub, stock_config, changes, named):
+def test_an_option_that_is_not_supported_is_named_at_the_start(stub, reference, changes, named):
     with pytest.raises(ValueError, match=named):
-        stub.models.DebertaEmbedder(vllm_config=vllm_config(stock_config(), **changes))
-
-
-def test_inputs_longer_than_absolute_positions_are_refused_at_the_start(stub, reference):
-    with pytest.raises(ValueError, match="--max-model-len must be at most max_position_embeddings = "):
-        served(stub, "DebertaSequenceClassifier", reference("types"), longest=100_000)
+        served(stub, "DebertaSequenceClassifier", reference("types"), **changes)
 
 
 def test_a_checkpoint_without_the_head_is_refused(stub, reference):

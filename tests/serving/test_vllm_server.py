@@ -6,15 +6,7 @@ import sys
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    DebertaConfig,
-    DebertaForSequenceClassification,
-    DebertaV2Config,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-    DebertaV2Model,
-)
+import transformers
 
 from hf_deberta_ext import DebertaExtForSequenceClassification
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
@@ -36,15 +28,15 @@ V1 = dict(
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A model of each kind with random weights, its tokenizer, and the folder of their folders."""
-    folder, tokenizer = tmp_path_factory.mktemp("models"), AutoTokenizer.from_pretrained(TOKENIZER)
+    folder, tokenizer = tmp_path_factory.mktemp("models"), transformers.AutoTokenizer.from_pretrained(TOKENIZER)
     common = FIELDS | dict(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     types = dict(type_vocab_size=2, conv_kernel_size=3, conv_act="gelu", position_biased_input=True, num_labels=1)
     torch.manual_seed(0)
     made = {
-        "rank": DebertaV2ForSequenceClassification(DebertaV2Config(**common | types)),
-        "nli": DebertaV2ForSequenceClassification(DebertaV2Config(**common, id2label=LABELS)),
-        "ner": DebertaV2ForTokenClassification(DebertaV2Config(**common, num_labels=5)),
-        "embed": DebertaV2Model(DebertaV2Config(**common)),
+        "rank": transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(**common | types)),
+        "nli": transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(**common, id2label=LABELS)),
+        "ner": transformers.DebertaV2ForTokenClassification(transformers.DebertaV2Config(**common, num_labels=5)),
+        "embed": transformers.DebertaV2Model(transformers.DebertaV2Config(**common)),
     }
     for name, model in made.items():
         model.eval().save_pretrained(folder / name)
@@ -53,7 +45,9 @@ def models(tmp_path_factory):
     tokenizers = dict.fromkeys(made, tokenizer)
     tokenizers["v1"] = train_byte_level_bpe([" ".join(pair) for pair in PAIRS], 600, show_progress=False)
     sizes = dict(vocab_size=len(tokenizers["v1"]), pad_token_id=tokenizers["v1"].pad_token_id)
-    made["v1"] = DebertaForSequenceClassification(DebertaConfig(**V1, **sizes, id2label=LABELS)).eval()
+    made["v1"] = transformers.DebertaForSequenceClassification(
+        transformers.DebertaConfig(**V1, **sizes, id2label=LABELS)
+    ).eval()
     tokenizers["v1"].save_pretrained(folder / "v1")
     # A .bin file, as Microsoft published.
     made["v1"].config.architectures = ["DebertaForSequenceClassification"]

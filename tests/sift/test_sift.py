@@ -5,19 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import (
-    AlbertConfig,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    BertConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    GPT2Config,
-    RobertaConfig,
-)
+import transformers
 
 from hf_deberta_ext import DebertaExtForPreTraining, DebertaExtForSequenceClassification, DebertaExtModel
 from hf_deberta_ext.sift import PRESETS, Sift, SiftOptions, embedding_norm
@@ -28,12 +16,14 @@ SIZES = dict(
     max_position_embeddings=64, pad_token_id=0,
 )  # fmt: skip
 STOCK = {
-    "bert": BertConfig(**SIZES),
-    "roberta": RobertaConfig(**SIZES),
-    "electra": ElectraConfig(**SIZES, embedding_size=16),
-    "albert": AlbertConfig(**SIZES, embedding_size=16),
-    "deberta-v2": DebertaV2Config(**SIZES, relative_attention=True, position_buckets=8, pos_att_type="p2c|c2p"),
-    "distilbert": DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=64),
+    "bert": transformers.BertConfig(**SIZES),
+    "roberta": transformers.RobertaConfig(**SIZES),
+    "electra": transformers.ElectraConfig(**SIZES, embedding_size=16),
+    "albert": transformers.AlbertConfig(**SIZES, embedding_size=16),
+    "deberta-v2": transformers.DebertaV2Config(**SIZES, relative_attention=True, position_buckets=8, pos_att_type="p2c|c2p"),
+    "distilbert": transformers.DistilBertConfig(
+        vocab_size=64, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=64
+    ),
 }
 
 
@@ -244,7 +234,7 @@ def test_a_step_whose_gradient_is_not_finite_leaves_delta_as_it_is(classifier):
         torch.testing.assert_close(tiny, moved)
 
 
-CLASSIFIER = AutoModelForSequenceClassification
+CLASSIFIER = transformers.AutoModelForSequenceClassification
 OF_TOKENS = torch.tensor([[-100, 0, 1, 2, 0, 1, -100], [-100, 1, 2, -100, -100, -100, -100]])
 CLASSES = torch.tensor([[0.0, 1, 1], [1, 0, 0]])
 SPANS = dict(start_positions=torch.tensor([1, 0]), end_positions=torch.tensor([3, 2]))
@@ -252,9 +242,9 @@ HEADS = {
     "classification": (CLASSIFIER, dict(num_labels=3), dict(labels=torch.tensor([0, 2]))),
     "regression": (CLASSIFIER, dict(num_labels=1), dict(labels=torch.tensor([0.5, 2.0]))),
     "multi-label": (CLASSIFIER, dict(num_labels=3, problem_type="multi_label_classification"), dict(labels=CLASSES)),
-    "tokens": (AutoModelForTokenClassification, dict(num_labels=3), dict(labels=OF_TOKENS)),
-    "answers": (AutoModelForQuestionAnswering, dict(num_labels=2), SPANS),
-    "choices": (AutoModelForMultipleChoice, {}, dict(labels=torch.tensor([1]))),
+    "tokens": (transformers.AutoModelForTokenClassification, dict(num_labels=3), dict(labels=OF_TOKENS)),
+    "answers": (transformers.AutoModelForQuestionAnswering, dict(num_labels=2), SPANS),
+    "choices": (transformers.AutoModelForMultipleChoice, {}, dict(labels=torch.tensor([1]))),
 }
 
 
@@ -281,7 +271,7 @@ def test_every_head_of_every_family(family, kind, form, tiny_config):
 
 @pytest.mark.parametrize("family", [*STOCK])
 def test_the_norm_over_the_embeddings_is_found(family):
-    model = AutoModelForSequenceClassification.from_config(STOCK[family])
+    model = transformers.AutoModelForSequenceClassification.from_config(STOCK[family])
     name, module = embedding_norm(model)
     assert name.endswith("embeddings.LayerNorm") and module is model.get_submodule(name)
     assert embedding_norm(model, "embeddings.LayerNorm") == (name, module)
@@ -314,7 +304,9 @@ def test_options_out_of_range():
 
 
 def test_models_whose_norm_is_not_found_or_not_unique(tiny_config):
-    stock = AutoModelForSequenceClassification.from_config(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64))
+    stock = transformers.AutoModelForSequenceClassification.from_config(
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
+    )
     joint = DebertaExtForPreTraining(tiny_config(generator=dict(num_hidden_layers=1)))
     for model, name, message in (
         (stock, None, r"has no LayerNorm over its embeddings.*It has: transformer\.h\.0\.ln_1"),

@@ -4,55 +4,43 @@
 import pytest
 import torch
 from accumulation import exact_accumulation
-from torch.utils.data import Dataset
+from every_head import CLASSES
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, Trainer, TrainingArguments, set_seed
 
-from hf_deberta_ext import (
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-)
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
 
-class Rows(Dataset):
-    """Rows for every kind of head, with labels that follow from their tokens."""
+def row(ids, index, kind):
+    """Return a row for a kind of head, with labels that follow from its tokens."""
+    mask = torch.ones_like(ids)
+    mask[len(ids) - index % 3 :] = 0
+    inputs = dict(input_ids=ids * mask, attention_mask=mask)
+    if kind == "tokens":
+        # Rows have different numbers of labelled tokens.
+        counted = (torch.arange(len(ids)) <= index % 5) & (mask == 1)
+        return inputs | dict(labels=torch.where(counted, ids % 3, -100))
+    if kind in ("multi-label", "partly labelled"):
+        absent = torch.arange(3) > index % 2 + 2 * (kind == "multi-label")
+        return inputs | dict(labels=(ids[:3] % 2).float().masked_fill(absent, -100))
+    if kind == "answers":
+        return inputs | dict(start_positions=ids[0] % 3, end_positions=3 + ids[1] % 2)
+    if kind == "choices":
+        return {name: torch.stack([values, values.flip(0)]) for name, values in inputs.items()} | dict(labels=ids[0] % 2)
+    return inputs | dict(labels=ids[0] % 3)
 
-    def __init__(self, count=24, length=8, kind="sequence"):
-        generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(5, 64, (count, length), generator=generator)
-        self.kind = kind
 
-    def __len__(self):
-        return len(self.ids)
-
-    def __getitem__(self, index):
-        ids = self.ids[index]
-        mask = torch.ones_like(ids)
-        mask[len(ids) - index % 3 :] = 0
-        inputs = dict(input_ids=ids * mask, attention_mask=mask)
-        if self.kind == "tokens":
-            # Rows have different numbers of labelled tokens.
-            counted = (torch.arange(len(ids)) <= index % 5) & (mask == 1)
-            return inputs | dict(labels=torch.where(counted, ids % 3, -100))
-        if self.kind in ("multi-label", "partly labelled"):
-            absent = torch.arange(3) > index % 2 + 2 * (self.kind == "multi-label")
-            return inputs | dict(labels=(ids[:3] % 2).float().masked_fill(absent, -100))
-        if self.kind == "answers":
-            return inputs | dict(start_positions=ids[0] % 3, end_positions=3 + ids[1] % 2)
-        if self.kind == "choices":
-            return {name: torch.stack([values, values.flip(0)]) for name, values in inputs.items()} | dict(labels=ids[0] % 2)
-        return inputs | dict(labels=ids[0] % 3)
+def rows(count=24, kind="sequence"):
+    every_id = torch.randint(5, 64, (count, 8), generator=torch.Generator().manual_seed(0))
+    return [row(ids, index, kind) for index, ids in enumerate(every_id)]
 
 
 HEADS = {
-    "sequence": DebertaExtForSequenceClassification,
-    "multi-label": DebertaExtForSequenceClassification,
-    "partly labelled": DebertaExtForSequenceClassification,
-    "tokens": DebertaExtForTokenClassification,
-    "answers": DebertaExtForQuestionAnswering,
-    "choices": DebertaExtForMultipleChoice,
+    "sequence": CLASSES["sequence-classification"],
+    "multi-label": CLASSES["sequence-classification"],
+    "partly labelled": CLASSES["sequence-classification"],
+    "tokens": CLASSES["token-classification"],
+    "answers": CLASSES["question-answering"],
+    "choices": CLASSES["multiple-choice"],
 }
 
 
@@ -79,17 +67,17 @@ def train(trainer, **more):
 
 
 def test_weight_0_is_trainer_to_the_last_bit(tiny_config, tmp_path):
-    plain = train(Trainer(model_of(tiny_config), arguments(tmp_path, TrainingArguments), train_dataset=Rows()))
-    other = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
+    plain = train(Trainer(model_of(tiny_config), arguments(tmp_path, TrainingArguments), train_dataset=rows()))
+    other = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=rows()))
     assert [entry["loss"] for entry in plain[0]] == [entry["loss"] for entry in other[0]]
     assert all(torch.equal(plain[1][name], other[1][name]) for name in plain[1])
     assert not any(name.startswith("sift") for entry in other[0] for name in entry)
 
 
 def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_path):
-    plain, _ = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=Rows()))
+    plain, _ = train(SiftTrainer(model_of(tiny_config), arguments(tmp_path), train_dataset=rows()))
     args = arguments(tmp_path, sift_weight=1.0, sift_start_step=2)
-    logs, _ = train(SiftTrainer(model_of(tiny_config), args, train_dataset=Rows()))
+    logs, _ = train(SiftTrainer(model_of(tiny_config), args, train_dataset=rows()))
     assert [entry["loss"] for entry in logs[:2]] == [entry["loss"] for entry in plain[:2]]
     assert [("sift_loss" in entry) for entry in logs] == [False, False, True, True]
     # The third step has the same weights and clean loss, plus the adversarial loss.
@@ -100,7 +88,7 @@ def test_before_the_start_step_it_is_trainer_and_then_no_more(tiny_config, tmp_p
 def test_what_is_logged_and_that_evaluation_runs_one_pass(tiny_config, tmp_path):
     model = model_of(tiny_config)
     args = arguments(tmp_path, sift_weight=2.0, logging_steps=2)
-    trainer = SiftTrainer(model, args, train_dataset=Rows(), eval_dataset=Rows(8))
+    trainer = SiftTrainer(model, args, train_dataset=rows(), eval_dataset=rows(8))
     passes = []
     model.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     logs, _ = train(trainer)
@@ -126,7 +114,7 @@ def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, t
             per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, max_steps=2,
             sift_steps=0, max_grad_norm=0,
         )  # fmt: skip
-        trainer = SiftTrainer(model_of(tiny_config, kind, dropout=0.0), args, train_dataset=Rows(kind=kind))
+        trainer = SiftTrainer(model_of(tiny_config, kind, dropout=0.0), args, train_dataset=rows(kind=kind))
         fixed_noise(trainer)
         logs, weights = train(trainer)
         losses = [entry[name] for entry in logs for name in ("loss", "sift_loss")]
@@ -141,15 +129,11 @@ def test_gradient_accumulation_changes_neither_losses_nor_weights(tiny_config, t
 
 @pytest.mark.parametrize("kind", ["multi-label", "partly labelled"])
 def test_labels_of_several_classes_are_one_item_each(kind, tiny_config, tmp_path):
-    """Divide by examples, not by elements of the labels.
-
-    Trainer counts the elements of labels [B, C] that are not -100, so the adversarial loss was C times too small, and too
-    large if some were -100.
-    """
+    """Divide by examples. Bug: Trainer counts elements of labels [B, C] that are not -100."""
     losses = []
     for counts in (True, False):
         args = arguments(tmp_path, sift_weight=1.0, max_steps=1)
-        trainer = SiftTrainer(model_of(tiny_config, kind), args, train_dataset=Rows(kind=kind))
+        trainer = SiftTrainer(model_of(tiny_config, kind), args, train_dataset=rows(kind=kind))
         trainer.model_accepts_loss_kwargs = counts
         logs, _ = train(trainer)
         losses.append(logs[0]["sift_loss"])
@@ -181,7 +165,7 @@ def test_bf16_and_gradient_checkpointing(family, tiny_config, tmp_path):
         set_seed(0)
         model = AutoModelForSequenceClassification.from_config(config) if family == "stock" else model_of(tiny_config)
         args = arguments(tmp_path, sift_weight=1.0, sift_steps=2, **more)
-        logs, weights = train(SiftTrainer(model, args, train_dataset=Rows()))
+        logs, weights = train(SiftTrainer(model, args, train_dataset=rows()))
         assert all(torch.isfinite(value).all() for value in weights.values() if value.is_floating_point())
         losses[name] = [entry["loss"] for entry in logs]
     assert losses["checkpointing"] == pytest.approx(losses["plain"], rel=1e-5)
@@ -198,7 +182,7 @@ def test_label_smoothing_and_a_custom_loss(form, tiny_config, tmp_path):
     losses = []
     for more, kwargs in ((dict(label_smoothing_factor=0.1), {}), ({}, dict(compute_loss_func=own)), ({}, {})):
         args = arguments(tmp_path, sift_weight=1.0, max_steps=1, sift_form=form, **more)
-        logs, _ = train(SiftTrainer(model_of(tiny_config), args, train_dataset=Rows(), **kwargs))
+        logs, _ = train(SiftTrainer(model_of(tiny_config), args, train_dataset=rows(), **kwargs))
         losses.append(logs[0]["sift_loss"])
     assert min(losses) > (0 if form == "virtual" else 0.9)
     assert form == "adversarial" or losses == pytest.approx([losses[0]] * 3, rel=1e-4)
@@ -219,4 +203,4 @@ def test_presets_flags_over_them_and_what_is_refused(tiny_config, tmp_path, monk
     args = arguments(tmp_path, sift_weight=1.0)
     monkeypatch.setattr(type(args), "n_gpu", property(lambda self: 2))
     with pytest.raises(ValueError, match="2 GPUs in one process"):
-        SiftTrainer(model_of(tiny_config), args, train_dataset=Rows())
+        SiftTrainer(model_of(tiny_config), args, train_dataset=rows())

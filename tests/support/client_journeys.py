@@ -40,9 +40,7 @@ SIZES = dict(
 
 
 def make_models(folder: Path, sizes: dict = SIZES, names=("encoder", "classifier", "scorer", "masked_lm"), tokenizer=None):
-    """Save the models ours/, stock/ (transformers' deberta-v2, same weights) and bert/, each with its tokenizer, and
-    ours/model.onnx.
-    """
+    """Save the models ours/, stock/ (same weights) and bert/, each with its tokenizer, and ours/model.onnx."""
     from tiny_constants import random_weights
 
     from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForSequenceClassification, DebertaExtModel
@@ -76,9 +74,7 @@ def classifier(root: Path, **options):
 
 
 def draw_anew(model, prefixes: tuple[str, ...], added_rows: int = 0):
-    """Draw the parameters whose names begin with a prefix, and the last embeddings, from a new generator: models leave
-    torch's generator in different states.
-    """
+    """Draw the parameters that begin with a prefix, and the last embeddings, from a new generator."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -263,8 +259,7 @@ def embeddings(root: Path, kind: str, models: str) -> list:
 
 
 # A local metric in the working folder, because `evaluate` would download the real one from the Hub. The accuracy is real,
-# so
-# that logits of another shape are noticed.
+# so that logits of another shape are noticed.
 METRIC = """
 import datasets
 import evaluate

@@ -108,9 +108,7 @@ def make_rows(head) -> list[dict[str, torch.Tensor]]:
 
 
 def sharded(args: TrainingArguments) -> TrainingArguments:
-    """Return arguments that shard the model if `fsdp` is set: by default accelerate shards on accelerators only, and on
-    CPUs silently runs DistributedDataParallel.
-    """
+    """Return arguments that shard the model if `fsdp` is set; on CPUs, accelerate would run DDP without a word."""
     if args.fsdp:
         from accelerate.utils import DistributedType
 
@@ -276,9 +274,7 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
 
 
 def shards(model) -> dict[str, Any]:
-    """Return, for a model under FSDP2: the fraction of all numbers that this process keeps, the parameters that are not
-    sharded, and the layers without their own group.
-    """
+    """Return the fraction of numbers that this process keeps, unsharded parameters, and layers without a group."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -293,9 +289,7 @@ def shards(model) -> dict[str, Any]:
 
 
 def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
-    """Return the loss and gradients of a masked language model whose heads and feed-forward networks are split over the
-    processes.
-    """
+    """Return loss and gradients of a masked language model whose heads and networks are split over the processes."""
     model = shaken(DebertaExtForMaskedLM(make_config("v2", share_att_key=False))).train()
     model.set_attn_implementation(backend)
     if parallel:
@@ -312,9 +306,7 @@ def tensor_step(parallel: bool, backend: str | None = None) -> dict[str, Any]:
 
 
 def sharded_step(parallel: bool, sharing: str) -> dict[str, Any]:
-    """Return the loss and gradients of a joint model sharded by FSDP2, without Trainer, which rejects weights that two
-    modules share.
-    """
+    """Return loss and gradients of a joint model sharded by FSDP2, without Trainer, which rejects shared weights."""
     model = joint_model(sharing, rtd_temperature=1e-6).train()
     if parallel:
         from torch.distributed.fsdp import fully_shard

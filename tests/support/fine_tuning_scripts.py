@@ -3,15 +3,11 @@
 
 import json
 
-import pytest
 import torch
 from tiny_constants import TINY
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-
-for package in ("accelerate", "datasets", "matplotlib"):
-    pytest.importorskip(package)
 
 
 def save_model(folder, texts, vocab_size=400, **fields):

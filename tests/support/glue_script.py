@@ -5,11 +5,8 @@ import json
 import random
 
 import pytest
-import torch
+from fine_tuning_scripts import save_model
 from scripts import command_line, start
-
-from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
-from hf_deberta_ext.pretraining import train_tokenizer
 
 __all__ = ["arguments", "material", "reviews", "start", "write_material"]
 
@@ -32,14 +29,7 @@ def write_material(folder):
     (folder / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "dev.jsonl").write_text("\n".join(map(json.dumps, dev)), encoding="utf-8")
     (folder / "test.csv").write_text("\n".join(["sentence", *(row["sentence"] for row in test)]), encoding="utf-8")
-    tokenizer = train_tokenizer("byte-level-bpe", [row["sentence"] for row in train], 300)
-    torch.manual_seed(0)
-    config = DebertaExtConfig(
-        vocab_size=max(tokenizer.get_vocab().values()) + 1, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, position_buckets=16, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    DebertaExtForMaskedLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save_model(folder / "model", [row["sentence"] for row in train], 300, intermediate_size=64, hidden_dropout_prob=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,7 @@ def assert_code_in(files):
 
 def job(name, repo="user/mlm", auto="AutoModelForMaskedLM", **more):
     kwargs = {key: more.pop(key) for key in ("revision", "token") if key in more}
-    return {
-        "name": name,
-        "kind": "model",
-        "source": repo,
-        "auto": auto,
-        "inputs": tiny_inputs(auto),
-        "kwargs": kwargs,
-    } | more
+    return dict(name=name, kind="model", source=repo, auto=auto, inputs=tiny_inputs(auto), kwargs=kwargs) | more
 
 
 OLD = {

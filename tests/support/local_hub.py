@@ -30,9 +30,7 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository. `refs` maps branches, tags and pull requests (refs/pr/1) to commits; `history` lists the commits of
-    main.
-    """
+    """A repository: `refs` maps branches, tags and pull requests (refs/pr/1) to commits; `history` lists those of main."""
 
     private: bool = False
     refs: dict[str, str] = field(default_factory=dict)

@@ -72,10 +72,13 @@ def write(folder, kind, state_dict, file="pytorch_model.bin", **config):
     return folder
 
 
+def truncate(folder):
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:3000])
+
+
 def trainer_folder(folder, kind, state_dict, *, absent=(), **config):
-    """Save a folder as Microsoft's trainer does: no model_type; fields in `absent`, which have defaults in its code, are
-    left out.
-    """
+    """Save a folder as Microsoft's trainer does: no model_type, and no fields in `absent`, which have defaults."""
     config = {name: value for name, value in (CONFIGS[kind] | config).items() if name not in ("model_type", *absent)}
     (folder / "model_config.json").write_text(json.dumps(config))
     torch.save(state_dict, folder / "pytorch.model-001000.bin")

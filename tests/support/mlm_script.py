@@ -3,6 +3,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from safetensors.torch import load_file
 from scripts import command_line, start
 
 __all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "finish", "losses", "parted", "start", "text",
-    "write_text",
+    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "copy_checkpoint", "finish", "losses",
+    "parted", "start", "text", "write_text",
 ]  # fmt: skip
 
 TINY = (
@@ -90,6 +91,15 @@ def assert_same_weights(*folders):
     assert weights.keys() == other_weights.keys()
     for name, weight in weights.items():
         assert torch.equal(weight, other_weights[name]), name
+
+
+def copy_checkpoint(whole, folder, step):
+    """Copy what a run leaves that is stopped behind the checkpoint of a step; return the new folder."""
+    for name in (f"checkpoint-{step}", "tokenizer"):
+        if (whole / name).is_dir():
+            shutil.copytree(whole / name, folder / name)
+    shutil.copy(whole / "run_arguments.json", folder)
+    return folder
 
 
 def losses(folder):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs of sentence-transformers and pipelines for saved folders, with the package or without it."""
 
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -50,7 +49,4 @@ def sentence_transformers(folder: Path) -> dict:
 
 
 def run(folder: Path) -> dict:
-    results = {"pipelines": pipelines(folder)}
-    if importlib.util.find_spec("sentence_transformers") is not None:
-        results["sentence_transformers"] = sentence_transformers(folder)
-    return results
+    return {"pipelines": pipelines(folder), "sentence_transformers": sentence_transformers(folder)}

@@ -25,9 +25,7 @@ def write_shard(folder: Path, name: str, columns: dict, largest_id: int) -> dict
 
 
 def other_shards(folder: Path, with_manifest: bool = False):
-    """Change a token of each shard without changing any size; `with_manifest` also updates the manifest, which gives a
-    valid other corpus.
-    """
+    """Change a token of each shard, but no size; `with_manifest` updates the manifest: another valid corpus."""
     from datasets import Dataset
 
     from hf_deberta_ext.pretraining.prepared_corpus import load_manifest, write_manifest

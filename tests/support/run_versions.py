@@ -34,9 +34,7 @@ def pins() -> dict[str, str]:
 
 
 def requirements() -> list[str]:
-    """Return the requirements of the package and its tests. They are installed by name, so nothing is built inside the
-    repository.
-    """
+    """Return the requirements of the package and its tests, by name: nothing is built inside the repository."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lists = config["options"]["install_requires"] + "\n" + config["options.extras_require"]["test"]

@@ -2,7 +2,6 @@
 """A small, deterministic PretrainingTrainer that saves checkpoints, for tests of resumed runs."""
 
 import torch
-from torch.utils.data import Dataset
 from transformers import default_data_collator
 
 from hf_deberta_ext import DebertaExtConfig
@@ -15,22 +14,15 @@ SIZES = dict(
 )  # fmt: skip
 
 
-class Rows(Dataset):
-    """Generated examples with masked tokens."""
-
-    def __init__(self, count=12, N=10):
-        generator = torch.Generator().manual_seed(0)
-        self.rows = []
-        for _ in range(count):
-            ids = torch.randint(5, 64, (N,), generator=generator)
-            labels = torch.where(torch.arange(N) % 3 == 1, ids, -100)
-            self.rows.append(dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels))
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, number):
-        return dict(self.rows[number])
+def rows(count=12, N=10):
+    """Return generated examples with masked tokens."""
+    generator = torch.Generator().manual_seed(0)
+    examples = []
+    for _ in range(count):
+        ids = torch.randint(5, 64, (N,), generator=generator)
+        labels = torch.where(torch.arange(N) % 3 == 1, ids, -100)
+        examples.append(dict(input_ids=ids, attention_mask=torch.ones(N).long(), labels=labels))
+    return examples
 
 
 def build(folder, **arguments):
@@ -42,13 +34,8 @@ def build(folder, **arguments):
     torch.manual_seed(0)
     args = PretrainingArguments(**(common | arguments))
     model = MultiObjectiveMaskedLM(DebertaExtConfig(**SIZES), args.objectives)
-    return PretrainingTrainer(
-        model,
-        args,
-        train_dataset=Rows(),
-        eval_dataset=Rows(2) if args.do_eval else None,
-        data_collator=default_data_collator,
-    )
+    held_out = rows(2) if args.do_eval else None
+    return PretrainingTrainer(model, args, train_dataset=rows(), eval_dataset=held_out, data_collator=default_data_collator)
 
 
 def train(folder, resume=None, anyway=(), **arguments):

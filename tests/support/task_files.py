@@ -8,12 +8,19 @@ import os
 import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
 
+from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
+
 DATA = os.environ.get("DEBERTA_EXT_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="needs the real data sets: set DEBERTA_EXT_DATA to their folder")
 TINY_BERT = dict(
     vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
     max_position_embeddings=512,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(["it rains so good a long one of these"] * 5, vocab_size=290, show_progress=False)
 
 
 def write_lines(file, *rows) -> str:

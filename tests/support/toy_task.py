@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+import datasets
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -19,11 +19,8 @@ from hf_deberta_ext.finetuning import loop as fine_tuning
 from hf_deberta_ext.finetuning.arguments import DataArguments, parse
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet, TaskData
 from hf_deberta_ext.finetuning.tasks import Task
+from hf_deberta_ext.finetuning.tasks.text_classification import TextClassificationArguments, TextClassificationData
 from hf_deberta_ext.tokenization import wrap_tokenizer
-
-datasets = pytest.importorskip("datasets")
-for package in ("accelerate", "matplotlib"):
-    pytest.importorskip(package)
 
 WORDS = "good fine great bad poor awful film play book was the a so here today".split()
 GOOD = {"good", "fine", "great"}
@@ -112,9 +109,7 @@ def toy_tokenizer():
 
 
 def model_folders(new_folder):
-    """Return folder_of(family), which saves a tiny masked language model with random weights and a tokenizer in a
-    `new_folder(family)`.
-    """
+    """Return folder_of(family), which saves a tiny masked language model with its tokenizer in new_folder(family)."""
     made = {}
 
     def folder_of(family):
@@ -137,8 +132,14 @@ def flags(model, folder, *more, **given):
 
 
 def run(*argv, **given):
-    data_args, model_args, args, names = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, data_args, model_args, args, names))
+    parsed = parse(flags(*argv, **given), ToyArguments, description="toy")
+    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, *parsed))
+
+
+def run_classification(model, folder, *argv, **given):
+    """Run a text classification on files."""
+    parsed = parse(flags(model, folder, *argv, **given), TextClassificationArguments, description="test")
+    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, *parsed))
 
 
 def main(*argv, read=ToyData, **given):

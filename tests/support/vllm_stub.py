@@ -8,10 +8,6 @@ from types import ModuleType, SimpleNamespace
 from torch import nn
 
 
-class CommonMetadata(SimpleNamespace):
-    """What a runner gives to builders of metadata."""
-
-
 class Builder:
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         return SimpleNamespace()
@@ -35,10 +31,6 @@ def subclass_attention_backend(name_prefix, attention_backend_cls, builder_cls):
     return type(name_prefix, (attention_backend_cls,), {"get_builder_cls": staticmethod(lambda: builder_cls)})
 
 
-def decorator(**options):
-    return lambda cls: cls
-
-
 def install(monkeypatch) -> SimpleNamespace:
     """Replace vLLM by the stub, and return it with `models`, the module serving.vllm_models."""
     stub = SimpleNamespace(metadata=None)
@@ -56,7 +48,7 @@ def install(monkeypatch) -> SimpleNamespace:
         "model_executor.layers.pooler.tokwise": dict(pooler_for_token_classify=lambda config: None),
         "model_executor.models.interfaces": dict(SupportsCrossEncoding=object),
         "model_executor.models.interfaces_base": dict(
-            attn_type=lambda kind: lambda cls: cls, default_pooling_type=decorator
+            attn_type=lambda kind: lambda cls: cls, default_pooling_type=lambda **options: lambda cls: cls
         ),
         "v1.attention.backend": dict(AttentionBackend=Backend, subclass_attention_backend=subclass_attention_backend),
     }

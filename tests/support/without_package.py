@@ -97,9 +97,7 @@ def run_refused(job: dict) -> dict:
 
 
 def run_code(job: dict) -> dict:
-    """Run Python code, for example of a card, in the folder job["source"]; return what it prints and the variables
-    job["show"].
-    """
+    """Run code, for example of a card, in job["source"]; return what it prints and the variables job["show"]."""
     variables: dict = {}
     printed = io.StringIO()
     os.chdir(job.get("source", "."))

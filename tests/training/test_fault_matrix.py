@@ -3,11 +3,7 @@
 
 import sys
 
-import pytest
 from scripts import ROOT, start
-
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
 
 
 def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():

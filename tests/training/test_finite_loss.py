@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NaN and infinite losses stop pre-training and fine-tuning at once, with a reason, in every process. Finite losses of a
-diverged training are reported.
-"""
+"""NaN and infinite losses stop a run at once, in every process; finite losses of a diverged training are reported."""
 
 import math
 import os

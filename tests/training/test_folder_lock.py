@@ -13,8 +13,6 @@ from hf_deberta_ext.finetuning.run_folders import begin_folder, begin_seed
 from hf_deberta_ext.training import folder_lock
 from hf_deberta_ext.training.folder_lock import LOCK_FILE, lock_folder, locked_folder, unlock_folders
 
-pytest.importorskip("accelerate")
-
 
 @contextlib.contextmanager
 def other_process(folder):
@@ -56,9 +54,7 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_second_run_in_a_folder_is_refused_before_it_writes_until_the_first_is_gone(start, tmp_path):
-    """Previously, both runs ended with status 0 and one model was lost; --overwrite_output_dir moved the other run's folder
-    aside.
-    """
+    """Previously, both runs ended with status 0 and one model was lost, or one folder was moved aside."""
     folder = tmp_path / "run"
     with other_process(folder):
         (folder / "notes.txt").write_text("mine", encoding="utf-8")

@@ -13,26 +13,18 @@ import time
 import left_by_kills
 import pytest
 from safetensors.torch import load_file, save_file
-from small_pretraining import SIZES, Rows, build, train
+from small_pretraining import SIZES, build, rows, train
 
 from hf_deberta_ext.pretraining.run_stages import train_and_evaluate
 from hf_deberta_ext.pretraining.trainer import PretrainingTrainer
 from hf_deberta_ext.training.checkpoints import MANIFEST_FILE, write_manifest
 from hf_deberta_ext.training.run_folder import resume_checkpoint
 
-for package in ("accelerate", "datasets", "matplotlib", "sentencex"):
-    pytest.importorskip(package)
-
 STATE = "trainer_state.json"
 
 
 def steps(folder):
     return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
-
-
-def assert_same_end(folder, undisturbed):
-    assert left_by_kills.same(folder / "model.safetensors", undisturbed / "model.safetensors")
-    assert left_by_kills.losses(folder / STATE) == left_by_kills.losses(undisturbed / STATE)
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +124,12 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_leaves_what_was_there(
 
 
 def test_a_checkpoint_lacks_no_tied_weights_and_is_not_trained_on_without_others(stopped, undisturbed, caplog, monkeypatch):
-    """Trainer warned about the decoder's tied table at every resume of a masked language model, and trained on with random
-    weights if others were missing.
-    """
+    """Trainer warned about the decoder's tied table at every resume, and trained random weights if others lacked."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     train(stopped, stopped / "checkpoint-4")
     assert "missing keys" not in caplog.text
-    assert_same_end(stopped, undisturbed)
+    assert left_by_kills.same(stopped / "model.safetensors", undisturbed / "model.safetensors")
+    assert left_by_kills.losses(stopped / STATE) == left_by_kills.losses(undisturbed / STATE)
     file, name = stopped / "checkpoint-4" / "model.safetensors", "deberta.encoder.layer.0.output.dense.weight"
     save_file({key: weight for key, weight in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
     write_manifest(file.parent)
@@ -176,7 +167,7 @@ def test_a_run_that_was_killed_behind_its_last_checkpoint_ends_with_the_names_an
     for resume in (None, "last", "last"):
         # The checkpoint that a run is resumed from may be deleted when the run ends.
         trainer = build(tmp_path, max_steps=2, save_total_limit=1)
-        trainer.eval_dataset = Rows(2)
+        trainer.eval_dataset = rows(2)
         train_and_evaluate(trainer, resume_checkpoint(tmp_path, resume), {})
         results = left_by_kills.read(tmp_path / "all_results.json")
         ends.append(({*left_by_kills.without_times(results)}, left_by_kills.losses(tmp_path / STATE)))

@@ -4,13 +4,10 @@
 import json
 import platform
 
-import pytest
 import torch
 from transformers import TrainingArguments
 
 from hf_deberta_ext.training.batch_size import hardware_facts, versions
-
-pytest.importorskip("accelerate")
 
 
 def arguments(tmp_path, **more):

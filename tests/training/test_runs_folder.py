@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_deberta_ext.files import replace_text
-from hf_deberta_ext.training.checkpoints import (
-    replaced_model,
-    write_manifest,
-)
+from hf_deberta_ext.training.checkpoints import replaced_model, write_manifest
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, TOKENIZER_FOLDER, begin_run, resume_checkpoint
 
 

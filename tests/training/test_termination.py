@@ -15,7 +15,6 @@ from hf_deberta_ext.training.run_folder import resume_checkpoint
 from hf_deberta_ext.training.termination import TERMINATED, Termination
 from hf_deberta_ext.training.user_errors import ExitOnUserError, resume_advice
 
-pytest.importorskip("accelerate")
 text = mlm_script.text
 SCRIPTS = EXAMPLES["run_mlm"].parent
 
@@ -43,12 +42,6 @@ def train_until_stopped(folder, capsys, terminate, status, **arguments):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return capsys.readouterr().err
-
-
-def train_until_terminated(folder, step, capsys, **arguments):
-    printed = train_until_stopped(folder, capsys, Terminate(step), TERMINATED, **arguments)
-    assert TERMINATED == 143
-    assert f"stopped by SIGTERM after step {step}: " in printed.strip().splitlines()[-1]
 
 
 def test_ctrl_c_saves_and_prints_the_command_that_resumes_the_same_run(tmp_path, capfd):
@@ -87,7 +80,8 @@ CASES = [(3, {}), (8, {}), (5, LIMITED), (3, BEST | dict(greater_is_better=True)
 @pytest.mark.parametrize("step, arguments", CASES)
 def test_a_terminated_run_goes_on_to_the_weights_of_one_that_was_not(step, arguments, tmp_path, capsys):
     train(tmp_path / "whole")
-    train_until_terminated(tmp_path / "run", step, capsys, **arguments)
+    printed = train_until_stopped(tmp_path / "run", capsys, Terminate(step), TERMINATED, **arguments)
+    assert TERMINATED == 143 and f"stopped by SIGTERM after step {step}: " in printed.strip().splitlines()[-1]
     last = resume_checkpoint(tmp_path / "run", "last")
     assert last == str(tmp_path / "run" / f"checkpoint-{step}")
     assert not (tmp_path / "run" / "model.safetensors").exists() and not (tmp_path / "run" / ".run.lock").exists()
@@ -141,11 +135,9 @@ run_mlm.main()
 @pytest.mark.slow
 def test_a_script_is_terminated_in_all_of_its_processes(text, tmp_path):
     """Only one process gets the signal; all end after the same step."""
-    sender = tmp_path / "script.py"
-    sender.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
-    process = mlm_script.start(
-        *mlm_script.TORCHRUN, str(sender), *mlm_script.arguments(text, tmp_path / "run", max_steps=40)
-    )
+    file = tmp_path / "script.py"
+    file.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
+    process = mlm_script.start(*mlm_script.TORCHRUN, str(file), *mlm_script.arguments(text, tmp_path / "run", max_steps=40))
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed[-3000:]
     assert printed.count("stopped by SIGTERM after step 3: resume with --resume_from_checkpoint last") == 1

@@ -10,8 +10,6 @@ from scripts import EXAMPLES, flags_of, module_of
 from hf_deberta_ext.files import as_list
 from hf_deberta_ext.pretraining.run_arguments import ELSEWHERE
 
-for package in ("accelerate", "datasets", "matplotlib"):
-    pytest.importorskip(package)
 # Their flags that have no meaning here.
 GONE = {"use_fast_tokenizer", "overwrite_cache"}
 PRETRAINING = ["run_mlm", "run_rtd"]
