@@ -4,12 +4,13 @@
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .heads import PARTS
 
-__all__ = ["as_list", "folder_files", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
+__all__ = ["as_list", "drop_none", "folder_files", "format_size", "free_name", "is_hub_id", "replace_text", "shown_source"]
 
 
 def replace_text(file: Path, text: str) -> Path:
@@ -64,6 +65,11 @@ def shown_source(source: str | os.PathLike) -> str:
 def is_hub_id(name: str | None) -> bool:
     """Return True if a name has the form of a repository id, "name" or "owner/name"."""
     return name is not None and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
+
+
+def drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries whose value is not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def as_list(value: Any) -> list[Any]:

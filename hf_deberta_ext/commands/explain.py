@@ -9,10 +9,9 @@ from pathlib import Path
 
 from ..analysis.explanation import EXAMPLE_TEXT, FIGURES, PREPARE, FigureUnavailableError, load_model, tokenize_texts
 from ..analysis.plots.figure import new_figure
-from ..checkpoints.files import read_json
+from ..checkpoints.files import check_source, read_json
 from ..data.columns import TEXT_COLUMNS
 from ..data.files import read_rows
-from ..training.model_sources import check_source
 from ..training.user_errors import needs_extra
 
 __all__ = ["EXAMPLE", "HELP", "add_arguments", "run"]
@@ -116,7 +115,7 @@ def _texts(arguments: argparse.Namespace) -> list[str]:
     words, file = [*arguments.words], arguments.file
     if arguments.model is None and words:
         arguments.model = words.pop(0)
-        check_source(arguments.model, "model")
+        check_source(arguments.model, "MODEL: ")
     if len(words) > 2 or sum(map(bool, (words, arguments.text, file))) > 1 or (file is None) != (arguments.row is None):
         arguments.usage_error("expected one text or two texts, or --text TEXT, or --file FILE --row NUMBER")
     if file is None:

@@ -50,12 +50,16 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
         others["transformers' DebertaV2Model"] = DebertaV2Model.from_pretrained(folder)
     states = encoder_states(getattr(model, "discriminator", model).base_model)
     for name, other in others.items():
-        difference = (encoder_states(other) - states).abs().max() / states.abs().max()
-        # Also True if the difference is NaN, because weights overflowed the dtype.
-        if not difference <= TOLERANCE:
-            raise ValueError(f"the outputs of {name} differ from the source by {difference:.1g} of the largest output")
-        checks.append(f"the outputs of {name} differ by at most {difference:.1g} of the largest output")
+        checks.append(check_difference(name, (encoder_states(other) - states).abs().max() / states.abs().max()))
     return checks
+
+
+def check_difference(name: str, difference: torch.Tensor | float) -> str:
+    """Return a line of text about a relative difference of outputs; raise a ValueError if it is more than rounding."""
+    # Also True if the difference is NaN, because weights overflowed the dtype.
+    if not difference <= TOLERANCE:
+        raise ValueError(f"the outputs of {name} differ from the model by {difference:.1g} of the largest output")
+    return f"the outputs of {name} differ by at most {difference:.1g} of the largest output"
 
 
 @torch.no_grad()
@@ -88,11 +92,7 @@ class OnnxFile:
 
 def check_onnx(model: DebertaExtPreTrainedModel, file: Path) -> str:
     """Compare a float32 ONNX file with its model on random inputs of several shapes; return a line of text."""
-    difference = max(onnx_differences(model, file))
-    # Also True if the difference is NaN.
-    if not difference <= TOLERANCE:
-        raise ValueError(f"the outputs of the file differ from the model by {difference:.1g} of the largest output")
-    return f"the outputs of the file differ by at most {difference:.1g} of the largest output"
+    return check_difference("the file", max(onnx_differences(model, file)))
 
 
 @torch.inference_mode()

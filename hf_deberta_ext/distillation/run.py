@@ -66,12 +66,8 @@ def distil(
     auto_class = data_args.auto_class if of_text else task.read.auto_class
     with args.main_process_first(local=False, desc="creating the student"):
         model_args = initial_student(model_args, args, auto_class, folder / "initial")
-    taught = ModelArguments(
-        model_name_or_path=args.teacher,
-        token=model_args.token,
-        cache_dir=model_args.cache_dir,
-        trust_remote_code=model_args.trust_remote_code,
-    )
+    download = dict(token=model_args.token, cache_dir=model_args.cache_dir, trust_remote_code=model_args.trust_remote_code)
+    taught = ModelArguments(model_name_or_path=args.teacher, **download)
     results: dict[str, Any] = {}
     if args.do_eval:
         results["teacher"] = teacher_metrics(task, data_args, taught, args, flags, folder / "teacher")

@@ -2,13 +2,12 @@
 """`DistillationTrainer`: train a student on labels and on the signals of a teacher."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..finetuning.task import EncodedTask
@@ -33,11 +32,7 @@ class DistillationCollator:
     """
 
     def __init__(
-        self,
-        collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        cached: Mapping[str, CachedSignal],
-        masking: MaskingCollator | None = None,
-        masked_share: float = 0.0,
+        self, collator: Any, cached: Mapping[str, CachedSignal], masking: MaskingCollator | None = None, masked_share=0.0
     ):
         self.collator, self.cached, self.masking, self.masked_share = collator, cached, masking, masked_share
         # Compared when a run is resumed
@@ -80,16 +75,7 @@ class DistillationTrainer(TaskTrainer):
     args: DistillationArguments
     uniform_loss = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        args: DistillationArguments,
-        *,
-        task: EncodedTask,
-        collator: DistillationCollator,
-        embeds: bool = False,
-        **kwargs: Any,
-    ):
+    def __init__(self, model, args: DistillationArguments, *, task: EncodedTask, collator, embeds: bool = False, **kwargs):
         self.embeds = embeds
         self.losses: dict[str, list[torch.Tensor]] = {}
         if task.train is not None:

@@ -30,7 +30,7 @@ from .reports import PreparedRun, check_thresholds, print_baselines, report_run,
 from .run_folders import begin_folder, begin_seed, check_overwrite, first_checkpoint, is_finished, seed_checkpoint
 from .task import EncodedTask, TaskData
 from .tasks import Task, load_task
-from .trainer import check_arguments, check_losses, set_prefix
+from .trainer import check_losses, set_prefix
 
 __all__ = ["fine_tune", "main", "prepare", "train_and_report"]
 
@@ -144,7 +144,6 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
             "--dtype bfloat16: updates smaller than 1/256 of a parameter are lost; use --bf16, which keeps parameters in "
             "float32"
         )
-    check_arguments(args)
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
             f"--push_to_hub with --lora needs a base model on the Hub, got the local folder {model}, which nobody else can "

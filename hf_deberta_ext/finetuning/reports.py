@@ -17,7 +17,7 @@ from ..analysis.plots import metric_label, plot_comparison, plot_curves
 from ..analysis.results import summary_table
 from ..checkpoints.files import read_json
 from ..data.files import named_files, shown_files
-from ..files import as_list, is_hub_id, replace_text, shown_source
+from ..files import as_list, drop_none, is_hub_id, replace_text, shown_source
 from ..publishing.card import write_run_card
 from ..publishing.facts import REPORT_FILE, RunFacts
 from ..training.batch_size import batch_summary, hardware_facts
@@ -253,7 +253,7 @@ def training_facts(
     if not args.seeds:
         training["seed"] = args.seed
     training["resumed with other"] = accepted_changes(args.output_dir)
-    return {name: value for name, value in training.items() if value is not None}
+    return drop_none(training)
 
 
 def draw_curves(
@@ -279,8 +279,7 @@ def draw_curves(
 
 def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
     """Return the values of a metric such as "eval_accuracy" for all baselines, by name of the baseline."""
-    values = {name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    return drop_none({name: scores.get(metric.removeprefix("eval_")) for name, scores in baselines.items()})
 
 
 def report_seeds(prepared: PreparedRun, summary: dict[str, Any]):

@@ -90,6 +90,8 @@ class EncodedTask:
 class TaskData:
     """Data of a task; the constructors of subclasses read and check the data, and raise a ValueError if it is invalid.
 
+    They take the flags of the task (a `DataArguments`) and of downloads (`HubArguments`, *optional*).
+
     Attributes:
         name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for user data.
         pipeline (`str`): name of the task's pipeline on the Hub ("text-classification", "question-answering", ...).

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 from transformers.trainer_utils import PredictionOutput
 
 from ..sift import SiftArguments, SiftTrainer
@@ -21,30 +21,12 @@ from .class_weights import BalancedSampler, WeightedLoss
 from .prediction_tables import write_tables
 from .task import EncodedTask, EvaluationSet
 
-__all__ = ["TaskTrainer", "check_arguments", "check_losses", "set_prefix"]
-
-# Arguments that must have these values: metrics are computed from all predictions at once, the loss of a step is the mean
-# over its micro-batches, and the length of a row is the length of its input_ids.
-NEEDED = dict(
-    batch_eval_metrics=False,
-    eval_do_concat_batches=True,
-    prediction_loss_only=False,
-    include_for_metrics=[],
-    average_tokens_across_devices=True,
-    length_column_name="length",
-)
+__all__ = ["TaskTrainer", "check_losses", "set_prefix"]
 
 
 def set_prefix(stem: str, name: str) -> str:
     """Return the prefix of an evaluation set's metrics and files: "eval" for the main set, "eval_mm" for the set "mm"."""
     return "_".join(filter(None, (stem, name)))
-
-
-def check_arguments(args: TrainingArguments):
-    """Check the arguments that must have a fixed value for `TaskTrainer`."""
-    for name, value in NEEDED.items():
-        if getattr(args, name) != value:
-            raise ValueError(f"--{name} must be {value}, got {getattr(args, name)}: metrics and losses depend on it")
 
 
 def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):

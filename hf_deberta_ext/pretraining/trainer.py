@@ -6,6 +6,7 @@ The trainer of replaced token detection also uses `TargetTrainer` and `TargetArg
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar
 
@@ -24,19 +25,6 @@ from .prepared_corpus import PreparedRows, ShardOrder, max_streams
 __all__ = ["PretrainingArguments", "PretrainingTrainer", "TargetArguments", "TargetTrainer"]
 
 
-# Required values of Trainer's arguments: others would silently change the losses, or fail at the first evaluation.
-NEEDED = dict(
-    remove_unused_columns=False,
-    label_smoothing_factor=0.0,
-    prediction_loss_only=False,
-    dataloader_drop_last=False,
-    batch_eval_metrics=False,
-    eval_do_concat_batches=True,
-    include_for_metrics=[],
-    average_tokens_across_devices=True,
-    length_column_name="length",
-    label_names=None,
-)
 # Upper limit of reported perplexities: a diverged loss has a perplexity of 300 digits.
 MAX_PERPLEXITY = 1e6
 WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items() if objective.has_perplexity)}
@@ -46,6 +34,9 @@ WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items()
 class TargetArguments(RunArguments):
     """`RunArguments` for pre-training; rejects values that would silently change the losses."""
 
+    fixed: ClassVar[Mapping[str, Any]] = RunArguments.fixed | dict(
+        remove_unused_columns=False, label_smoothing_factor=0.0, dataloader_drop_last=False, label_names=None
+    )
     eval_steps: float | None = option(0.1, "number of steps between evaluations; below 1: share of all steps")
     ddp_find_unused_parameters: bool | None = option(False, "not needed: every parameter is used in every step")
     remove_unused_columns: bool = option(False, "must be False: the collator needs columns that the model does not")
@@ -58,9 +49,6 @@ class TargetArguments(RunArguments):
     }
 
     def __post_init__(self):
-        for name, value in NEEDED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value}, got {getattr(self, name)}: the losses depend on it")
         if self.greater_is_better is None and (self.metric_for_best_model or "").endswith("perplexity"):
             self.greater_is_better = False
         super().__post_init__()

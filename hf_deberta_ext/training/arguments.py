@@ -5,7 +5,7 @@ import copy
 import inspect
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,6 +69,16 @@ class RunArguments(TrainingArguments):
     or an unexpected one, raise a ValueError.
     """
 
+    # Other values would silently change losses or metrics: the loss of a step is the mean over its micro-batches, metrics
+    # are computed from all predictions at once, and the length of a row is the length of its input_ids.
+    fixed: ClassVar[Mapping[str, Any]] = dict(
+        batch_eval_metrics=False,
+        eval_do_concat_batches=True,
+        prediction_loss_only=False,
+        include_for_metrics=[],
+        average_tokens_across_devices=True,
+        length_column_name="length",
+    )
     needs: ClassVar = {
         **{name: changes_optimizer(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args")},
         "optim_target_modules": ("without GaLore or APOLLO", lambda args: args.optim.value.startswith(LOW_RANK)),
@@ -106,6 +116,9 @@ class RunArguments(TrainingArguments):
     def __post_init__(self):
         if self.output_dir is None:
             raise ValueError("--output_dir is missing; pass a folder for checkpoints, model and results")
+        for name, value in self.fixed.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"--{name} must be {value}, got {getattr(self, name)}: metrics and losses depend on it")
         fields = TrainingArguments.__dataclass_fields__
         for name in sorted(OWN_OPTIMIZER):
             if self.published_optimizer and getattr(self, name) != fields[name].default:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..files import drop_none
 from .flags import option
 
 __all__ = ["HubArguments"]
@@ -19,8 +20,7 @@ class HubArguments:
 
     def download(self, revision: str | None = None) -> dict[str, Any]:
         """Return the download arguments of `from_pretrained` and `load_dataset` that are set by flags."""
-        arguments = dict(revision=revision, token=self.token, cache_dir=self.cache_dir)
-        return {name: value for name, value in arguments.items() if value is not None}
+        return drop_none(dict(revision=revision, token=self.token, cache_dir=self.cache_dir))
 
     def model_download(self) -> dict[str, Any]:
         """Return the download arguments of `from_pretrained` for the model."""

@@ -14,7 +14,7 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, logging
 
 from ..checkpoints.files import read_json
-from ..files import replace_text
+from ..files import drop_none, replace_text
 from ..publishing.push import published_files, push
 from .checkpoints import STATE_FILE, write_manifest
 
@@ -103,7 +103,7 @@ class HubTrainer(Trainer):
         """Push a folder in the background after all earlier pushes, and then delete the folder `removed`."""
         args = self.args
         given = dict(token=args.hub_token, revision=args.hub_revision, private=args.hub_private_repo)
-        given |= {name: value for name, value in options.items() if value is not None}
+        given |= drop_none(options)
 
         def send() -> CommitInfo:
             try:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64
 
 from .._version import __version__
 from ..checkpoints.files import checkpoint_step, is_weight_file, read_json
-from ..files import replace_text
+from ..files import drop_none, replace_text
 from .batch_size import is_split_free
 from .checkpoints import checkpoint_problem, digest_of
 from .digests import add_values, json_digest, tokenizer_digest
@@ -108,7 +108,7 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
         for name, value in config.to_dict().items():
             if not name.startswith(NO_SETTINGS) and not name.endswith("_token_id"):
                 contents[f"config.{name}"] = value
-    return {name: value for name, value in contents.items() if value is not None}
+    return drop_none(contents)
 
 
 def examples_digest(dataset: Any) -> str | None:

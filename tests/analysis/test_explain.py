@@ -183,6 +183,12 @@ def test_a_text_that_is_not_given_once_is_refused(flags, message, folders, tmp_p
     assert message in capsys.readouterr().err and not Path("figures").exists()
 
 
+def test_a_folder_that_does_not_exist_is_named(capsys):
+    """Bug: the message began with "modelexpected a folder"."""
+    assert explain("no/such/folder", "w5") == 2
+    assert "error: MODEL: expected a folder or a Hub id, got no/such/folder" in capsys.readouterr().err
+
+
 def test_generator_and_discriminator_in_two_folders_give_what_the_joint_model_gives(folders, tmp_path):
     flags = ["--attention", "--replacement_probabilities", "--embedding_similarity", "--text", TEXT]
     found = []

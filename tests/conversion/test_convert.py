@@ -269,7 +269,7 @@ OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
         (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
         (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only supported with --to"),
         (OTHER_TOKENIZER.save_pretrained, [], "the tokenizer has 85 tokens"),
-        (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the source by nan"),
+        (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the model by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
         (truncate, [], r"official cannot be converted:\n.*PytorchStreamReader failed"),
         (classifier, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\] in the files"),
@@ -332,7 +332,7 @@ def change_activation(folder):
     [
         (change_tensor, "deberta-ext", f"1 tensors of the written folder differ from the model, such as {BIAS}"),
         (change_tensor, "deberta-v2", f"1 tensors of the written folder differ from the model, such as {BIAS}"),
-        (change_activation, "deberta-ext", "the outputs of the written folder differ from the source by"),
+        (change_activation, "deberta-ext", "the outputs of the written folder differ from the model by"),
     ],
 )
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["", "Ctrl-C"])

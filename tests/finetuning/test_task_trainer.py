@@ -13,9 +13,10 @@ from accumulation import exact_accumulation
 from torch.nn import functional
 from transformers import BertConfig, default_data_collator
 
+from hf_deberta_ext.finetuning.arguments import FineTuningArguments
 from hf_deberta_ext.finetuning.class_weights import WeightedLoss
 from hf_deberta_ext.finetuning.task import EncodedTask, EvaluationSet
-from hf_deberta_ext.finetuning.trainer import TaskTrainer, check_arguments, check_losses, set_prefix
+from hf_deberta_ext.finetuning.trainer import TaskTrainer, check_losses, set_prefix
 from hf_deberta_ext.sift import SiftArguments
 
 N = 7
@@ -244,7 +245,6 @@ NO_CLASSES = "--label_smoothing_factor 0.1 needs a task with one class per row"
     ],
 )
 def test_arguments_that_lose_predictions_or_have_no_effect_are_refused(name, value, problem_type, loss, message, tmp_path):
-    args = SiftArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, **{name: value})
     with pytest.raises(ValueError, match=message):
-        check_arguments(args)
+        args = FineTuningArguments(str(tmp_path), do_eval=True, report_to="none", use_cpu=True, **{name: value})
         check_losses(args, encoded(loss=loss), problem_type)

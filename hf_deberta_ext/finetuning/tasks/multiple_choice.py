@@ -134,9 +134,6 @@ class MultipleChoiceData(TaskData):
     of them or with columns named by --choice_columns and related flags, and folders of RACE's raw release. The school of a
     RACE article (middle or high) is read from its example_id, or else from the name of the file, folder or configuration.
 
-    Args:
-        arguments (`DataArguments`): flags; missing fields of `MultipleChoiceArguments` have their default values.
-        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
         ValueError: if the data cannot be read or is invalid; the message names the row.
     """

@@ -150,9 +150,6 @@ class QuestionAnsweringData(TaskData):
     Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with these names or any id) or files:
     rows with the columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
 
-    Args:
-        data_args (`QuestionAnsweringArguments`): flags.
-        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
         ValueError: if there is no data; a column is missing; a cell is None or of another type; an id occurs twice; a
             context does not contain its answer; or a required answer is missing.

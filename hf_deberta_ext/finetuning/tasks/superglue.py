@@ -122,7 +122,11 @@ class SuperGlueData(TextClassificationData):
             # The server expects lower case.
             if self.name in ("boolq", "wic"):
                 shown = [*map(str.lower, shown)]
-            lines = answer_lines(zip(_numbers(rows, "idx"), shown, strict=True))
+            numbers = [*range(len(rows))]
+            if "idx" in rows.column_names:
+                # Of .csv files, numbers instead of texts
+                numbers = cells(as_numbers(rows, "idx"), "idx")
+            lines = answer_lines(zip(numbers, shown, strict=True))
         file = f"{stem}_predictions.jsonl"
         if part.test:
             file = self.task.files.get(set_name, file)
@@ -250,13 +254,6 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 def plain_word(word: str) -> str:
     """Lower-case a word and remove its punctuation and 's, because published spans and texts differ in these."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
-
-
-def _numbers(rows: Dataset, column: str) -> list[int]:
-    """Return a column of numbers (parsed from texts for .csv), or 0, 1, ... if there is no such column."""
-    if column not in rows.column_names:
-        return [*range(len(rows))]
-    return cells(as_numbers(rows, column), column)
 
 
 def answer_lines(answers: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:

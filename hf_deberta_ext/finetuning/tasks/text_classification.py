@@ -122,9 +122,6 @@ class TextClassificationData(TaskData):
     from files. The labels of user data are read from the training set (see `find_labels`); their names are saved in the
     model's configuration in sorted order, or in the order of a checkpoint with the same names.
 
-    Args:
-        data_args (`TextClassificationArguments`): flags.
-        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
         ValueError: if there is no data, or a file, column, text or label is invalid; the message names the place and a fix.
     """

@@ -172,9 +172,6 @@ class TokenClassificationData(TaskData):
     list of labels, or CoNLL text files. Metrics are precision, recall and F1 of entities and accuracy over words; only
     accuracy if the labels are not entity tags (O, B-PER, I-PER, ...).
 
-    Args:
-        data_args (`TokenClassificationArguments`): flags.
-        hub (`HubArguments`, *optional*): flags of downloads.
     Raises:
         ValueError: if there is no data; a column is missing; a cell is None or of another type; the numbers of labels and
             words differ; a label is a number without a name; or a label does not occur in the training data.
