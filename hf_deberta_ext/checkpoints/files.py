@@ -94,7 +94,7 @@ def microsoft_weights(folder: str | os.PathLike) -> str | None:
         return None
     names += [name for name in WEIGHT_FILES if Path(folder, name).is_file()]
     if len(names) > 1:
-        raise ValueError(f"{folder} must have exactly one weights file, got {', '.join(names)}; keep the one to load")
+        raise ValueError(f"{folder} must have only one weights file, got {', '.join(names)}; remove the others")
     return names[0]
 
 
