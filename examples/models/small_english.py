@@ -10,6 +10,8 @@
         --weight_decay 0.1 --adam_beta2 0.98 --adam_epsilon 1e-6 --per_device_train_batch_size 64 --bf16 --seed 1 \\
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
+    # the weights of a student of `deberta-ext distill text`, and the results on held-out text of a run of run_mlm.py
+    python examples/models/small_english.py distilled distilled/student held_out examples/models/deberta-ext-small-en
     # only update the code files; add the table of compare_checkpoints.py to the card
     python examples/models/small_english.py code examples/models/deberta-ext-small-en
     python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en
