@@ -182,6 +182,10 @@ def rows_for_student(
 ) -> tuple[list[dict[str, np.ndarray]], int]:
     """Return the teacher's signals for the student's tokens, row by row, and the number of tokens that are not aligned."""
     rows, missing = teacher.run(texts), 0
+    for row, text in zip(rows, texts, strict=True):
+        if "embeddings" in row and not any(text):
+            # A window of a longer text, see `texts_of`.
+            row["embeddings"] = np.full_like(row["embeddings"], np.nan)
     of_tokens = {*teacher.names} - teacher.per_row
     if not of_tokens:
         return rows, 0

@@ -6,7 +6,7 @@ import pytest
 from distilled import tokenizer_of
 
 from hf_deberta_ext.distillation.alignment import align, borders, encode_spans
-from hf_deberta_ext.distillation.teacher import alignment, for_student
+from hf_deberta_ext.distillation.teacher import alignment, for_student, rows_for_student
 
 FIRST = tokenizer_of("un", "##believ", "##able", "good")
 SECOND = tokenizer_of("unbeliev", "##able", "go", "##od")
@@ -69,6 +69,19 @@ def test_signals_of_the_teacher_are_moved_to_the_tokens_of_the_student():
     }
     for (is_logit, is_answer), expected in cases.items():
         np.testing.assert_array_equal(for_student(values, aligned, is_logit, is_answer), expected)
+
+
+def test_windows_of_a_longer_text_have_no_embedding_to_compare():
+    """Bug: they were compared with the teacher's embedding of an empty text."""
+
+    class EmbeddingTeacher:
+        names, per_row = ["embeddings"], {"embeddings"}
+
+        def run(self, texts):
+            return [{"embeddings": np.ones((1, 2))} for _ in texts]
+
+    rows, _ = rows_for_student(EmbeddingTeacher(), [("who?", "Ada"), ("", "")], [[1], [2]], FIRST, longest=8)
+    assert [bool(np.isnan(row["embeddings"]).all()) for row in rows] == [False, True]
 
 
 @pytest.mark.parametrize("text", [("unbelievable good good",), ("good", "unbelievable")])
