@@ -104,6 +104,12 @@ def test_column_rows_by_hand():
     assert (row["context"], row["choices"], row["label"]) == ("", ["Why? so", "Why? or so", "Why? NA"], 2)
 
 
+def test_rows_of_a_file_are_checked_beyond_the_limit(tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", SWAG, SWAG | {"ending0": None})
+    with pytest.raises(ValueError, match="ending0"):
+        MultipleChoiceData(MultipleChoiceArguments(train_file=[file], max_train_samples=1))
+
+
 def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
     rows = encoded([question(choices=3, label=2)], tokenizer).evaluation[""].rows
     texts = [tokenizer.decode(ids) for ids in rows[0]["input_ids"]]

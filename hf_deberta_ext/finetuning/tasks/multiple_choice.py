@@ -150,7 +150,7 @@ class MultipleChoiceData(TaskData):
         self.inputs: dict[str, list[Dataset]] = {split: [] for split in SPLITS}
         # Names of the choices in answer files: letters, or numbers from 0 (None).
         self.answer_names = LETTERS if arguments.task_name == "race" else None
-        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_rows)
+        sets, self.dataset = read_splits(arguments, hub, HUB, self.from_file, self.from_hub)
         limits = arguments.limits
         self.set_questions({split: rows[: limits[split]] for split, rows in sets.items()})
 
@@ -169,10 +169,14 @@ class MultipleChoiceData(TaskData):
         rows = read_raw_race(file, source=FLAGS[split]) if file.is_dir() else self.arguments.read(file, FLAGS[split])
         return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
-    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None = None) -> list[dict[str, Any]]:
+    def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:
+        """Return the questions of a split."""
+        rows = first(rows, self.arguments.limits[split])
+        return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
+
+    def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
         """Return the questions of rows with the columns of the flags or of a known data set."""
-        arguments, rows = self.arguments, first(rows, self.arguments.limits[split])
-        level = level or race_level(arguments.dataset_config_name)
+        arguments = self.arguments
         self.inputs[split].append(rows)
         if arguments.choice_columns:
             columns = ChoiceColumns(arguments.choice_columns, arguments.context_column, arguments.question_column)
@@ -203,8 +207,8 @@ class MultipleChoiceData(TaskData):
         if not train or not evaluated:
             return {}
         [(answer, _)] = Counter(row["label"] for row in train).most_common(1)
-        columns = Dataset.from_list(evaluated)
-        return {MAJORITY: grouped_accuracy([answer] * len(evaluated), cells(columns, "label"), cells(columns, "group"))}
+        labels, groups = ([row[name] for row in evaluated] for name in ("label", "group"))
+        return {MAJORITY: grouped_accuracy([answer] * len(labels), labels, groups)}
 
     def config_fields(self) -> dict[str, Any]:
         # The head scores one choice at a time; it has no labels.
