@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..analysis.results import learned_nothing, replaced_token_table
-from ..files import shown_source
+from ..files import drop_none, shown_source
 from ..heads import PARTS
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.replaced_tokens_deberta_ext import DebertaExtForPreTraining
@@ -78,7 +78,7 @@ class ReplacedTokenRun(PretrainingRun):
             rtd_temperature=args.temperature,
             generator=generator or None,
         )
-        fields = {name: value for name, value in fields.items() if value is not None}
+        fields = drop_none(fields)
         if args.loss_without_special_tokens:
             fields["rtd_special_tokens"] = False
         if source is not None and start is None:

@@ -15,7 +15,7 @@ from transformers import TrainingArguments, set_seed
 
 from ..checkpoints.files import read_json
 from ..data.columns import first
-from ..files import as_list, is_hub_id, replace_text, shown_source
+from ..files import as_list, drop_none, is_hub_id, replace_text, shown_source
 from ..model.configuration_deberta_ext import DebertaExtConfig
 from ..model.modeling_deberta_ext import DebertaExtPreTrainedModel
 from ..publishing.card import write_run_card
@@ -315,7 +315,7 @@ class PretrainingRun:
             base_model=base and shown_source(base),
             base_model_id=base if is_on_hub(base) else None,
             from_scratch=base is None,
-            training={name: value for name, value in training.items() if value is not None},
+            training=drop_none(training),
             hardware=hardware,
             longest=data_args.max_length,
             tokens=packed and packed.packed_tokens,

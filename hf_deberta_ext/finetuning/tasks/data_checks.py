@@ -90,9 +90,9 @@ def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty:
 
 
 def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
-    """Keep, drop or refuse the training rows that are not in `kept` (see `CheckedSet.first_rows`)."""
+    """Drop or refuse the training rows that are not in `kept` (see `CheckedSet.first_rows`)."""
     duplicates = sorted({*range(len(train.rows))} - {*kept})
-    if not duplicates or on_duplicates == "keep":
+    if not duplicates:
         return
     if on_duplicates == "refuse" or not kept:
         row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]

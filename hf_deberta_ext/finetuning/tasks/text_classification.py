@@ -172,8 +172,9 @@ class TextClassificationData(TaskData):
 
     def treat_duplicates(self):
         """Refuse or drop training rows that repeat an earlier row or a text of the evaluation data (--on_duplicates)."""
-        kept = self.checked("train").first_rows(self.checked("validation"))
-        treat_duplicates(self.parts["train"][""], kept, self.data_args.on_duplicates)
+        if self.data_args.on_duplicates != "keep":
+            kept = self.checked("train").first_rows(self.checked("validation"))
+            treat_duplicates(self.parts["train"][""], kept, self.data_args.on_duplicates)
 
     def checked(self, kind: str) -> CheckedSet:
         """Return texts and labels of all training or evaluation sets."""
