@@ -164,7 +164,7 @@ def save_distilled(run: Path, held_out: Path, folder: Path):
     write_weights(run, folder)
     shutil.copyfile(held_out / "all_results.json", folder / "all_results.json")
     card, student = (json.loads((path / REPORT_FILE).read_text(encoding="utf-8"))["card"] for path in (folder, run))
-    names = ("teacher", "data", "steps", "batch", "learning rate", "resumed with other")
+    names = ("data", "steps", "batch", "learning rate", "resumed with other")
     card["training"]["distilled"] = {name: student["training"][name] for name in names if name in student["training"]}
     card["training"]["teacher"] = TEACHER
     card["hardware"]["seconds of distillation"] = student["hardware"]["seconds of training"]
