@@ -103,9 +103,10 @@ def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, i
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
-        options = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest_row(prepared.task.train))
+        longest = max(longest_row(rows) for rows in (prepared.task.train, data.passages) if rows is not None)
+        options = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest)
         words = MaskingCollator(MaskingVocabulary.from_tokenizer(prepared.tokenizer), options, seed=args.seed)
-        masking = dict(masking=words, masked_share=data_args.masked_share)
+        masking = dict(masking=words, masked_share=data_args.masked_share, passages=data.passages)
     if is_taught:
         auto_class = data.auto_class if "soft_labels" in args.objectives else AutoModel
         teacher = Teacher(taught, args, auto_class, data.pipeline, data_args.max_seq_length or 512)

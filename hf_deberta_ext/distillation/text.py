@@ -17,6 +17,7 @@ from ..finetuning.metrics import pearson, spearman
 from ..finetuning.task import EncodedTask, EvaluationSet, TaskData
 from ..finetuning.tasks.text_classification import tokenise_texts
 from ..pretraining.corpus import load_corpus
+from ..pretraining.packing import pack
 from ..training.flags import option
 
 __all__ = ["TextArguments", "TextData", "similarity"]
@@ -32,12 +33,15 @@ class TextArguments(DataArguments):
     pair_columns: list[str] = option(list, "two columns of the pairs; default: sentence1 sentence2")
     label_column: str = option("label", "column of the scores")
     masked_share: float = option(0.0, "share of rows to predict masked words in, without comparison with the teacher")
+    masked_file: list[str] = option(list, "documents for these rows, packed up to --max_seq_length; default: the texts")
     masking_rate: float = option(0.15, "share of tokens to mask in these rows, as whole words")
 
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.masked_share < 1:
             raise ValueError(f"--masked_share must be at least 0 and below 1, got {self.masked_share:g}")
+        if self.masked_file and not self.masked_share:
+            raise ValueError("--masked_file needs --masked_share, such as 0.25")
         if len(self.pair_columns) not in (0, 2):
             raise ValueError(f"--pair_columns must be two columns, got {' '.join(self.pair_columns)}")
 
@@ -48,9 +52,13 @@ class TextArguments(DataArguments):
 
 
 class TextData(TaskData):
-    """Texts to train on, and pairs with scores to evaluate mean pooled embeddings on; see `TaskData`."""
+    """Texts to train on, and pairs with scores to evaluate mean pooled embeddings on; see `TaskData`.
+
+    `passages` are the rows of --masked_file, [N] ids each; None without this flag and before `encode`.
+    """
 
     name = "text"
+    passages: Dataset | None = None
 
     def __init__(self, data_args: TextArguments, hub: Any = None):
         self.data_args, self.auto_class = data_args, data_args.auto_class
@@ -75,7 +83,11 @@ class TextData(TaskData):
     def encode(self, tokenizer, config) -> EncodedTask:
         length = longest_input(tokenizer, config, self.data_args.max_seq_length, 128)
         options, sets = dict(tokenizer=tokenizer, columns=["text"], length=length), {}
-        sets["train"] = self.data_args.tokenise(self.train, tokenise_texts, "train", **options).remove_columns("cut")
+        sets["train"] = self.data_args.tokenise(self.train, tokenise_texts, "train", **options).select_columns("input_ids")
+        if self.data_args.masked_file:
+            documents = load_corpus(self.data_args.masked_file, text_column=self.data_args.text_column)
+            self.passages, report = pack(documents, tokenizer, mode="full_sentences", max_length=length)
+            print(f"--masked_file: {report.summary()}", flush=True)
         if self.pairs:
             rows = Dataset.from_dict({"text": self.pairs})
             rows = self.data_args.tokenise(rows, tokenise_texts, "validation", **options).remove_columns("cut")

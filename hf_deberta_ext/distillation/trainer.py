@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 
 from ..finetuning.task import EncodedTask
@@ -28,26 +29,39 @@ class DistillationCollator:
 
     `cached` has the signals by name, as `cached_signals` returns them, or is empty for a student without a teacher.
     With `masking`, words are masked in a share `masked_share` of a batch's rows (at least one), for the student to predict.
-    These rows are not compared with the teacher, which has read all words.
+    These rows are not compared with the teacher, which has read all words. `passages` replace them: rows of a data set with
+    "input_ids", drawn at random.
     """
 
     def __init__(
-        self, collator: Any, cached: Mapping[str, CachedSignal], masking: MaskingCollator | None = None, masked_share=0.0
+        self,
+        collator: Any,
+        cached: Mapping[str, CachedSignal],
+        masking: MaskingCollator | None = None,
+        masked_share: float = 0.0,
+        passages: Dataset | None = None,
     ):
-        self.collator, self.cached, self.masking, self.masked_share = collator, cached, masking, masked_share
+        self.collator, self.cached, self.masking = collator, cached, masking
+        self.masked_share, self.passages = masked_share, passages
         # Compared when a run is resumed
-        self.options = masked_share, masking and masking.options
+        self.options = masked_share, masking and masking.options, passages and len(passages)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        features, rows = [*features], []
+        if self.masking is not None and "example" in features[0]:
+            draws = [spread_seed(self.masking.seed, row["epoch"], row["example"], 1) for row in features]
+            rows = np.argsort(draws)[: max(1, round(self.masked_share * len(draws)))]
+        if self.passages is not None:
+            for row in rows:
+                features[row] = features[row] | self.passages[draws[row] % len(self.passages)]
         batch = dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
         if "example" not in features[0]:
             return batch
         for name, signal in self.cached.items():
-            rows = [torch.from_numpy(signal[row["example"]].astype(np.float32)) for row in features]
-            batch[f"teacher_{name}"] = pad_sequence(rows, batch_first=True, padding_value=math.nan)
-        if self.masking is not None:
-            draws = [spread_seed(self.masking.seed, row["epoch"], row["example"], 1) for row in features]
-            self.mask(batch, features, np.argsort(draws)[: max(1, round(self.masked_share * len(draws)))])
+            values = [torch.from_numpy(signal[row["example"]].astype(np.float32)) for row in features]
+            batch[f"teacher_{name}"] = pad_sequence(values, batch_first=True, padding_value=math.nan)
+        if len(rows):
+            self.mask(batch, features, rows)
         return batch
 
     def mask(self, batch: dict[str, torch.Tensor], features: Sequence[Mapping[str, Any]], rows: np.ndarray):

@@ -13,10 +13,12 @@ import torch
 from distilled import SECOND, save_model, write_data
 from safetensors.torch import load_file
 from scripts import command_line
+from transformers import AutoTokenizer
 
 from hf_deberta_ext.distillation import teacher as teachers
 from hf_deberta_ext.distillation.run import keep_layers, label_order, main
 from hf_deberta_ext.distillation.teacher import CachedSignal, Teacher
+from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator
 
 AUTO = {
     "text": "AutoModelForMaskedLM",
@@ -98,6 +100,21 @@ def test_a_student_that_is_the_teacher_has_no_loss(task, made, tmp_path):
     distil(task, files, tmp_path, **given, **objectives)
     for name in ("hidden", "relations", "embeddings" if task == "text" else "soft_labels"):
         assert max(map(abs, losses(tmp_path / "student", name))) < 1e-5, name
+
+
+def test_masked_words_of_another_file(made, tmp_path, monkeypatch):
+    files, teachers, student = made
+    (tmp_path / "passages.txt").write_text("here here. " * 50, encoding="utf-8")
+    masked, mask = [], MaskingCollator.__call__
+    monkeypatch.setattr(MaskingCollator, "__call__", lambda self, rows: masked.extend(rows) or mask(self, rows))
+    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, hidden_weight=1, without_teacher="false")
+    distil("text", files, tmp_path / "run", **given, masked_share=0.25, masked_file=tmp_path / "passages.txt")
+    # Two of eight rows in each of six batches; one more batch is prefetched.
+    assert len(masked) >= 6 * 2
+    here = AutoTokenizer.from_pretrained(student).convert_tokens_to_ids("here")
+    lengths = [len(row["input_ids"]) for row in masked]
+    assert max(lengths) == 32 and all(here in row["input_ids"] for row in masked)
+    assert all(map(math.isfinite, losses(tmp_path / "run" / "student", "labels")))
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(made, tmp_path, monkeypatch):
@@ -242,6 +259,7 @@ def test_seeds_and_finished_parts(made, tmp_path):
         ("text", dict(soft_labels_weight=1), "text has no soft labels, so --soft_labels_weight must be 0"),
         ("text", dict(embeddings_weight=0), "at least one of --embeddings_weight"),
         ("text", dict(masked_share=1), "--masked_share must be at least 0 and below 1, got 1"),
+        ("text", dict(masked_file="passages.txt"), "--masked_file needs --masked_share"),
         ("text", dict(label_column="score"), "must have the columns 'score'"),
         ("text", dict(pair_columns="sentence1"), "--pair_columns must be two columns, got sentence1"),
         ("classification", dict(hidden_weight=-1), "--hidden_weight must be a positive number .*, got -1"),
