@@ -80,7 +80,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
 
 
 class _Named(nn.Module):
-    """Wrapper that returns the outputs of `model` in a plain dict; the program can then be loaded without transformers."""
+    """Wrapper that returns the outputs of `model` as a dict, so that an exported program loads without transformers."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]):
         super().__init__()

@@ -168,7 +168,7 @@ for source in ("stock", "ours"):
 
 
 def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]]:
-    """Return {column name: inputs of a turn}."""
+    """Return the inputs to time, by the name of their column in the table."""
     generator = torch.Generator().manual_seed(args.seed)
     columns = {f"{B}x{N}": [torch.full((B,), N)] for B, N in args.shapes}
     if args.lengths_from is not None:

@@ -103,8 +103,8 @@ class OfficialConfigMixin:
         for name in equal:
             if getattr(config, name) != getattr(self, name):
                 raise ValueError(
-                    f"generator: {name} must equal the discriminator's, {getattr(self, name)!r}, with "
-                    f"embedding_sharing = {self.embedding_sharing!r}, got {getattr(config, name)!r}"
+                    f"embedding_sharing = {self.embedding_sharing!r} needs the same {name} in generator and discriminator, "
+                    f"got {getattr(config, name)!r} and {getattr(self, name)!r}"
                 )
 
     @staticmethod

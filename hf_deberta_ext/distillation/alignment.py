@@ -54,6 +54,6 @@ def align(student: Spans, teacher: Spans) -> np.ndarray:
 
 
 def borders(places: np.ndarray) -> np.ndarray:
-    """Return the token borders: starts and ends in `places` [N, 2] that are not inside of any token."""
+    """Return the starts and ends of the tokens (`places`, [N, 2]) that do not lie inside another token."""
     ends = np.unique(places[places.any(1)])
     return ends[~((places[:, :1] < ends) & (ends < places[:, 1:])).any(0)]

@@ -70,7 +70,7 @@ class PositionCache(nn.Module):
         return projected
 
     def kept_of_packed(self, table: torch.Tensor, packed: list[object], project: Callable) -> Any:
-        """Return `project(table)`, cached until another table or other packed weights (`int8.Int8Linear`) are passed."""
+        """Return `project(table)`; recompute it only if the table or packed weights (`int8.Int8Linear`) change."""
         entry = self.position_cache
         if entry is not None and entry[0] is table and all(a is b for a, b in zip(entry[1], packed, strict=True)):
             return entry[3]
@@ -106,9 +106,10 @@ def module_states(modules: list[nn.Module], table: torch.Tensor | None = None) -
 def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[list[tuple[int, int]], torch.Tensor]:
     """Return the addresses and versions of a module's weights, and a sample of its values.
 
-    Writes through `weight.data` do not change the version, and attributes can enable adapters. The sample detects both. For
-    a plain module, it has the vectors and, of a matrix, an element of every row and column (the diagonal if it is square);
-    for others, it is the output for a fixed row. Writes through `.data` to single other elements are not detected.
+    The version of a weight does not change if it is written through `weight.data`, or if an attribute enables an adapter;
+    the sample detects both. The sample of a plain module has its vectors and, of each matrix, one element of every row and
+    column (the diagonal if it is square). The sample of other modules is their output for a fixed row. A write through
+    `.data` to only a few other elements is not detected.
 
     Args:
         table (`torch.Tensor`, *optional*): the input of a projection, [R, hidden]; required if it is not plain.

@@ -19,8 +19,8 @@ __all__ = ["LAUNCHES", "Launch", "find_launches"]
 
 
 class Launch(NamedTuple):
-    """Launch parameters: size of a tile, number of warps, and numbers of pipeline stages of the loops over far and near
-    tiles (the kernel "bands" only has near tiles)."""
+    """Launch parameters of a kernel: tile size, number of warps, and number of pipeline stages for each of its two loops,
+    over far tiles and over near tiles (the kernel "bands" only has near tiles)."""
 
     BLOCK: int
     num_warps: int

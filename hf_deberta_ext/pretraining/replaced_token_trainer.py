@@ -46,7 +46,7 @@ class ReplacedTokenArguments(TargetArguments):
         choices=[*STEPPING],
     )
     discriminator_learning_rate: float | None = option(None, "learning rate; default: --learning_rate")
-    discriminator_warmup_steps: float | None = option(None, "warm-up; default: --warmup_steps")
+    discriminator_warmup_steps: float | None = option(None, "steps, or a share below 1; default: --warmup_steps")
     discriminator_lr_scheduler_type: str | None = option(None, "schedule; default: --lr_scheduler_type")
     discriminator_max_grad_norm: float | None = option(None, "only for decoupled steps; default: --max_grad_norm")
 

@@ -234,7 +234,7 @@ class RunTrainer(HubTrainer):
         return [first_rows(batch, rows - number * processes * size) for number, batch in enumerate(batches)]
 
     def rows_left(self) -> int:
-        """Return the number of rows of the epoch that earlier steps have not read."""
+        """Return the number of rows of the current epoch that are still to be read."""
         step_size = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         rows = len(self.train_dataset)
         return rows - self.state.global_step % math.ceil(rows / step_size) * step_size
