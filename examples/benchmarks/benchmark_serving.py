@@ -182,7 +182,7 @@ def batches(args: argparse.Namespace) -> dict[str, list[dict[str, torch.Tensor]]
 
 
 def peak_memory(name: str, args: argparse.Namespace, folder: Path) -> tuple[int, float]:
-    """Compute the largest shape with one side; return the peak memory of this process in bytes, and the time afterwards."""
+    """Run the largest shape with the model `name`; return the peak memory of this process in bytes, and the end time."""
     torch.set_num_threads(args.threads or torch.get_num_threads())
     largest = max((inputs for group in batches(args).values() for inputs in group), key=lambda x: x["input_ids"].numel())
     with torch.inference_mode():

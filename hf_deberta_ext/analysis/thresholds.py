@@ -16,7 +16,7 @@ def decide(
     Args:
         probabilities (`np.ndarray`): [n, C], one column for each name.
         thresholds (`dict[str, float]`): minimum probability by name. With several labels per text, missing thresholds are
-            0.5; with two classes, only the first threshold is used.
+            0.5; with two classes, only the first entry is used.
         multi_label (`bool`): whether a text can have several labels.
 
     Returns:

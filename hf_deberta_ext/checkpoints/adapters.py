@@ -72,7 +72,7 @@ class AdapterMixin:
             )
 
     def _new_modules(self) -> list[str]:
-        """Return the names of the modules with weights that are missing in the checkpoint.
+        """Return the names of the modules with weights that are missing from the checkpoint.
 
         For the head, these are names of top-level modules ("classifier"); for the encoder, full paths.
         """

@@ -31,7 +31,7 @@ class DistillationArguments(FineTuningArguments):
     relation_heads: int | None = option(None, HEADS)
     teacher_outputs: str | None = option(None, "folder of the teacher's outputs; default: teacher_outputs in --output_dir")
     cache_dtype: str = option("float16", "dtype of the teacher's outputs", choices=["float16", "float32"])
-    max_cache_gb: float = option(50.0, "maximum size of the teacher's outputs")
+    max_cache_gb: float = option(50.0, "maximum size on disk of the teacher's outputs, in GB")
     # The collator needs the number of each row.
     remove_unused_columns: bool = field(default=False, init=False)
 

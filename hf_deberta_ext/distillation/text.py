@@ -47,7 +47,7 @@ class TextArguments(DataArguments):
 
     @property
     def auto_class(self) -> Any:
-        """Auto class of the student: a masked language model if words are masked."""
+        """Auto class of the student: `AutoModelForMaskedLM` if words are masked, else `AutoModel`."""
         return AutoModelForMaskedLM if self.masked_share else AutoModel
 
 

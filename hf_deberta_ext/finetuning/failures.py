@@ -85,7 +85,7 @@ def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str])
 
 
 def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Failures:
-    """Compute metrics by class and confusions from true and predicted label numbers [N]; `names` [C] are the classes."""
+    """Compute metrics and confusions of the classes `names` [C] from true and predicted class indices [N]."""
     matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
     wrong = matrix - np.diag(matrix.diagonal())
     parts = []
@@ -100,9 +100,9 @@ def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequenc
 
 
 def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
-    """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 of the second class.
+    """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 for the second class.
 
-    `labels` [N] are class numbers, `probabilities` are [N, C].
+    `labels` [N] are class indices, `probabilities` are [N, C].
     """
     predicted, surest = probabilities.argmax(-1), probabilities.max(-1)
     errors = []

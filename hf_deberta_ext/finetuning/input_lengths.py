@@ -34,7 +34,7 @@ def longest_input(
     Args:
         max_seq_length (`int`, *optional*): --max_seq_length. For models with absolute positions, clipped to the limit of
             model and tokenizer with a warning. Other models accept any length, with a warning above the pre-training length.
-        default (`int`): used without --max_seq_length; clipped without a warning.
+        default (`int`): length if --max_seq_length is not set; clipped without a warning.
     """
     length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:

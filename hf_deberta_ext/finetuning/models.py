@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Return True if --model_type, or else the checkpoint, selects this package's model class."""
+    """Return True if --model_type or, if it is not set, the checkpoint selects this package's model class."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):

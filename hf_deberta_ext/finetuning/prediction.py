@@ -97,7 +97,7 @@ def predict_file(
 
 
 def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
-    """Predict the only test set of a task, in batches of rows of similar length; return its table."""
+    """Predict a task's single test set, in batches of rows of similar length; return the table of predictions."""
     [test] = task.test.values()
     names = test.rows.column_names
     lengths = cells(test.rows, "length") if "length" in names else [*map(len, cells(test.rows, "input_ids"))]

@@ -39,7 +39,7 @@ def prediction_table(
 def write_tables(file: Path, tables: Iterator[pa.Table]):
     """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None."""
     if file.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"the file of predictions must end in .csv or .parquet, got {file}")
+        raise ValueError(f"the predictions file must end in .csv or .parquet, got {file}")
     # Renamed to its final name when it is complete.
     part, first = file.with_name(f".{file.name}.part"), next(tables)
     try:

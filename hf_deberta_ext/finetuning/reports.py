@@ -101,7 +101,7 @@ def check_thresholds(prepared: PreparedRun):
 
 
 def save_thresholds(prepared: PreparedRun, model: nn.Module):
-    """Save the thresholds with the best F1 on the main evaluation set as decision_thresholds in the model's config.json."""
+    """Find the thresholds with the best F1 on the main evaluation set; save them in config.json as `decision_thresholds`."""
     file = Path(prepared.args.output_dir, "config.json")
     if not prepared.args.do_train:
         file = Path(prepared.model_args.model_name_or_path, "config.json")

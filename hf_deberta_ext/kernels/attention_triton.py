@@ -54,7 +54,7 @@ TOO_LARGE: set = set()
 
 
 def launch(kernel: str, call: "Call", start: Callable):
-    """Call `start` with launch parameters from `LAUNCHES`: the first whose tiles fit the shared memory of the GPU."""
+    """Call `start` with the first launch parameters in `LAUNCHES` whose tiles fit into the shared memory of the GPU."""
     launches = find_launches(kernel, call.q.dtype, call.block_d, call.N, capability(call.q.device))
     for parameters in launches:
         key = (kernel, *call.key, parameters)

@@ -38,7 +38,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Arguments(ctypes.Structure):
-    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares the sizes of both."""
+    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares their sizes."""
 
     _fields_ = (
         *fields(c_int64, "size dtype isa"),

@@ -5,11 +5,12 @@
 three. B is the number of rows, N their length with padding, V the number of ids, U the number of units of a row. The mask of
 a row depends only on its tokens and its seed.
 
-The default policy masks every position equally often. Microsoft's code masks 1/6 of the units and stops, from the left, when
-15 % of the tokens are masked, so the end of a full sequence is never masked. `policy="official"` does the same, with the
-same units: a word starts at its marker or at a single punctuation character, so `--` and `),` belong to the previous word,
-also across [UNK], [SEP] and line breaks. Random tokens are drawn from the whole vocabulary including special tokens, and
-special tokens other than [MASK], [CLS], [SEP], [PAD] and [UNK] are masked like words.
+The default policy masks every position equally often. Microsoft's code selects 1/6 of the units, masks them from left to
+right, and stops when 15 % of the tokens are masked, so the end of a full sequence is never masked. `policy="official"` does
+the same, with the same units: a word starts at its marker or at a single punctuation character, so several such characters,
+`--` and `),`, belong to the previous word, even if [UNK], [SEP] or a line break lies between. Random tokens are drawn from
+the whole vocabulary including special tokens, and special tokens other than [MASK], [CLS], [SEP], [PAD] and [UNK] are masked
+like words.
 """
 
 import string
@@ -201,7 +202,7 @@ class RowGenerator:
     """Generator of uniform random numbers with a seed for each row: SplitMix64 (Steele, Lea and Flood 2014).
 
     A number depends on the seed of its row, its column and the number of previous calls, not on other rows or the width.
-    The seeds must be unrelated, such as seeds of `spread_seed`.
+    The seeds must be unrelated, such as those of `spread_seed`.
     """
 
     def __init__(self, seeds: Sequence[int]):

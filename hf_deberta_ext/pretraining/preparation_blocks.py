@@ -89,7 +89,7 @@ class ReadDocuments(PipelineStep):
 
 
 class Counted(PipelineStep):
-    """Block that runs a filter, and writes each task's number of dropped documents."""
+    """Pipeline step that runs a filter, and writes the number of documents that it dropped in each task of datatrove."""
 
     type, name = "filter", "counted"
 

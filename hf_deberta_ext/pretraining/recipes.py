@@ -151,7 +151,7 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return values of flags that the user did not set, and a text that lists them: from --recipe, or for a new model.
+    """Return values for flags that the user did not set, from --recipe or for a new model, and a text that lists them.
 
     Further training of a checkpoint without a recipe uses Trainer's defaults.
 
@@ -254,7 +254,7 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
 
 
 def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[str, Any], processes: int = 1) -> str:
-    """Format the settings of recipe, hardware and overriding flags, one per line, and the batch.
+    """Format the settings that the recipe, the hardware and the user's flags determine, one per line, and the batch size.
 
     Args:
         arguments (`dict`): result of `recipe_arguments`.

@@ -109,7 +109,9 @@ class ReplacedTokenTrainer(TargetTrainer):
         if self.args.stepping == "joint":
             return
         if self.is_deepspeed_enabled:
-            raise ValueError("decoupled steps cannot run under DeepSpeed, which steps by itself; use stepping = 'joint'")
+            raise ValueError(
+                "decoupled steps cannot run under DeepSpeed, which calls the optimizer itself; use stepping = 'joint'"
+            )
         if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
             raise ValueError(
                 "decoupled steps cannot run under FSDP 1, which clips all parameters at once; set fsdp_version 2 in "

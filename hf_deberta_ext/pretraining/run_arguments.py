@@ -68,7 +68,7 @@ class DataArguments(CorpusArguments):
     validation_data: list[str] = option(
         list, "held-out data, like --train_data; default: a split of it", aliases=["--validation_file"]
     )
-    validation_split: str = option("validation", "split of held-out Hub data")
+    validation_split: str = option("validation", "split of the Hub data set with the held-out data")
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
     shuffle_buffer: int = option(10_000, "buffer size, in examples, for shuffling with --streaming or prepared data")
     num_proc: int | None = option(None, "processes to tokenise and pack with", aliases=["--preprocessing_num_workers"])
@@ -143,7 +143,7 @@ def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check the flags against a prepared folder, and set its tokenizer for a new model."""
+    """Check the flags against a prepared folder; a new model gets the tokenizer of the folder."""
     folder = data_args.train_data[0]
     if len(data_args.train_data) > 1:
         raise ValueError(

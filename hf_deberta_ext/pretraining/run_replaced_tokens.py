@@ -40,7 +40,9 @@ class JointModelArguments(ModelArguments):
     rtd_lambda: float | None = option(
         None, "weight of the discriminator's loss; default: the value of a joint --model, else 50"
     )
-    temperature: float | None = option(None, "sampling temperature; default: the value of a joint --model, else 1")
+    temperature: float | None = option(
+        None, "sampling temperature; default: the value of --model if it has a generator and a discriminator, else 1"
+    )
     generator_layers: int | None = option(None, "layers of the generator; default: half of the discriminator's")
     generator_overrides: str | None = option(None, "fields to replace in the generator: hidden_size=256,emd_layers=1")
     generator_model: str | None = option(

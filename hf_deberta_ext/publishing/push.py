@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish a model's folder on the Hub: files of an allow-list and a card, in one `HfApi.upload_folder` commit."""
+"""Publish a model's folder on the Hub: allow-listed files and a card, in one `HfApi.upload_folder` commit."""
 
 import dataclasses
 import mmap

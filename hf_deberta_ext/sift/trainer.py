@@ -83,8 +83,8 @@ class SiftTrainer(Trainer):
     `num_items_in_batch`, as the model's loss is; otherwise, over the items of the micro-batch.
 
     Raises:
-        ValueError: if the model does not have one LayerNorm over its embeddings, if a process has several GPUs, or if
-            `training.distributed.check_sharding` rejects FSDP.
+        ValueError: if the model does not have exactly one LayerNorm over its embeddings, if a process has several GPUs, or
+            if `training.distributed.check_sharding` rejects FSDP.
     """
 
     args: SiftArguments

@@ -45,9 +45,9 @@ def check_sharding(trainer: Trainer):
 
 
 def release_folder():
-    """Wait for all processes of a run, unlock its folders, and close connections at exit.
+    """Wait for all processes of a run, then unlock its folders; the connections are closed when the process exits.
 
-    torchrun stops all processes when one fails, even if the main process is still writing.
+    The wait is needed because torchrun stops all processes when one fails, even if the main process is still writing.
     """
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()

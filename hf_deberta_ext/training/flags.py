@@ -105,7 +105,7 @@ def parse_flags(
 
 
 def flags_of_file(file: Path) -> list[str]:
-    """Return the command line for the flags in a .json or .yaml file."""
+    """Return the flags in a .json or .yaml file as command-line arguments."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock of an output folder, for one run at a time. The operating system releases it when the process ends."""
+"""Lock that lets only one run at a time use an output folder. The operating system releases it when the process ends."""
 
 import contextlib
 import os

@@ -15,7 +15,7 @@ class HubArguments:
     """Flags for downloads: the revision of the model, and the token and cache folder of all downloads."""
 
     model_revision: str | None = option(None, "branch, tag or commit of the model on the Hub", aliases=["--revision"])
-    token: str | None = option(None, "token for the Hub; default: the one of `hf auth login`")
+    token: str | None = option(None, "token for the Hub; default: the token saved by `hf auth login`")
     cache_dir: str | None = option(None, "cache folder for downloads and packed data")
 
     def download(self, revision: str | None = None) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class RunTrainer(HubTrainer):
         raise SystemExit(TERMINATED)
 
     def _get_output_dir(self, trial):
-        """Return the folder to write checkpoints to (private: there is no public method for it)."""
+        """Return the folder for checkpoints; overrides a private method of Trainer, which has no public one for it."""
         if self._aside is not None:
             return str(self._aside.parent)
         return super()._get_output_dir(trial)

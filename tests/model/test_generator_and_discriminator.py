@@ -279,8 +279,11 @@ def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
         (dict(generator={"num_hidden_layers": 0}), "generator = .*num_hidden_layers must be at least 1, got 0"),
         (dict(generator={"rtd_lambda": 1.0}), "has unknown fields: rtd_lambda"),
         (dict(generator={"vocab_size": 32}), "needs the same vocab_size in generator and discriminator, got 32 and 64"),
-        (dict(generator={"embedding_size": 16}), "embedding_size must .*, 32, with embedding_sharing = 'gdes', got 16"),
-        (dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"), "num_hidden_layers must .* 3, .*'all', got 2"),
+        (dict(generator={"embedding_size": 16}), "'gdes' needs the same embedding_size in .*, got 16 and 32"),
+        (
+            dict(generator={"num_hidden_layers": 2}, embedding_sharing="all"),
+            "'all' needs the same num_hidden_layers in .*, got 2 and 3",
+        ),
         (dict(special_token_ids=[64]), r"special_token_ids = \[64\] must be in \[0, vocab_size = 64\)"),
     ],
 )

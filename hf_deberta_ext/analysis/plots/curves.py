@@ -16,7 +16,7 @@ SHARES = {"accuracy", "f1", "precision", "recall", "share"}
 
 
 def metric_label(metric: str) -> str:
-    """Return a readable name of a metric: "held-out macro f1" for eval_macro_f1, "training loss" for loss."""
+    """Return a readable name for a metric: "held-out macro f1" for eval_macro_f1, "training loss" for loss."""
     words = metric.replace("_", " ")
     if words.startswith("eval "):
         return words.replace("eval", "held-out", 1)

@@ -2,8 +2,8 @@
 """Convert start and end logits of windows to answers: n best spans, score of "no answer", and text of the answer.
 
 The score of a span of tokens (i, j) in a window is start[i] + end[j]; the score of "no answer" is start[c] + end[c], with c
-the position of [CLS]. A question has the spans of all its windows and their lowest score of "no answer". Answers are cut
-from the context by character offsets.
+the position of [CLS]. For a question, the spans of all windows compete, and its "no answer" score is the lowest of its
+windows. Answers are cut from the context by character offsets.
 """
 
 import math

@@ -17,7 +17,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalise_answer(text: str) -> str:
-    """Lower-case a text; remove ASCII punctuation, then the articles a, an and the; reduce white space to single spaces."""
+    """Lower-case a text; remove ASCII punctuation, then the articles a, an and the; collapse whitespace."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the training, validation and test set of a task from files or from a data set on the Hub."""
+"""Read the training, validation and test sets of a task from files or from a data set on the Hub."""
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

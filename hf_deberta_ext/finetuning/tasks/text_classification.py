@@ -65,7 +65,7 @@ class TextClassificationArguments(DataArguments):
     split_seed: int = option(0, "seed of the rows that --validation_share holds out (stratified by class)")
     on_empty: str = option(
         "refuse",
-        "without --task_name: refuse or drop rows without text or label (not in --test_file)",
+        "own data: stop at rows without text or label, or drop them; --test_file keeps all rows",
         choices=["refuse", "drop"],
     )
     on_duplicates: str = option(

@@ -65,7 +65,9 @@ class TokenClassificationArguments(DataArguments):
     text_column_name: str = option("tokens", "column of the words: one list per sentence")
     label_column_name: str = option("ner_tags", "column of the labels: one list per sentence")
     label_names: list[str] = option(list, "names of numbered labels, from 0: O B-PER I-PER ...")
-    label_all_tokens: bool = option(False, "train on all tokens of a word (I- after B-), not only on its first token")
+    label_all_tokens: bool = option(
+        False, "train on all tokens of a word, not only the first; the others of a B- word have the label I-"
+    )
     return_entity_level_metrics: bool = option(False, "also return precision, recall and F1 of each entity type")
     long_sentences: str = option(
         "window",
