@@ -103,8 +103,7 @@ def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, i
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
-        longest = max(longest_row(rows) for rows in (prepared.task.train, data.passages) if rows is not None)
-        options = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest)
+        options = MaskingOptions(unit="word", rate=data_args.masking_rate, max_length=longest_row(prepared.task.train))
         words = MaskingCollator(MaskingVocabulary.from_tokenizer(prepared.tokenizer), options, seed=args.seed)
         masking = dict(masking=words, masked_share=data_args.masked_share, passages=data.passages)
     if is_taught:

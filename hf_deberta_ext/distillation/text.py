@@ -86,7 +86,8 @@ class TextData(TaskData):
         sets["train"] = self.data_args.tokenise(self.train, tokenise_texts, "train", **options).select_columns("input_ids")
         if self.data_args.masked_file:
             documents = load_corpus(self.data_args.masked_file, text_column=self.data_args.text_column)
-            self.passages, report = pack(documents, tokenizer, mode="full_sentences", max_length=length)
+            packing = dict(mode="full_sentences", max_length=length, num_proc=self.data_args.preprocessing_num_workers)
+            self.passages, report = pack(documents, tokenizer, **packing)
             print(f"--masked_file: {report.summary()}", flush=True)
         if self.pairs:
             rows = Dataset.from_dict({"text": self.pairs})

@@ -15,6 +15,7 @@ from ..finetuning.task import EncodedTask
 from ..finetuning.trainer import TaskTrainer
 from ..pretraining.dynamic_masking import EpochCallback, MaskingCollator, NumberedExamples
 from ..training.distributed import spread_seed
+from ..training.run_folder import examples_digest
 from .arguments import DistillationArguments
 from .objectives import OBJECTIVES, attention_recorded, signals
 from .teacher import CachedSignal
@@ -44,25 +45,31 @@ class DistillationCollator:
         self.collator, self.cached, self.masking = collator, cached, masking
         self.masked_share, self.passages = masked_share, passages
         # Compared when a run is resumed
-        self.options = masked_share, masking and masking.options, passages and len(passages)
+        self.options = masked_share, masking and masking.options
+        if passages is not None:
+            self.options += (examples_digest(passages),)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        features, rows = [*features], []
-        if self.masking is not None and "example" in features[0]:
-            draws = [spread_seed(self.masking.seed, row["epoch"], row["example"], 1) for row in features]
-            rows = np.argsort(draws)[: max(1, round(self.masked_share * len(draws)))]
-        if self.passages is not None:
-            for row in rows:
-                features[row] = features[row] | self.passages[draws[row] % len(self.passages)]
-        batch = dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
         if "example" not in features[0]:
-            return batch
+            return self.collate(features)
+        features, masked = [*features], []
+        if self.masking is not None:
+            draws = [spread_seed(self.masking.seed, row["epoch"], row["example"], 1) for row in features]
+            masked = np.argsort(draws)[: max(1, round(self.masked_share * len(draws)))]
+        if self.passages is not None:
+            for row in masked:
+                features[row] = features[row] | self.passages[draws[row] % len(self.passages)]
+        batch = self.collate(features)
         for name, signal in self.cached.items():
             values = [torch.from_numpy(signal[row["example"]].astype(np.float32)) for row in features]
             batch[f"teacher_{name}"] = pad_sequence(values, batch_first=True, padding_value=math.nan)
-        if len(rows):
-            self.mask(batch, features, rows)
+        if self.masking is not None:
+            self.mask(batch, features, masked)
         return batch
+
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Collate the columns of the model."""
+        return dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
 
     def mask(self, batch: dict[str, torch.Tensor], features: Sequence[Mapping[str, Any]], rows: np.ndarray):
         """Mask the words of some rows of a batch, and add "labels"; the teacher's signals of these rows become NaN."""

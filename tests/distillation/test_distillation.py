@@ -65,6 +65,15 @@ def equal_weights(*folders):
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+def keep_checkpoint(folder, name):
+    """Remove the results of a finished run and its later checkpoints, as if it had stopped after this one."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name > name:
+            shutil.rmtree(entry)
+        elif entry.is_file() and entry.name != "run_arguments.json":
+            entry.unlink()
+
+
 @pytest.mark.parametrize("task", AUTO)
 def test_a_student_learns_from_a_teacher_of_another_family_tokenizer_and_width(task, made, tmp_path, capsys):
     files, teachers, student = made
@@ -117,18 +126,28 @@ def test_masked_words_of_another_file(made, tmp_path, monkeypatch):
     assert all(map(math.isfinite, losses(tmp_path / "run" / "student", "labels")))
 
 
+def test_a_run_is_not_resumed_with_other_passages(made, tmp_path, capsys):
+    files, teachers, student = made
+    passages = tmp_path / "passages.txt"
+    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, without_teacher="false", do_eval="false")
+    given |= dict(masked_share=0.25, masked_file=passages, save_strategy="steps", save_steps=2, max_steps=4)
+    passages.write_text("here today. " * 50, encoding="utf-8")
+    distil("text", files, tmp_path / "run", **given)
+    keep_checkpoint(tmp_path / "run" / "student", "checkpoint-2")
+    passages.write_text("today here. " * 50, encoding="utf-8")
+    with pytest.raises(SystemExit):
+        distil("text", files, tmp_path / "run", **given, resume_from_checkpoint="last")
+    assert "data_collator_options" in capsys.readouterr().err
+
+
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(made, tmp_path, monkeypatch):
     files, teachers, student = made
     given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, masked_share=0.25, without_teacher="false")
     given |= dict(save_strategy="steps", save_steps=2, hidden_weight=1, gradient_accumulation_steps=2, max_steps=8)
     distil("text", files, tmp_path / "whole", **given)
     distil("text", files, tmp_path / "run", **given)
-    for entry in (tmp_path / "run" / "student").iterdir():
-        # As if stopped after step 4, in the second epoch.
-        if entry.name in ("checkpoint-6", "checkpoint-8"):
-            shutil.rmtree(entry)
-        elif entry.is_file() and entry.name != "run_arguments.json":
-            entry.unlink()
+    # In the second epoch
+    keep_checkpoint(tmp_path / "run" / "student", "checkpoint-4")
     monkeypatch.setattr(Teacher, "run", lambda *_: pytest.fail("the outputs are already on disk"))
     distil("text", files, tmp_path / "run", **given, resume_from_checkpoint="last")
     assert equal_weights(tmp_path / "whole" / "student", tmp_path / "run" / "student")
