@@ -355,7 +355,10 @@ class _ReplacedEncoder(_Replaced):
         return mask[:, None, None]
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
-        """Return one relative position per distance, [2N - 1]; with another argument, return the matrix of transformers."""
+        """Return one relative position per distance, [2N - 1].
+
+        With `query_states` or `relative_pos`, or if not all layers are replaced, return what transformers returns.
+        """
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)
         return _relative_positions(hidden_states.shape[-2], *_table_of(self), hidden_states.device)

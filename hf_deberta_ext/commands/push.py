@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--tag", help="name of a new tag for the commit, such as v1.0; the card's code then loads this tag")
     add("--message", dest="commit_message", help="commit message; lines after the first are its description")
     add("--include", nargs="+", default=[], metavar="PATTERN", help="also publish these files: *.txt, notes/*")
-    add("--token", help="token for the Hub; default: HF_TOKEN, or the one of `hf auth login`")
+    add("--token", help="token for the Hub; default: HF_TOKEN, or the token saved by `hf auth login`")
     add("--dry_run", action="store_true", help="only list the files and problems, without uploading")
     add("--skip_checks", action="store_true", help="publish a folder without configuration or weights")
 

@@ -252,7 +252,9 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Yield (token ids, end index of each sentence) of documents with at least `least` tokens; `counts` counts all."""
+    """Yield (token ids, end index of each sentence) of documents with at least `least` tokens.
+
+    `counts` also counts the other documents."""
     texts = [text or "" for text in texts]
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):

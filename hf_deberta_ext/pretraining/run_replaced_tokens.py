@@ -35,10 +35,14 @@ class JointModelArguments(ModelArguments):
     """Flags for the joint model, in addition to the flags of a masked language model."""
 
     embedding_sharing: str | None = option(
-        None, "sharing of embeddings; default: the value of a joint --model, else gdes", choices=["gdes", "es", "nes", "all"]
+        None,
+        "sharing of embeddings; default: the value of --model if it has a generator and a discriminator, else gdes",
+        choices=["gdes", "es", "nes", "all"],
     )
     rtd_lambda: float | None = option(
-        None, "weight of the discriminator's loss; default: the value of a joint --model, else 50"
+        None,
+        "weight of the discriminator's loss; default: the value of --model if it has a generator and a discriminator, "
+        "else 50",
     )
     temperature: float | None = option(
         None, "sampling temperature; default: the value of --model if it has a generator and a discriminator, else 1"
