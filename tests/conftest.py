@@ -34,7 +34,7 @@ WORST = defaultdict(lambda: [0, 0.0])
 
 def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
-    parser.addoption("--share", help="run a share of the selected tests, as 2/3; three such runs have all of them")
+    parser.addoption("--share", help="run a share of the selected tests, such as 2/4; four such runs have all of them")
 
 
 def pytest_configure(config):
