@@ -30,7 +30,7 @@ def by_hand():
     return model
 
 
-def test_parts_by_hand(by_hand):
+def test_parts_and_profile_by_hand(by_hand):
     parts = attention_parts(by_hand, torch.tensor([[1, 1, 2]]))
     scale = 6**-0.5  # s = 3 terms, d = 2
     torch.testing.assert_close(parts.c2c[0] / scale, torch.tensor([[2.0, 2, -2], [2, 2, -2], [-2, -2, 2]]))
@@ -41,9 +41,6 @@ def test_parts_by_hand(by_hand):
     expected = torch.tensor([[2.0, 0, -2], [4, 2, -2], [-2, -2, 2]]) * scale
     torch.testing.assert_close(parts.logits[0], expected)
     torch.testing.assert_close(parts.probabilities[0], expected.softmax(-1))
-
-
-def test_profile_by_hand(by_hand):
     # Two of three tokens are (1, -1), so their mean is (1/3, -1/3).
     profile = position_profile(by_hand, torch.tensor([[1, 1, 2]]), max_distance=2)
     assert profile.distances.tolist() == [-2, -1, 0, 1, 2] and profile.p2p is None

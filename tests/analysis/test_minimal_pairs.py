@@ -44,12 +44,17 @@ def files(tmp_path, tokenizer, tiny_config, shake):
     return tmp_path
 
 
-def test_ties_count_one_half_and_paradigms_count_alike():
+def test_ties_count_one_half_paradigms_alike_and_thinning_keeps_all_parts():
     pairs = [MinimalPair("a", "b", "first", "x"), MinimalPair("c", "d", "first", "x"), MinimalPair("e", "e", "second", "x")]
     pairs.append(MinimalPair("d", "c", "third", "y"))
     found = pair_accuracies(pairs, dict(a=2.0, b=1.0, c=0.0, d=1.0, e=0.0))
     assert found["paradigms"] == dict(first=0.5, second=0.5, third=1.0) and found["ties"] == 1
     assert found["phenomena"] == dict(x=0.5, y=1.0) and found["accuracy"] == pytest.approx(2 / 3)
+    # A phenomenon is its paradigm where that is missing.
+    rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
+    assert pairs_of_rows(rows, "file") == [MinimalPair("a", "b", "x", "x")]
+    pairs = [MinimalPair(str(n), "", str(n // 10), "many") for n in range(40)] + [MinimalPair("x", "", "few", "few")]
+    assert [pair.good for pair in thin_out(pairs, 4)] == ["0", "10", "20", "30", "x"]
 
 
 def test_word_frequencies_by_hand():
@@ -59,13 +64,6 @@ def test_word_frequencies_by_hand():
     assert scores["mouse"] == pytest.approx(math.log(1 / 12))
     # The same words in another order are a tie, in spite of rounding.
     assert scores[". cat the"] == scores["The cat."]
-
-
-def test_a_phenomenon_is_its_paradigm_where_that_is_missing_and_thinning_keeps_all_its_parts():
-    rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
-    assert pairs_of_rows(rows, "file") == [MinimalPair("a", "b", "x", "x")]
-    pairs = [MinimalPair(str(n), "", str(n // 10), "many") for n in range(40)] + [MinimalPair("x", "", "few", "few")]
-    assert [pair.good for pair in thin_out(pairs, 4)] == ["0", "10", "20", "30", "x"]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "byte_level"])

@@ -228,13 +228,9 @@ def test_readable_tokens():
         assert readable_tokens(tokens.split()) == expected.split()
 
 
-def scores_of(*pairs):
-    return [TokenScore(token, None, None, probability) for token, probability in pairs]
-
-
 def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_path, drawn):
-    scores = scores_of(("▁a", 0.0), ("▁be", 0.25), ("side", 1.0), ("▁$x$", 0.5))
-    plot_replacement_probabilities(scores, tmp_path / "tokens.png")
+    pairs = [("▁a", 0.0), ("▁be", 0.25), ("side", 1.0), ("▁$x$", 0.5)]
+    plot_replacement_probabilities([TokenScore(token, None, None, p) for token, p in pairs], tmp_path / "tokens.png")
     axes = drawn[0].axes[0]
     assert labels_of(axes.texts) == ["a", "0.00", "be", "0.25", "side", "1.00", "$x$", "0.50"]
     brightness = [sum(cell.get_facecolor()[:3]) for cell in axes.patches]

@@ -61,7 +61,9 @@ def masked_lm(tiny_config, shake, tokenizer):
 BERT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 
 
-def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_being_original(tokenizer):
+def test_probabilities_are_sigmoids_the_likelihood_that_of_original_tokens_and_offsets_what_is_seen(
+    tokenizer, byte_tokenizer
+):
     found = token_replacement_probabilities(Known(), tokenizer, TEXTS, batch_size=2)
     likelihoods = pseudo_log_likelihood(Known(), tokenizer, TEXTS)
     for text, scores, likelihood in zip(TEXTS, found, likelihoods, strict=True):
@@ -71,9 +73,6 @@ def test_probabilities_are_sigmoids_and_the_likelihood_is_that_of_all_tokens_bei
         assert [score.probability for score in scores] == pytest.approx([1 / (1 + math.exp(-x)) for x in logits], rel=1e-5)
         assert likelihood.total == pytest.approx(sum(-math.log1p(math.exp(x)) for x in logits), rel=1e-5)
         assert likelihood.tokens == len(logits) and likelihood.mean == likelihood.total / likelihood.tokens
-
-
-def test_offsets_are_of_what_can_be_seen(tokenizer, byte_tokenizer):
     for each in (tokenizer, byte_tokenizer):
         for text, scores in zip(TEXTS, token_replacement_probabilities(Known(), each, TEXTS), strict=True):
             assert "".join(text[score.start : score.end].strip() for score in scores) == "".join(text.split())

@@ -46,7 +46,7 @@ def by_the_equation(Q_c, K_c, V_c, K_r, Q_r, delta, terms, scale, mask=None):
 
 
 @pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
-def test_every_subset_of_terms_equals_the_equation(terms):
+def test_every_subset_of_terms_equals_the_equation_and_chosen_queries_their_rows(terms):
     """Check that p2c uses delta(i, j) and not the paper's delta(j, i), as released weights require."""
     Q_c, K_c, V_c, position = random_inputs()
     scale = 1 / math.sqrt(4 * (1 + len(terms)))
@@ -56,6 +56,11 @@ def test_every_subset_of_terms_equals_the_equation(terms):
     turned = position | dict(delta=position["delta"].flip(0))
     wrong = by_the_equation(Q_c, K_c, V_c, **turned, terms=terms, scale=scale)
     assert torch.allclose(out, wrong, atol=1e-2) == (terms == ())
+    positions = torch.tensor([[0, 3, 8], [7, 2, 2]])
+    full, _ = eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3)
+    index = positions[:, None, :, None].expand(2, 3, 3, 4)
+    some, _ = eager(Q_c.gather(2, index), K_c, V_c, **position, terms=terms, scale=0.3, query_positions=positions)
+    assert torch.allclose(some, full.gather(2, index))
 
 
 def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
@@ -69,16 +74,6 @@ def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients():
     assert torch.allclose(out, by_the_equation(Q_c, K_c, V_c, **position, terms=terms, scale=0.3, mask=mask))
     out.sum().backward()
     assert torch.isfinite(Q_c.grad).all() and not Q_c.grad[0, :, 5].any() and Q_c.grad[0, :, 4].any()
-
-
-@pytest.mark.parametrize("terms", SUBSETS, ids=lambda terms: "+".join(terms) or "none")
-def test_chosen_queries_equal_their_rows_of_the_full_computation(terms):
-    Q_c, K_c, V_c, position = random_inputs()
-    positions = torch.tensor([[0, 3, 8], [7, 2, 2]])
-    full, _ = eager(Q_c, K_c, V_c, **position, terms=terms, scale=0.3)
-    index = positions[:, None, :, None].expand(2, 3, 3, 4)
-    some, _ = eager(Q_c.gather(2, index), K_c, V_c, **position, terms=terms, scale=0.3, query_positions=positions)
-    assert torch.allclose(some, full.gather(2, index))
 
 
 @pytest.mark.parametrize("share_att_key", [True, False])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_inputs import BACKENDS, B, H, by_hand, call, gradients_of, make_inputs, whole
 from backends import AUTO, NATIVE
+from backends import NAMES as ALL_NAMES
 from watch import Watch
 
 from hf_deberta_ext import AttentionInputs, DebertaExtForMaskedLM, DebertaExtModel, disentangled_attention_eager
@@ -101,16 +102,17 @@ REMAINDERS = [(3, 30), (124, 200), (252, 264), (508, 524), (572, 580), (612, 617
 
 
 @backends
-@pytest.mark.parametrize("max_distance", [40, None], ids=["saturated", "unknown-max_distance"])
 @pytest.mark.parametrize(("first", "last"), REMAINDERS)
-def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, max_distance, backend, relative_error):
+def test_outputs_equal_eager_at_every_remainder_of_the_tiles(first, last, backend, relative_error):
     """Regression test: tables of "blocked" ended before the last tile of keys if N slightly exceeded a multiple of it."""
     for N in range(first, last):
         leaves, options = make_inputs(N, ("c2p", "p2c", "p2p"), "clamped", d=16 if backend == "native" else 4, seed=N)
         with torch.no_grad():
             leaves = [x[:1, :1] if x.dim() == 4 else x[:1] for x in leaves]
-            ours = call(backend, leaves, options | dict(max_distance=max_distance))
-            assert relative_error(backend, ours, call("eager", leaves, options)) < 1e-5, N
+            expected = call("eager", leaves, options)
+            for max_distance in (40, None):
+                ours = call(backend, leaves, options | dict(max_distance=max_distance))
+                assert relative_error(backend, ours, expected) < 1e-5, (N, max_distance)
 
 
 @backends
@@ -276,14 +278,16 @@ MODELS = {
     "v3-separate": ("v3", dict(share_att_key=False)),
     "v3-p2p": ("v3", dict(pos_att_type="c2p|p2c|p2p")),
 }
+# All but eager, and the automatic choice.
+SERVING = [*(name for name in ALL_NAMES if name != "eager"), *["native"] * (AUTO == "native"), None]
 # Heads wide enough for "native".
 SIZES = dict(max_position_embeddings=160, max_relative_positions=64, num_attention_heads=2)
 
 
-def compare_models(build, loss_of, backend, relative_error):
+def compare_models(build, loss_of, relative_error):
     """Compare the output and the gradients of every parameter with the same model in float64 with "eager"."""
     results = {}
-    for name in ("exact", "eager", backend):
+    for name in ("exact", "eager", *SERVING):
         model = build().train()
         model.set_unpadding(False)
         model.set_attn_implementation("eager" if name == "exact" else "auto" if name is None else name)
@@ -291,28 +295,25 @@ def compare_models(build, loss_of, backend, relative_error):
         out, loss = loss_of(model)
         results[name] = out.detach(), gradients_of(model, loss), model.attention_backends()
     (exact, exact_gradients, _), (eager, eager_gradients, _) = results["exact"], results["eager"]
-    out, gradients, ran = results[backend]
-    label = f"model, {backend or 'automatic'}"
-    assert relative_error(label, out, exact) < max(1e-5, 2 * relative_error("model, eager", eager, exact))
     total = max(x.norm() for x in exact_gradients.values())
-    vanishing = []
-    for name, wanted in exact_gradients.items():
-        if wanted.norm() < 1e-9 * total:
-            # Softmax is invariant to a number that is equal for all keys.
-            assert gradients[name].norm() < 1e-5 * total, name
-            vanishing.append(name)
-            continue
-        limit = max(1e-5, 2 * relative_error("model, eager", whole(eager_gradients[name]), whole(wanted)))
-        # Below float32's rounding of the largest gradient: gradients of key biases are remainders of cancelling sums.
-        limit = max(limit, float(1e-7 * total / wanted.norm()))
-        assert relative_error(f"{label}, gradients", whole(gradients[name]), whole(wanted)) < limit, name
-    assert all(name.endswith("key_proj.bias") for name in vanishing), vanishing
-    return {name for name, _ in ran.values()}
+    for backend in SERVING:
+        out, gradients, _ = results[backend]
+        label = f"model, {backend or 'automatic'}"
+        assert relative_error(label, out, exact) < max(1e-5, 2 * relative_error("model, eager", eager, exact))
+        for name, wanted in exact_gradients.items():
+            if wanted.norm() < 1e-9 * total:
+                # Softmax is invariant to a number that is equal for all keys.
+                assert gradients[name].norm() < 1e-5 * total and name.endswith("key_proj.bias"), (label, name)
+                continue
+            limit = max(1e-5, 2 * relative_error("model, eager", whole(eager_gradients[name]), whole(wanted)))
+            # Below float32's rounding of the largest gradient: gradients of key biases are remainders of cancelling sums.
+            limit = max(limit, float(1e-7 * total / wanted.norm()))
+            assert relative_error(f"{label}, gradients", whole(gradients[name]), whole(wanted)) < limit, (label, name)
+    return {backend: {name for name, _ in results[backend][2].values()} for backend in SERVING}
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("kind", MODELS)
-def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, shake, batch, relative_error):
+def test_model_outputs_and_gradients_equal_eager(kind, tiny_config, shake, batch, relative_error):
     family, overrides = MODELS[kind]
     ids, mask = batch(3, 150, [150, 70, 1])
     weight = torch.randn(3, 150, 32, generator=torch.Generator().manual_seed(4))
@@ -324,16 +325,12 @@ def test_model_outputs_and_gradients_equal_eager(kind, backend, tiny_config, sha
     def build():
         return shake(DebertaExtModel(tiny_config(family, **SIZES, **overrides)))
 
-    ran = compare_models(build, loss_of, backend, relative_error)
-    assert ran == {backend or AUTO}
+    assert compare_models(build, loss_of, relative_error) == {backend: {backend or AUTO} for backend in SERVING}
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, None], ids=lambda name: name or "automatic")
 @pytest.mark.parametrize("decoded", ["all", "half", "few"])
 @pytest.mark.parametrize(("kind", "flat"), [("v1", True), ("v2", True), ("v3", True), ("v3", False)])
-def test_masked_lm_equals_eager_with_every_query_stream(
-    kind, flat, decoded, backend, tiny_config, shake, batch, relative_error
-):
+def test_masked_lm_equals_eager_with_every_query_stream(kind, flat, decoded, tiny_config, shake, batch, relative_error):
     """Test the Enhanced Mask Decoder on all or only on labelled positions; `flat` is the shape of the mask."""
     ids, mask = batch(2, 140, [140, 90])
     share = dict(all=0.5, half=0.5, few=0.1)[decoded]
@@ -350,5 +347,6 @@ def test_masked_lm_equals_eager_with_every_query_stream(
     def build():
         return shake(DebertaExtForMaskedLM(tiny_config(kind, **SIZES)))
 
-    ran = compare_models(build, loss_of, backend, relative_error)
-    assert ran == ({backend} if backend else {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO})
+    automatic = {"blocked", "eager"} if (AUTO, decoded) == ("blocked", "few") else {AUTO}
+    expected = {backend: {backend} if backend else automatic for backend in SERVING}
+    assert compare_models(build, loss_of, relative_error) == expected

@@ -21,10 +21,6 @@ CPU = torch.device("cpu")
 CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
 
 
-def served(model):
-    return {name for name, _ in model.attention_backends().values()}
-
-
 @pytest.fixture
 def tiny_config(tiny_config):
     """Return a `tiny_config` with heads that are wide enough for every backend."""
@@ -158,7 +154,7 @@ def test_a_traced_model_is_eager_and_caches_no_projection(warm, tiny_config, sha
         if warm:
             model(ids, mask)
         torch.jit.trace(model, (ids, mask), check_trace=False)
-        assert served(model) == {"eager"}
+        assert {name for name, _ in model.attention_backends().values()} == {"eager"}
         traced = torch.jit.trace(model, (ids, mask))
         assert torch.allclose(traced(ids, mask)[0], model(ids, mask)[0], atol=1e-5)
         for parameter in model.parameters():
@@ -236,7 +232,9 @@ def test_hooks_of_a_calibration_see_the_inputs_of_the_model_alone(model, batch, 
         assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-6)
 
 
-def test_cached_projections_are_computed_once_and_change_no_bit(model, batch, table_projections):
+def test_cached_projections_are_computed_once_change_no_bit_and_are_not_there_with_gradients(
+    model, batch, table_projections
+):
     calls = table_projections
     ids, mask = batch(2, 50, [50, 21])
     with torch.no_grad():
@@ -250,16 +248,12 @@ def test_cached_projections_are_computed_once_and_change_no_bit(model, batch, ta
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
-
-
-def test_nothing_is_cached_where_gradients_are_needed(model, batch, table_projections):
     ids, _ = batch(1, 9)
     with torch.no_grad():
         model(ids)
     model(ids).last_hidden_state.square().sum().backward()
     for name in ("rel_embeddings.weight", "layer.0.attention.self.query_proj.weight"):
         assert model.encoder.get_parameter(name).grad.any()
-    calls = table_projections
     calls.clear()
     attention = model.encoder.layer[0].attention.self
     assert attention.position_cache is not None

@@ -10,6 +10,7 @@ import torch
 from hub_models import upload
 from local_hub import LocalHub
 from microsoft_checkpoints import microsoft, official_pair, truncate, write
+from mlm_script import assert_same_weights
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
@@ -77,13 +78,6 @@ def labels(n):
 
 def architecture(folder):
     return json.loads((folder / "config.json").read_text())["architectures"]
-
-
-def same_weights(folder, other):
-    one, two = (load_file(where / "model.safetensors") for where in (folder, other))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        assert tensor.dtype == two[name].dtype and torch.equal(tensor, two[name]), name
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
@@ -193,7 +187,7 @@ def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, of
     printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", *options)
     assert ("note: the Enhanced Mask Decoder" in printed) == bool(options)
     run(tmp_path / "stock", tmp_path / "again")
-    same_weights(tmp_path / "ours", tmp_path / "again")
+    assert_same_weights(tmp_path / "ours", tmp_path / "again")
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "again")]
     assert configs[0] == configs[1] and fields.items() <= configs[0].items()
     assert "classifier" not in heads or configs[0]["id2label"] == labels(3)["id2label"]
@@ -298,7 +292,7 @@ def test_an_empty_folder_is_filled_and_any_other_left_alone_unless_asked(officia
     output.mkdir()
     run(source, output)
     run(source, tmp_path / "new" / "parent")
-    same_weights(output, tmp_path / "new" / "parent")
+    assert_same_weights(output, tmp_path / "new" / "parent")
     shutil.rmtree(tmp_path / "new")
     (output / "mine.txt").write_text("mine")
     message = fails(source, output)
@@ -375,4 +369,4 @@ def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
     loaded = DebertaExtForPreTraining.from_pretrained(tmp_path / "ours")
     assert equal_outputs(loaded(IDS).discriminator_logits, expected(IDS).discriminator_logits)
     run(tmp_path / "local", tmp_path / "expected")
-    same_weights(tmp_path / "one file", tmp_path / "expected")
+    assert_same_weights(tmp_path / "one file", tmp_path / "expected")

@@ -70,19 +70,13 @@ def rows(corpus):
     return [row["text"] for row in corpus]
 
 
-def test_plain_text_is_parted_at_blank_lines(write, load):
+def test_plain_text_is_parted_at_blank_lines_or_has_a_document_a_line_or_a_file(write, load):
     path = write("a.txt", "\n \t\nA one.\nA two.\n\n\n   \n  B indented.\n")
     assert rows(load(path)) == ["A one.\nA two.", "  B indented."]
-
-
-def test_plain_text_may_have_a_document_a_line_or_a_file(write, load):
     path = write("a.txt", "A one.\n\nB two.\n")
     assert rows(load(path, documents="line")) == ["A one.", "B two."]
     assert rows(load(path, documents="file")) == ["A one.\n\nB two."]
     assert rows(load([path, write("b.txt", "C")], documents="file")) == ["A one.\n\nB two.", "C"]
-
-
-def test_windows_line_ends_and_byte_order_mark_are_dropped(write, load):
     path = write("a.txt", b"\xef\xbb\xbfA one.\r\nA two.\r\n\r\nB.\r\n")
     assert rows(load(path)) == ["A one.\nA two.", "B."]
     assert rows(load(write("b.txt", b"\xef\xbb\xbf\r\nA\r\n"), documents="line")) == ["A"]

@@ -132,26 +132,13 @@ def test_values_of_json_stay_what_they_are_and_a_key_that_a_row_does_not_have_is
     assert rows_of(write(tmp_path / "a.jsonl", jsonl(rows))) == (expected or rows)
 
 
-def test_files_are_joined_in_order_whatever_their_kind_and_not_those_of_other_columns(tmp_path):
+def test_files_are_joined_in_order_if_their_columns_are_the_same_or_are_named_sets(tmp_path, monkeypatch):
     one = write(tmp_path / "b.jsonl", jsonl([{"sentence": "one", "label": "0"}]))
     two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
     assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
     assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
     with pytest.raises(ValueError, match="must have the same columns, but only one has label"):
         rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
-
-
-@pytest.mark.parametrize("files", [["a.parquet"], ["b.parquet.gz"], ["a.parquet", "b.parquet.gz"]])
-def test_parquet_keeps_the_names_of_its_labels(tmp_path, files):
-    feature = datasets.ClassLabel(names=["bad", "good"])
-    rows = datasets.Dataset.from_list(ROWS).cast_column("label", feature)
-    rows.to_parquet(tmp_path / "a.parquet")
-    write(tmp_path / "b.parquet.gz", (tmp_path / "a.parquet").read_bytes())
-    read = read_files([tmp_path / file for file in files], source="--train_file")
-    assert read.to_list() == ROWS * len(files) and read.features["label"] == feature
-
-
-def test_files_of_named_sets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
     assert named_files(entries, source="x") == {
@@ -164,6 +151,16 @@ def test_files_of_named_sets(tmp_path, monkeypatch):
     for entry in ("=a.tsv", "mm=", "m m=a.tsv"):
         with pytest.raises(ValueError, match="--validation_file expects FILE or NAME=FILE"):
             named_files([entry], source="--validation_file")
+
+
+@pytest.mark.parametrize("files", [["a.parquet"], ["b.parquet.gz"], ["a.parquet", "b.parquet.gz"]])
+def test_parquet_keeps_the_names_of_its_labels(tmp_path, files):
+    feature = datasets.ClassLabel(names=["bad", "good"])
+    rows = datasets.Dataset.from_list(ROWS).cast_column("label", feature)
+    rows.to_parquet(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet.gz", (tmp_path / "a.parquet").read_bytes())
+    read = read_files([tmp_path / file for file in files], source="--train_file")
+    assert read.to_list() == ROWS * len(files) and read.features["label"] == feature
 
 
 @pytest.fixture

@@ -35,15 +35,12 @@ def test_tokens_between_common_borders_are_aligned(text, expected):
     assert pairs(FIRST, SECOND, *text) == [tuple(pair.split("=")) for pair in expected.split()]
 
 
-def test_bytes_of_a_character_share_its_place():
+def test_bytes_of_a_character_share_its_place_and_tokens_beyond_a_truncated_side_none():
     spans = encode_spans(BYTES, [("né o",)], 16)[0]
     assert spans.places.tolist() == [[0, 0], [0, 1], [1, 2], [1, 2], [0, 0], [3, 4], [0, 0]]
     assert borders(spans.places).tolist() == [0, 1, 2, 3, 4]
     # One [UNK] stands for the whole word, and é for two bytes.
     assert len(pairs(BYTES, FIRST, "né o")) == 1 + 3 + 1
-
-
-def test_tokens_beyond_a_truncated_side_are_not_aligned():
     aligned = pairs(FIRST, SECOND, "good good unbelievable", teacher_length=6)
     assert aligned == [("[CLS]", "[CLS]"), *[("good", "go"), ("good", "##od")] * 2]
     # Truncated within a word: its other tokens have no counterpart.

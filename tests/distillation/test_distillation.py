@@ -43,8 +43,11 @@ def made(tmp_path_factory):
     return write_data(folder), teachers, save_model(folder / "student", AUTO["text"], seed=2, num_hidden_layers=2)
 
 
-def distil(task, files, folder, **given):
+def distil(task, made, folder, **given):
+    """Distil the BERT teacher of a task into the student, without the comparison, unless other flags are given."""
+    files, teachers, student = made
     flags = dict(
+        teacher=teachers[task, "bert"], model_name_or_path=student, without_teacher="false",
         output_dir=folder, max_steps=6, per_device_train_batch_size=8, learning_rate=1e-3, report_to="none",
         disable_tqdm="true", logging_steps=1, save_strategy="no", do_train="true", do_eval="true", max_seq_length=32,
     )  # fmt: skip
@@ -76,19 +79,18 @@ def keep_checkpoint(folder, name):
 
 @pytest.mark.parametrize("task", AUTO)
 def test_a_student_learns_from_a_teacher_of_another_family_tokenizer_and_width(task, made, tmp_path, capsys):
-    files, teachers, student = made
     # The labels of the data and the answers of a random teacher differ.
     weights = {"hidden_weight": 1, "relations_weight": 1, "label_weight": 0.01}
-    given = dict(teacher=teachers[task, "bert"], model_name_or_path=student, max_steps=30, learning_rate=3e-3)
+    given = dict(without_teacher=None, max_steps=30, learning_rate=3e-3)
     weights |= {"masked_share": 0.25} if task == "text" else {"soft_labels_weight": 5}
-    results = distil(task, files, tmp_path, **given, **weights, logging_steps=10)
+    results = distil(task, made, tmp_path, **given, **weights, logging_steps=10)
     said = capsys.readouterr().out
     assert "outputs of the teacher: 40 rows, about" in said and "not aligned with the teacher: " in said
     assert [*results] == ["teacher", "student", "without_teacher"]
     assert json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8")) == results
     assert "| without teacher |" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
     cards = [(tmp_path / part / "README.md").read_text(encoding="utf-8") for part in ("student", "without_teacher")]
-    assert f"| teacher | {Path(given['teacher']).name} |" in cards[0] and "| teacher |" not in cards[1]
+    assert f"| teacher | {task}-bert |" in cards[0] and "| teacher |" not in cards[1]
     names = ["hidden", "relations", "labels", "embeddings" if task == "text" else "soft_labels"]
     for name in names:
         found = losses(tmp_path / "student", name)
@@ -101,84 +103,76 @@ def test_a_student_learns_from_a_teacher_of_another_family_tokenizer_and_width(t
 
 @pytest.mark.parametrize("task", AUTO)
 def test_a_student_that_is_the_teacher_has_no_loss(task, made, tmp_path):
-    files, teachers, _ = made
-    source = teachers[task, "ours"]
+    source = made[1][task, "ours"]
     objectives = dict(label_weight=0, hidden_weight=1, relations_weight=1, learning_rate=0, cache_dtype="float32")
     plain = "hidden_dropout_prob=0,attention_probs_dropout_prob=0,cls_dropout=0"
-    given = dict(teacher=source, model_name_or_path=source, config_overrides=plain, without_teacher="false", max_steps=2)
-    distil(task, files, tmp_path, **given, **objectives)
+    given = dict(teacher=source, model_name_or_path=source, config_overrides=plain, max_steps=2)
+    distil(task, made, tmp_path, **given, **objectives)
     for name in ("hidden", "relations", "embeddings" if task == "text" else "soft_labels"):
         assert max(map(abs, losses(tmp_path / "student", name))) < 1e-5, name
 
 
 def test_masked_words_of_another_file(made, tmp_path, monkeypatch):
-    files, teachers, student = made
     (tmp_path / "passages.txt").write_text("here here. " * 50, encoding="utf-8")
     masked, mask = [], MaskingCollator.__call__
     monkeypatch.setattr(MaskingCollator, "__call__", lambda self, rows: masked.extend(rows) or mask(self, rows))
-    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, hidden_weight=1, without_teacher="false")
-    distil("text", files, tmp_path / "run", **given, masked_share=0.25, masked_file=tmp_path / "passages.txt")
+    given = dict(hidden_weight=1, masked_share=0.25, masked_file=tmp_path / "passages.txt")
+    distil("text", made, tmp_path / "run", **given)
     # Two of eight rows in each of six batches; one more batch is prefetched.
     assert len(masked) >= 6 * 2
-    here = AutoTokenizer.from_pretrained(student).convert_tokens_to_ids("here")
+    here = AutoTokenizer.from_pretrained(made[2]).convert_tokens_to_ids("here")
     lengths = [len(row["input_ids"]) for row in masked]
     assert max(lengths) == 32 and all(here in row["input_ids"] for row in masked)
     assert all(map(math.isfinite, losses(tmp_path / "run" / "student", "labels")))
 
 
 def test_a_run_is_not_resumed_with_other_passages(made, tmp_path, capsys):
-    files, teachers, student = made
     passages = tmp_path / "passages.txt"
-    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, without_teacher="false", do_eval="false")
-    given |= dict(masked_share=0.25, masked_file=passages, save_strategy="steps", save_steps=2, max_steps=4)
+    given = dict(masked_share=0.25, masked_file=passages, save_strategy="steps", save_steps=2, max_steps=4, do_eval="false")
     passages.write_text("here today. " * 50, encoding="utf-8")
-    distil("text", files, tmp_path / "run", **given)
+    distil("text", made, tmp_path / "run", **given)
     keep_checkpoint(tmp_path / "run" / "student", "checkpoint-2")
     passages.write_text("today here. " * 50, encoding="utf-8")
     with pytest.raises(SystemExit):
-        distil("text", files, tmp_path / "run", **given, resume_from_checkpoint="last")
+        distil("text", made, tmp_path / "run", **given, resume_from_checkpoint="last")
     assert "data_collator_options" in capsys.readouterr().err
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(made, tmp_path, monkeypatch):
-    files, teachers, student = made
-    given = dict(teacher=teachers["text", "bert"], model_name_or_path=student, masked_share=0.25, without_teacher="false")
-    given |= dict(save_strategy="steps", save_steps=2, hidden_weight=1, gradient_accumulation_steps=2, max_steps=8)
-    distil("text", files, tmp_path / "whole", **given)
-    distil("text", files, tmp_path / "run", **given)
+    given = dict(save_strategy="steps", save_steps=2, hidden_weight=1, gradient_accumulation_steps=2, max_steps=8)
+    given["masked_share"] = 0.25
+    distil("text", made, tmp_path / "whole", **given)
+    distil("text", made, tmp_path / "run", **given)
     # In the second epoch
     keep_checkpoint(tmp_path / "run" / "student", "checkpoint-4")
     monkeypatch.setattr(Teacher, "run", lambda *_: pytest.fail("the outputs are already on disk"))
-    distil("text", files, tmp_path / "run", **given, resume_from_checkpoint="last")
+    distil("text", made, tmp_path / "run", **given, resume_from_checkpoint="last")
     assert equal_weights(tmp_path / "whole" / "student", tmp_path / "run" / "student")
     for name in ("labels", "embeddings", "hidden"):
         assert losses(tmp_path / "whole" / "student", name) == losses(tmp_path / "run" / "student", name)
 
 
 def test_the_teacher_runs_once_for_each_chunk_of_rows_and_does_not_change(made, tmp_path, monkeypatch):
-    files, teachers_, student = made
     monkeypatch.setattr(teachers, "CHUNK", 16)
     run, calls = Teacher.run, []
     monkeypatch.setattr(Teacher, "run", lambda self, texts: calls.append(len(texts)) or run(self, texts))
-    source = Path(teachers_["classification", "bert"])
+    source = Path(made[1]["classification", "bert"])
     before = (source / "model.safetensors").read_bytes()
-    given = dict(teacher=source, model_name_or_path=student, hidden_weight=1, without_teacher="false", do_eval="false")
-    given["teacher_outputs"] = tmp_path / "outputs"
-    distil("classification", files, tmp_path / "first", **given)
+    given = dict(hidden_weight=1, do_eval="false", teacher_outputs=tmp_path / "outputs")
+    distil("classification", made, tmp_path / "first", **given)
     # A sample for the principal directions of 48-wide states, and three chunks
     assert calls == [40, 16, 16, 8]
-    distil("classification", files, tmp_path / "second", **given)
+    distil("classification", made, tmp_path / "second", **given)
     assert calls == [40, 16, 16, 8] and equal_weights(tmp_path / "first" / "student", tmp_path / "second" / "student")
     next((tmp_path / "outputs").rglob("hidden-16.npy")).unlink()
-    distil("classification", files, tmp_path / "third", **given)
+    distil("classification", made, tmp_path / "third", **given)
     assert calls == [40, 16, 16, 8, 16] and equal_weights(tmp_path / "first" / "student", tmp_path / "third" / "student")
-    distil("classification", files, tmp_path / "fourth", **given, teacher_layer=-2)
+    distil("classification", made, tmp_path / "fourth", **given, teacher_layer=-2)
     assert len(calls) == 9
     assert (source / "model.safetensors").read_bytes() == before
 
 
 def test_no_gradient_reaches_the_teacher(made, tmp_path, monkeypatch):
-    files, teachers_, student = made
     kept, build = [], Teacher.__init__
 
     def keep(self, *args):
@@ -186,8 +180,7 @@ def test_no_gradient_reaches_the_teacher(made, tmp_path, monkeypatch):
         kept.append(self)
 
     monkeypatch.setattr(Teacher, "__init__", keep)
-    given = dict(teacher=teachers_["ner", "bert"], model_name_or_path=student, hidden_weight=1, do_eval="false")
-    distil("ner", files, tmp_path, **given, without_teacher="false")
+    distil("ner", made, tmp_path, hidden_weight=1, do_eval="false")
     [teacher] = kept
     assert all(weight.grad is None for weight in teacher.model.parameters()) and not teacher.model.training
     [file] = tmp_path.rglob("hidden-0.npy")
@@ -199,24 +192,21 @@ def test_embeddings_of_a_sentence_transformer_are_its_own(made, tmp_path):
     """Here [CLS], not the mean."""
     import sentence_transformers as library
 
-    files, teachers_, student = made
     # A folder without modules.json gets mean pooling.
-    model = library.SentenceTransformer(teachers_["classification", "bert"], device="cpu")
+    model = library.SentenceTransformer(made[1]["classification", "bert"], device="cpu")
     model[1] = type(model[1])(48, "cls")
     model.save(str(tmp_path / "teacher"))
-    given = dict(teacher=tmp_path / "teacher", model_name_or_path=student, without_teacher="false", do_eval="false")
-    distil("text", files, tmp_path / "run", **given, cache_dtype="float32")
+    distil("text", made, tmp_path / "run", teacher=tmp_path / "teacher", do_eval="false", cache_dtype="float32")
     [file] = tmp_path.rglob("embeddings-0.npy")
-    expected = model.encode(Path(files["text"]["train_file"]).read_text(encoding="utf-8").splitlines())
+    expected = model.encode(Path(made[0]["text"]["train_file"]).read_text(encoding="utf-8").splitlines())
     # 48 numbers of the teacher on 32 principal directions
     expected = expected @ np.load(file.with_name("embeddings_directions.npy"))
     np.testing.assert_allclose(np.load(file), expected, atol=1e-5)
 
 
 def test_a_student_of_layers_of_the_teacher_or_of_a_preset(made, tmp_path, monkeypatch):
-    files, teachers_, _ = made
-    source = teachers_["classification", "bert"]
-    distil("classification", files, tmp_path / "layers", teacher=source, student_layers=2, without_teacher="false")
+    source = made[1]["classification", "bert"]
+    distil("classification", made, tmp_path / "layers", model_name_or_path=None, student_layers=2)
     whole, kept = (load_file(Path(folder, "model.safetensors")) for folder in (source, tmp_path / "layers" / "initial"))
     for name in (name for name in kept if "encoder.layer." in name):
         number, rest = name.split("encoder.layer.")[1].split(".", 1)
@@ -226,16 +216,14 @@ def test_a_student_of_layers_of_the_teacher_or_of_a_preset(made, tmp_path, monke
         teachers.load_config.__globals__["DebertaExtConfig"].from_preset.__globals__["PRESETS"], "tiny",
         dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16),
     )  # fmt: skip
-    distil("classification", files, tmp_path / "preset", teacher=source, preset="tiny", without_teacher="false")
+    distil("classification", made, tmp_path / "preset", model_name_or_path=None, preset="tiny")
     config = json.loads((tmp_path / "preset" / "student" / "config.json").read_text(encoding="utf-8"))
     assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("deberta-ext", 16, 1)
 
 
 def test_a_student_of_layers_of_a_checkpoint(made, tmp_path):
-    files, teachers_, student = made
-    given = dict(teacher=teachers_["classification", "bert"], model_name_or_path=student, student_layers=1)
-    distil("classification", files, tmp_path, **given, without_teacher="false")
-    whole, kept = (load_file(Path(folder, "model.safetensors")) for folder in (student, tmp_path / "initial"))
+    distil("classification", made, tmp_path, student_layers=1)
+    whole, kept = (load_file(Path(folder, "model.safetensors")) for folder in (made[2], tmp_path / "initial"))
     layers = {name.split("encoder.layer.")[1].split(".")[0] for name in kept if "encoder.layer." in name}
     assert layers == {"0"} and not any(name.startswith("lm_predictions") for name in kept)
     [embeddings] = (values for name, values in kept.items() if name.endswith("word_embeddings.weight"))
@@ -260,13 +248,11 @@ def test_layers_are_evenly_spaced():
 
 
 def test_seeds_and_finished_parts(made, tmp_path):
-    files, teachers_, student = made
-    given = dict(teacher=teachers_["classification", "bert"], model_name_or_path=student)
-    flags = dict(given, seeds="1", resume_from_checkpoint="auto")
-    results = distil("classification", files, tmp_path, **flags)
+    flags = dict(without_teacher=None, seeds="1", resume_from_checkpoint="auto")
+    results = distil("classification", made, tmp_path, **flags)
     assert results["student"]["eval_accuracy"]["values"]
     times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
-    assert distil("classification", files, tmp_path, **flags)["student"] == results["student"]
+    assert distil("classification", made, tmp_path, **flags)["student"] == results["student"]
     assert times == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
 
 
@@ -289,10 +275,8 @@ def test_seeds_and_finished_parts(made, tmp_path):
     ],
 )
 def test_refused_flags(task, given, message, made, tmp_path, capsys):
-    files, teachers_, student = made
-    flags = dict(teacher=teachers_[task, "bert"], model_name_or_path=student, without_teacher="false", do_eval=None) | given
     with pytest.raises(SystemExit):
-        distil(task, files, tmp_path, **flags)
+        distil(task, made, tmp_path, **(dict(do_eval=None) | given))
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -33,8 +33,8 @@ def tried(tmp_path_factory):
     return folder, printed
 
 
-def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
-    folder, _ = tried
+def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures_a_second_one_finds_nothing(tried):
+    folder, again = tried
     report = (folder / "report.md").read_text(encoding="utf-8")
     for name in study.STAGES:
         with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
@@ -49,10 +49,6 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures(tried):
     ):  # fmt: skip
         assert text in report, text
     assert "Failed or missing" not in report
-
-
-def test_a_second_run_finds_nothing_to_do(tried):
-    _, again = tried
     assert all(f"{name}: 0 to do" in again for name in study.STAGES)
 
 

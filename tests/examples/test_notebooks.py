@@ -26,12 +26,9 @@ def test_stored_outputs_are_those_of_one_run_without_errors(cells):
         assert bool(cell["outputs"]) or not re.search(r"^(\s*print|Image|_ = )\b", "".join(cell["source"]), re.MULTILINE)
 
 
-def test_no_output_names_a_machine(cells):
+def test_no_output_names_a_machine_and_they_are_small_and_link_to_what_there_is(cells):
     found = [MACHINE.search(line) for cell in cells for line in json.dumps(cell).split(r"\n") if "image/png" not in line]
     assert not any(found), found
-
-
-def test_they_are_small_and_link_to_what_there_is(cells):
     assert all(file.stat().st_size <= 300_000 for file in NOTEBOOKS) and len(NOTEBOOKS) == 2
     text = "".join(line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)

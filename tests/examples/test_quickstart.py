@@ -41,8 +41,8 @@ def finished(model, own_csv, tmp_path_factory):
     return arguments, folder
 
 
-def test_a_run_on_own_texts_leaves_everything_that_it_promises(finished):
-    folder = finished[1]
+def test_a_run_on_own_texts_leaves_everything_that_it_promises_and_again_trains_nothing_twice(finished, capsys):
+    arguments, folder = finished
     table = (folder / "table.md").read_text(encoding="utf-8")
     for name in ("majority class", "TF-IDF + logistic regression", *quickstart.NAMES):
         assert f"| {name} |" in table
@@ -55,10 +55,6 @@ def test_a_run_on_own_texts_leaves_everything_that_it_promises(finished):
     assert pipeline("text-classification", str(classifier))("good 3")[0]["label"] in ("good", "bad", "neither")
     configs = [json.loads((folder / name / "seed-1" / "config.json").read_text()) for name in quickstart.NAMES]
     assert all(config["hidden_dropout_prob"] == 0.1 for config in configs)
-
-
-def test_the_same_command_again_trains_nothing_twice(finished, capsys):
-    arguments, folder = finished
     weights = folder / "pre-trained" / "seed-1" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     quickstart.main(arguments)

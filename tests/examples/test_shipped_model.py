@@ -20,12 +20,13 @@ def test_its_code_is_that_of_the_package(tmp_path):
     assert shipped == current, "python examples/models/small_english.py code examples/models/deberta-ext-small-en"
 
 
-def test_its_card_names_sources_and_licences_and_its_weights_are_small():
+def test_its_card_names_sources_and_licences_its_weights_are_small_and_it_passes_the_checks():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(source in text for source in ("wikipedia_en", "squad_v1", "manuals_en", "CC BY-SA", "GPL"))
     weights = FOLDER / "model.safetensors"
     assert {str(tensor.dtype) for tensor in load_file(weights).values()} == {"torch.float16"}
     assert weights.stat().st_size <= 25e6
+    assert push(FOLDER, "user/name", dry_run=True).problems == []
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,3 @@ def test_it_fills_masks(text, answer):
     # The file is in float16, but a CPU takes 4 times as long for a float16 forward pass, and 16 times for a training step.
     assert fill_mask.model.dtype == torch.float32
     assert fill_mask(text)[0]["token_str"].strip() == answer
-
-
-def test_it_passes_the_checks_of_a_published_folder():
-    assert push(FOLDER, "user/name", dry_run=True).problems == []

@@ -169,20 +169,13 @@ def test_a_head_of_the_checkpoint_stays_as_it_is(method, body, tmp_path, caplog)
         assert "neither the adapter nor the base model has weights for pooler" in caplog.text
 
 
-def with_adapters(base):
-    config = peft.LoraConfig(
-        task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"], modules_to_save=["classifier", "pooler"], r=4,
-        lora_dropout=0.0,
-    )  # fmt: skip
-    return peft.get_peft_model(base, config)
-
-
 @pytest.fixture
 def adapted(tiny_config, shake):
     """adapted(kind, **fields): a classifier with adapters that change its output; only adapters and head are trained."""
 
     def build(kind="v3", **fields):
-        model = with_adapters(shake(CLASSES[TEXT](tiny_config(kind, num_labels=3, **fields)))).eval()
+        config = METHODS["LoRA"](task_type="SEQ_CLS", modules_to_save=["classifier", "pooler"])
+        model = peft.get_peft_model(shake(CLASSES[TEXT](tiny_config(kind, num_labels=3, **fields))), config).eval()
         # The second factor of an adapter is initialised to zero, the first one at random.
         generator = torch.Generator().manual_seed(0)
         for name, parameter in sorted(model.named_parameters()):

@@ -41,7 +41,7 @@ def answer(windows, start, end, **options):
 ONE = make_windows((0, [OUT, OUT, OUT, *WORDS]))
 
 
-def test_the_text_is_cut_from_the_context_by_characters():
+def test_the_text_is_cut_from_the_context_by_characters_and_only_its_tokens_are_answers():
     answers = answer(ONE, [logits(11, t6=5)], [logits(11, t7=5)])
     assert answers.predictions == answers.best == {"q0": "first program"}
     # Other spans that contain the first words only have one of the two logits.
@@ -54,6 +54,11 @@ def test_the_text_is_cut_from_the_context_by_characters():
     # If scores are equal, the span that starts and ends first is best.
     answers = answer(ONE, [logits(11)], [logits(11)], n_best=3)
     assert [entry["text"] for entry in answers.nbest["q0"]] == ["Ada", "Ada wrote", "Ada wrote the"]
+    start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
+    assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
+    # A white-space token cannot start an answer.
+    spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
+    assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
 
 
 def test_probabilities_are_a_softmax_of_the_scores():
@@ -68,14 +73,6 @@ def test_probabilities_are_a_softmax_of_the_scores():
     far = answer(ONE, [logits(11, t0=-3e38, t3=3e38)], [logits(11, t0=-3e38, t3=3e38)], with_null=True)
     json.dumps([far.nbest, far.null_odds], allow_nan=False)
     assert far.nbest["q0"][0]["probability"] == 1.0
-
-
-def test_only_tokens_of_the_context_are_answers_and_take_places_among_the_best():
-    start, end = [logits(11, t0=9, t1=9, t2=9, t4=3)], [logits(11, t0=9, t1=9, t2=9, t4=3)]
-    assert answer(ONE, start, end, n_best=1).predictions == {"q0": "wrote"}
-    # A white-space token cannot start an answer.
-    spaced = make_windows((0, [OUT, (0, 3), (4, 4), (4, 9)]))
-    assert answer(spaced, [logits(4, t2=9, t3=1)], [logits(4, t2=9, t3=1)]).predictions == {"q0": "wrote"}
 
 
 def null_answer(threshold=0.0, with_null=True, **options):

@@ -27,7 +27,7 @@ TRAINED = dict(do_train=True, do_eval=True, max_steps=1)
 NAMES, TEXTS = ["red", "green", "blue"], [*"abcdef"]
 
 
-def test_classes_confusions_and_surest_errors_by_hand():
+def test_classes_confusions_surest_errors_and_the_calibration_error_by_hand():
     found = class_failures(LABELS, PROBABILITIES, NAMES, TEXTS)
     assert found.tables["labels"][0] == dict(label="red", precision=0.5, recall=pytest.approx(1 / 3), F1=0.4, rows=3)
     assert found.tables["confusion"][0] == {"true": "red", "predicted": {"red": 1, "green": 2, "blue": 0}}
@@ -36,9 +36,6 @@ def test_classes_confusions_and_surest_errors_by_hand():
     assert [error["text"] for error in found.errors] == ["c", "b", "e"]
     assert found.errors[0] == dict(row=3, text="c", label="red", predicted="green", probability=0.9)
     assert [*found.figures] == ["confusion", "reliability"] and found.thresholds == {}
-
-
-def test_the_calibration_error_is_the_mean_gap_of_the_bins():
     found = calibration_error(np.array([0.55, 0.59, 0.9, 1.0]), np.array([1, 0, 1, 1]))
     assert found == pytest.approx((2 * abs(0.57 - 0.5) + 2 * abs(0.95 - 1)) / 4)
 
@@ -56,15 +53,12 @@ def test_the_threshold_has_the_best_f1_of_all_and_lies_between_two_rows():
     assert np.abs(probabilities - best).min() > 1e-6
 
 
-def test_two_classes_have_the_threshold_of_the_second():
+def test_two_classes_have_the_threshold_of_the_second_or_a_half_if_it_gains_nothing():
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     found = class_failures(np.array([0, 0, 1, 1]), probabilities, ["no", "yes"], TEXTS[:4])
     assert found.thresholds == {"yes": pytest.approx(0.25)}
     remark = "F1 at 0.5 and at the threshold that is best on these rows: 'yes' 0.000 at 0.5, 1.000 at 0.250."
     assert found.remarks[-1] == remark
-
-
-def test_a_threshold_that_gains_nothing_stays_at_a_half():
     curve = threshold_curve(np.array([0, 1, 1]), np.array([0.6, 0.7, 0.65]))
     assert curve["threshold"].tolist() == [0.5, pytest.approx(0.625), pytest.approx(0.675)]
     found = class_failures(np.array([0, 1, 1]), np.array([[0.3, 0.7], [0.4, 0.6], [0.4, 0.6]]), ["no", "yes"], TEXTS[:3])

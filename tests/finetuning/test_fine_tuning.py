@@ -93,25 +93,20 @@ def test_runs_that_cannot_do_what_they_are_told_write_nothing(argv, given, messa
     assert not (tmp_path / "run").exists()
 
 
-class _Stop(TrainerCallback):
-    """Callback that stops the training after a step, as if the process was killed."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
 @contextlib.contextmanager
 def stopped(step):
-    """Return a context in which trainers stop after a step, and which expects a KeyboardInterrupt."""
+    """Return a context in which trainers stop after a step, as if killed, and which expects a KeyboardInterrupt."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == step:
+                raise KeyboardInterrupt
+
     make = TaskTrainer.__init__
 
     def init(self, *args, **kwargs):
         make(self, *args, **kwargs)
-        self.add_callback(_Stop(step))
+        self.add_callback(Stop())
 
     with mock.patch.object(TaskTrainer, "__init__", init), pytest.raises(KeyboardInterrupt):
         yield
@@ -132,7 +127,9 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tm
     assert losses[0] == losses[1] and len(losses[0]) == 6
 
 
-def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folder_of, tmp_path):
+def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped_nor_one_that_is_read_overwritten(
+    finished, folder_of, tmp_path, monkeypatch
+):
     folder, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     with pytest.raises(ValueError, match=r"is not empty; .*--overwrite_output_dir renames the folder"):
@@ -146,6 +143,14 @@ def test_a_folder_that_is_not_empty_is_neither_resumed_nor_wiped(finished, folde
         run(folder, folder, "--do_predict")
     assert "choose another --output_dir" in str(refused.value) and "--resume" not in str(refused.value)
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    with pytest.raises(ValueError, match=r"--overwrite_output_dir would rename .*everything"):
+        run(folder, folder, "--do_train", "--overwrite_output_dir")
+    with pytest.raises(ValueError, match=r"would rename .*train.csv"):
+        run("x", tmp_path, "--do_train", "--overwrite_output_dir", train_file=tmp_path / "train.csv")
+    monkeypatch.chdir(tmp_path)
+    for place in (".", ".."):
+        with pytest.raises(ValueError, match=r"would rename"):
+            run("x", place, "--do_train", "--overwrite_output_dir")
 
 
 def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
@@ -157,18 +162,6 @@ def test_overwriting_moves_the_old_folder_aside(folder_of, tmp_path, capsys):
     seeds = [read(tmp_path / name, "run_arguments.json")["seed"] for name in ("run.old-1", "run.old-2", "run")]
     assert seeds == [0, 1, 2]
     assert weights(folder) and weights(tmp_path / "run.old-1")
-
-
-def test_overwriting_spares_what_is_read_and_the_working_directory(finished, tmp_path, monkeypatch):
-    folder, _ = finished
-    with pytest.raises(ValueError, match=r"--overwrite_output_dir would rename .*everything"):
-        run(folder, folder, "--do_train", "--overwrite_output_dir")
-    with pytest.raises(ValueError, match=r"would rename .*train.csv"):
-        run("x", tmp_path, "--do_train", "--overwrite_output_dir", train_file=tmp_path / "train.csv")
-    monkeypatch.chdir(tmp_path)
-    for place in (".", ".."):
-        with pytest.raises(ValueError, match=r"would rename"):
-            run("x", place, "--do_train", "--overwrite_output_dir")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def arguments(name, task, given=None, processes=1):
     return recipe_arguments(name, task, given, processes=processes, device=CPU)
 
 
-def test_recipes_are_those_of_the_scripts():
+def test_recipes_are_those_of_the_scripts_and_tasks_of_other_names_take_those_of_their_kind():
     half = dict(half_precision=True)
     assert RECIPES["v3-large"]["sst2"] == FineTuningRecipe(8, 500, 6e-6, 32, 0.1, 128, **half)
     assert RECIPES["base"]["cola"] == FineTuningRecipe(6, 100, 2e-5, 32, 0.15, 64)
@@ -26,17 +26,14 @@ def test_recipes_are_those_of_the_scripts():
     assert RECIPES["v2-xxlarge"]["ner"] == FineTuningRecipe(15, 0.1, 2.5e-6, 16, 0.0, 512, **half)
     assert RECIPES["v3-small-sift"]["mnli"] == FineTuningRecipe(6, 1000, 3.5e-5, 64, 0.1, 256, sift_weight=5.0)
     assert [len(recipes) for recipes in RECIPES.values()] == [12] * 5 + [10] + [1] * 8
+    assert find_recipe("v3-large", "conll2003") == RECIPES["v3-large"]["ner"]
+    assert find_recipe("base", "xnli") == find_recipe("base", "MNLI") == RECIPES["base"]["mnli"]
 
 
 @pytest.mark.parametrize("name, model", [("large", "deberta-large"), ("large", "deberta-large-mnli"), ("v3-large", "base")])
 def test_another_model_than_one_of_mnli_is_warned_of(name, model, caplog):
     set_recipe_fields(name, DebertaExtConfig(), DataArguments(task_name="rte"), ModelArguments(model_name_or_path=model))
     assert ("expects a model that was first fine-tuned on MNLI" in caplog.text) == (model == "deberta-large")
-
-
-def test_tasks_of_other_names_take_the_settings_of_their_kind():
-    assert find_recipe("v3-large", "conll2003") == RECIPES["v3-large"]["ner"]
-    assert find_recipe("base", "xnli") == find_recipe("base", "MNLI") == RECIPES["base"]["mnli"]
 
 
 @pytest.mark.parametrize("size", RECIPES)

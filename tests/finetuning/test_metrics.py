@@ -49,14 +49,11 @@ def test_metrics_by_hand(metric, predictions, references, expected):
     assert metric(predictions, references) == pytest.approx(expected)
 
 
-def test_grouped_accuracy_reports_each_group_and_all():
+def test_metrics_of_groups_by_hand():
     groups = ["middle", "high", "middle", None, "high", "high"]
     found = grouped_accuracy([0, 1, 2, 3, 0, 1], [0, 1, 0, 3, 1, 2], groups)
     assert found == {"accuracy": 0.5, "high_accuracy": pytest.approx(1 / 3), "middle_accuracy": 0.5}
     assert list(found) == ["accuracy", "high_accuracy", "middle_accuracy"]
-
-
-def test_multirc_by_hand():
     # a: all correct. b: one of two is wrong (macro-F1: label 1 is 2 * 1 / (2 + 1), label 0 is 0). c: correct, one label.
     groups = [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (2, "c")]
     found = multirc([1, 1, 0, 1, 0], [1, 1, 0, 0, 0], groups)

@@ -110,7 +110,7 @@ def test_rows_of_a_file_are_checked_beyond_the_limit(tmp_path):
         MultipleChoiceData(MultipleChoiceArguments(train_file=[file], max_train_samples=1))
 
 
-def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
+def test_a_choice_is_the_context_which_alone_is_cut_and_the_question_with_the_choice(tokenizer):
     rows = encoded([question(choices=3, label=2)], tokenizer).evaluation[""].rows
     texts = [tokenizer.decode(ids) for ids in rows[0]["input_ids"]]
     assert texts == [f"[CLS]the cat sat on a mat[SEP]it {choice}[SEP]" for choice in ("the on", "cat a", "sat mat")]
@@ -119,9 +119,6 @@ def test_a_choice_is_the_context_and_the_question_with_the_choice(tokenizer):
     assert types == [0] * (len(types) - second) + [1] * second
     assert rows[0]["labels"] == 2
     assert rows[0]["length"] == max(map(len, rows[0]["input_ids"]))
-
-
-def test_the_context_alone_is_cut(tokenizer):
     long = question(context=WORDS, choices=3)
     pair = tokenizer("", long["choices"][0])["input_ids"]
     length = max(len(tokenizer("", choice)["input_ids"]) for choice in long["choices"]) + 2

@@ -19,7 +19,7 @@ from hf_deberta_ext.finetuning.prediction import file_parts, predict_file, task_
 from hf_deberta_ext.finetuning.prediction_tables import prediction_table, write_tables
 
 
-def test_a_table_has_the_columns_of_the_data_under_names_of_their_own():
+def test_a_table_has_the_columns_of_the_data_under_own_names_and_csv_lists_as_json_and_nothing_for_none(tmp_path):
     rows = Dataset.from_dict({"text": ["a", "b"], "row": [7, 8], "predicted": ["x", "y"], "input_row": [0, 1]})
     numbers = np.array([3, 9, 11])
     table = prediction_table(rows, numbers, predicted=["p", "q"], gold=[None, "q"], probability=[0.5, 1.0])
@@ -28,9 +28,6 @@ def test_a_table_has_the_columns_of_the_data_under_names_of_their_own():
         "gold": [None, "q"], "predicted": ["p", "q"], "probability": [0.5, 1.0],
     }  # fmt: skip
     assert "gold" not in prediction_table(rows, predicted=["p", "q"]).column_names
-
-
-def test_csv_has_lists_as_json_and_nothing_for_none(tmp_path):
     tables = [pa.table({"words": [["é", 'a "b"']], "n": [1], "gold": ["x\ny"]}), pa.table({"n": ["two"], "words": [[]]})]
     write_tables(tmp_path / "a.csv", iter(tables))
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as lines:

@@ -281,7 +281,7 @@ def test_one_set_of_version_2_by_hand(tmp_path):
     assert again.evaluation[""].metrics((start, end), None)["f1"] == metrics["best_f1"]
 
 
-def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
+def test_no_answer_is_the_baseline_where_some_questions_have_none_as_in_squad_2(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()), one(name="n3", answers=()))
     found = data(train_file=[file], validation_file=[file], version_2_with_negative=True)
     assert found.label_counts == {"with an answer": 1, "without": 2}
@@ -291,6 +291,9 @@ def test_no_answer_is_the_baseline_where_some_questions_have_none(tmp_path):
     file = write_lines(tmp_path / "b.jsonl", one())
     first = data(train_file=[file], validation_file=[file])
     assert first.label_counts == first.baselines == {}
+    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()))
+    found = data(task_name="squad_v2", train_file=[file])
+    assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")
 
 
 def test_a_stride_that_leaves_no_room_is_refused(tmp_path):
@@ -309,9 +312,3 @@ def test_files_with_mistakes_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         data(train_file=[str(tmp_path / name)])
-
-
-def test_squad_2_by_its_name_has_questions_without_an_answer(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", one(), one(name="n2", answers=()))
-    found = data(task_name="squad_v2", train_file=[file])
-    assert (found.name, found.with_null, found.dataset) == ("squad_v2", True, "a.jsonl")

@@ -20,10 +20,6 @@ ROW = {
 }
 
 
-def rows(*changes):
-    return Dataset.from_list([ROW | change for change in changes])
-
-
 def write_raw(folder, name, **fields):
     article = {
         "article": "Ann has a boat.",
@@ -59,8 +55,8 @@ def test_race_level_is_that_of_the_last_part_that_says_one(name, expected):
 
 
 def test_race_rows_by_hand():
-    examples = rows({}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""})
-    assert choice_rows(examples, RACE, source="here") == [
+    changes = {}, {"question": "Whose is it?", "answer": "A"}, {"example_id": "middle1.txt", "answer": ""}
+    assert choice_rows(Dataset.from_list([ROW | change for change in changes]), RACE, source="here") == [
         dict(id=name, context=ROW["article"], choices=[text.format(o) for o in ROW["options"]], label=label, group=group)
         for name, text, label, group in (
             ("high7.txt-0", "The boat is {} .", 1, "high"),

@@ -46,21 +46,20 @@ RECORD = [
     },
 ]
 WSC = {"text": "a b", "span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}
-# (task, row, the texts that a model reads)
+# (task, row, the texts that a model reads, answers, and their values in the file for the server)
 TEXTS = [
-    ("boolq", {"question": "is it", "passage": "It is."}, ["is it", "It is."]),
-    ("cb", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
-    ("rte", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
-    ("multirc", MULTIRC[0], ["p0", "who? Ann"]),
-    ("wic", {"word": "bank", "sentence1": "The bank.", "sentence2": "A bank"}, ["bank: The bank.", "A bank"]),
+    ("boolq", {"question": "is it", "passage": "It is."}, ["is it", "It is."], [1, 0], ["true", "false"]),
+    ("cb", {"premise": "a", "hypothesis": "b"}, ["a", "b"], [2, 1], ["neutral", "contradiction"]),
+    ("rte", {"premise": "a", "hypothesis": "b"}, ["a", "b"], [1, 0], ["not_entailment", "entailment"]),
+    ("wic", {"word": "x", "sentence1": "The x.", "sentence2": "A x"}, ["x: The x.", "A x"], [1, 0], ["true", "false"]),
     (
         "wsc",
         {"text": "Mary saw Ann. She waved", "span1_text": "Ann", "span1_index": 2, "span2_text": "She", "span2_index": 3},
-        ["Mary saw # Ann. # * She * waved"],
+        ["Mary saw # Ann. # * She * waved"], [1, 0], ["True", "False"],
     ),
-    ("axb", {"sentence1": "a", "sentence2": "b"}, ["a", "b"]),
-    ("axg", {"premise": "a", "hypothesis": "b"}, ["a", "b"]),
-]
+    ("axb", {"sentence1": "a", "sentence2": "b"}, ["a", "b"], [0, 1], ["entailment", "not_entailment"]),
+    ("axg", {"premise": "a", "hypothesis": "b"}, ["a", "b"], [0, 1], ["entailment", "not_entailment"]),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -92,12 +91,15 @@ def logits(*answers, labels=2):
     return np.eye(labels)[[*answers]]
 
 
-@pytest.mark.parametrize(("task", "row", "texts"), TEXTS, ids=[task for task, _, _ in TEXTS])
-def test_texts_of_a_task(data, tokenizer, task, row, texts):
-    ours = data(task, test=[{name: cell for name, cell in row.items() if name != "label"}])
-    rows = encoded(ours, tokenizer).test[""].rows
-    assert tokenizer.decode(rows["input_ids"][0]) == "[CLS]" + "".join(f"{text}[SEP]" for text in texts)
-    assert "labels" not in rows.column_names
+@pytest.mark.parametrize(("task", "row", "texts", "answers", "labels"), TEXTS, ids=[task for task, *_ in TEXTS])
+def test_texts_of_a_task_and_its_file_for_the_server(data, tokenizer, task, row, texts, answers, labels, tmp_path):
+    test = encoded(data(task, test=[{**row, "idx": 5}, {**row, "idx": 6}]), tokenizer).test[""]
+    assert tokenizer.decode(test.rows["input_ids"][0]) == "[CLS]" + "".join(f"{text}[SEP]" for text in texts)
+    assert "labels" not in test.rows.column_names
+    outputs = logits(*answers, labels=len(SUPERGLUE[task].labels))
+    name, written = lines(test.write(outputs, tmp_path, "predict"))
+    assert name == SUPERGLUE[task].files[""]
+    assert written == [{"idx": 5, "label": labels[0]}, {"idx": 6, "label": labels[1]}]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,7 @@ def test_multirc_by_hand(data, tokenizer, tmp_path):
     answers = logits(1, 1, 1, 0)
     for rows in (without_numbers, MULTIRC):
         task = encoded(data("multirc", validation=rows, test=rows), tokenizer)
+        assert tokenizer.decode(task.test[""].rows["input_ids"][0]) == "[CLS]p0[SEP]who? Ann[SEP]"
         assert task.metric == "f1_a"
         measured = task.evaluation[""]
         scores = measured.metrics(answers, np.array(measured.rows["labels"]))
@@ -169,27 +172,6 @@ def test_record_fills_each_entity_in_and_answers_with_the_best(data, tokenizer, 
     task = encoded(ours, tokenizer)
     assert (ours.num_train, len(task.train)) == (1, 3)
     assert (task.test[""].examples, len(task.test[""].rows), task.test[""].metrics) == (1, 3, None)
-
-
-@pytest.mark.parametrize(
-    ("task", "answers", "labels"),
-    [
-        ("boolq", [1, 0], ["true", "false"]),
-        ("wic", [1, 0], ["true", "false"]),
-        ("wsc", [1, 0], ["True", "False"]),
-        ("cb", [2, 1], ["neutral", "contradiction"]),
-        ("rte", [1, 0], ["not_entailment", "entailment"]),
-        ("axb", [0, 1], ["entailment", "not_entailment"]),
-        ("axg", [0, 1], ["entailment", "not_entailment"]),
-    ],
-)
-def test_files_for_the_server(data, tokenizer, tmp_path, task, answers, labels):
-    row = next(row for name, row, _ in TEXTS if name == task)
-    ours = data(task, test=[{**row, "idx": 5}, {**row, "idx": 6}])
-    outputs = logits(*answers, labels=len(SUPERGLUE[task].labels))
-    name, written = lines(encoded(ours, tokenizer).test[""].write(outputs, tmp_path, "predict"))
-    assert name == SUPERGLUE[task].files[""]
-    assert written == [{"idx": 5, "label": labels[0]}, {"idx": 6, "label": labels[1]}]
 
 
 COPA = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect"}

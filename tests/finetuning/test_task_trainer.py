@@ -90,23 +90,24 @@ def bert(**more):
 
 
 @exact_accumulation
-@pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize("family", ["ours", "v2", "bert"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("family", "kind", "smoothing"),
+    [
+        *((family, kind, 0.0) for family in ("ours", "v2", "bert") for kind in HEADS),
+        *(("ours", kind, 0.2) for kind in HEADS if kind != "question"),
+    ],
+)
 def test_accumulation_changes_neither_loss_nor_gradient(family, kind, smoothing, tiny_config, stock_config, tmp_path):
     """transformers' heads accept and ignore num_items_in_batch: plain Trainer would report 2 and 4 times the loss."""
-    if smoothing and kind == "question":
-        pytest.skip("refused")
     make_config = {"ours": tiny_config, "v2": stock_config, "bert": bert}[family]
     logged = []
-    for steps in (1, 2, 4):
+    for steps in (1, 4):
         entry = first_step(
             tmp_path / str(steps), get_model(kind, make_config()), encoded(kind), steps, label_smoothing_factor=smoothing
         )
         logged.append((entry["loss"], entry["grad_norm"]))
     assert logged[0][1] > 0
-    for other in logged[1:]:
-        assert other == pytest.approx(logged[0], rel=1e-4)
+    assert logged[1] == pytest.approx(logged[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +155,11 @@ def test_a_weighted_loss_is_the_weighted_mean_over_the_step(kind, count, tmp_pat
         of_label = log_probabilities[kept].gather(-1, labels[kept][:, None])[:, 0]
         expected = -(WEIGHTS[labels[kept]] * of_label).sum() / WEIGHTS[labels[kept]].sum()
     norms = []
-    for steps in (1, 2, 4):
+    for steps in (1, 4):
         entry = first_step(tmp_path / str(steps), model, task, steps)
         assert entry["loss"] == pytest.approx(float(expected), rel=1e-4)
         norms.append(entry["grad_norm"])
-    assert norms[0] > 0 and norms == pytest.approx([norms[0]] * 3, rel=1e-3)
+    assert norms[0] > 0 and norms == pytest.approx([norms[0]] * 2, rel=1e-3)
 
 
 @exact_accumulation

@@ -73,13 +73,15 @@ def test_texts_become_rows_and_labels_names(data, tokenizer):
     assert {*task.train.column_names} == {"input_ids", "token_type_ids", "attention_mask", "labels"}
 
 
-def test_pairs_have_two_segments_and_the_longer_one_is_cut(data, tokenizer):
+def test_pairs_have_two_segments_the_longer_one_is_cut_and_one_may_be_empty(data, tokenizer):
     long = [{"premise": "it rains so good a long one " * 9, "hypothesis": "wet", "label": n} for n in range(2)]
     task = encoded(data(train=PAIRS + long, max_seq_length=16), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]][2:] == [16, 16]
     assert tokenizer.decode(task.train["input_ids"][0]) == "[CLS]it rains[SEP]wet[SEP]"
     assert tokenizer.decode(task.train["input_ids"][2]).endswith("[SEP]wet[SEP]")
     assert {*task.train["token_type_ids"][0]} == {0, 1}
+    pairs = [{"premise": "it rains", "hypothesis": "", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
+    assert data(train=pairs, test=[{"premise": "", "hypothesis": ""}]).num_train == 2
 
 
 def test_metrics_and_predictions_by_hand(data, tokenizer, tmp_path):
@@ -192,7 +194,7 @@ MESSY = [
 HELD_OUT = [{"text": "held out", "label": "payment"}, {"text": "other", "label": "delivery"}]
 
 
-def test_what_is_irregular_is_shown_before_training(data, caplog):
+def test_what_is_irregular_is_shown_and_duplicates_are_left_out_by_flag(data, caplog):
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop")
     assert (ours.num_train, ours.num_evaluation) == (8, 2)
     assert caplog.messages == [
@@ -213,10 +215,7 @@ def test_what_is_irregular_is_shown_before_training(data, caplog):
     regular = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
     data(train=regular[:4], validation=regular[4:])
     assert not caplog.messages
-
-
-def test_duplicates_are_left_out_by_flag(data):
-    """A text with two different labels is kept twice, because the correct label is unknown."""
+    # A text with two different labels is kept twice, because the correct label is unknown.
     ours = data(train=MESSY, validation=HELD_OUT, on_empty="drop", on_duplicates="drop")
     train = ours.parts["train"][""]
     assert train.left_out == 4
@@ -260,11 +259,6 @@ def test_messy_data_are_refused(data, flags, message):
         data(train=MESSY, validation=HELD_OUT, **flags)
     with pytest.raises(ValueError, match=r"2 of 2 rows of --train_file repeat .* a text of the evaluation data"):
         data(train=HELD_OUT, validation=HELD_OUT, on_duplicates="drop")
-
-
-def test_a_pair_with_one_text_is_no_empty_row_and_rows_to_predict_on_may_be_empty(data):
-    pairs = [{"premise": "it rains", "hypothesis": "", "label": 1}, {"premise": "a", "hypothesis": "b", "label": 0}]
-    assert data(train=pairs, test=[{"premise": "", "hypothesis": ""}]).num_train == 2
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
             data_of(tmp_path, numbers, label_names=names)
 
 
-def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
+def test_the_first_token_of_a_word_carries_its_label_or_all_go_on_with_the_inside_of_the_entity(tmp_path, wordpiece):
     # Sentences without a token are dropped from training: the mean loss of a batch with only such sentences would be NaN.
     task = data_of(tmp_path, [*ROWS, {"tokens": ["\u200b"], "ner_tags": ["O"]}]).encode(wordpiece, None)
     assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[:5] == ["[CLS]", "ada", "love", "##lace", "s"]
@@ -108,9 +108,6 @@ def test_the_first_token_of_a_word_carries_its_label(tmp_path, wordpiece):
     assert task.train["labels"][:] == [[-100, 2, 3, -100, 0, *[-100] * 6], [-100, 1, 0, *[-100] * 6]]
     task = data_of(tmp_path, pad_to_max_length=True, max_seq_length=30).encode(wordpiece, None)
     assert task.collator([task.train[1]])["input_ids"].shape == (1, 30)
-
-
-def test_label_all_tokens_goes_on_with_the_inside_of_the_entity(tmp_path, wordpiece):
     rows = [{"tokens": ["Lovelace", "Love", "Lovelace"], "ner_tags": ["B-PER", "I-PER", "B-LOC"]}]
     task = data_of(tmp_path, rows, label_all_tokens=True).encode(wordpiece, None)
     assert wordpiece.convert_ids_to_tokens(task.train[0]["input_ids"])[1:-1] == ["love", "##lace", "love", "love", "##lace"]

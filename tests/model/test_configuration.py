@@ -5,19 +5,12 @@ import json
 import logging
 
 import pytest
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, DebertaConfig, DebertaV2Config, PreTrainedConfig
 
-from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
+from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.checkpoints.presets import PRESETS
 
-# Published backbone parameters without embeddings, in millions (README of microsoft/DeBERTa), and vocabularies.
-PUBLISHED = {
-    "v2-xxlarge": (1320, 128100), "v2-xlarge": (710, 128100), "xlarge": (700, 50265), "large": (350, 50265),
-    "base": (100, 50265), "v3-large": (304, 128100), "v3-base": (86, 128100), "v3-small": (44, 128100),
-    "v3-xsmall": (22, 128100), "mdeberta-v3-base": (86, 251000),
-}  # fmt: skip
 ELECTRA = {"electra-small": (12, 256), "electra-base": (12, 768), "electra-large": (24, 1024)}
 
 
@@ -26,19 +19,8 @@ def plain(config):
     return {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "auto_map")}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_preset_has_the_published_size(name):
-    config = DebertaExtConfig.from_preset(name)
-    with torch.device("meta"):
-        model = DebertaExtModel(config)
-    backbone = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("embeddings."))
-    published, vocabulary = PUBLISHED[name]
-    assert abs(backbone / 1e6 - published) < 0.05 * published
-    assert config.vocab_size == vocabulary
-
-
 def test_presets_are_the_listed_ones_and_take_overrides():
-    assert {*PRESETS} == {*PUBLISHED} | {*ELECTRA}
+    assert {name for name in PRESETS if name.startswith("electra")} == {*ELECTRA}
     for name, shape in ELECTRA.items():
         config = DebertaExtConfig.from_preset(name)
         assert (config.num_hidden_layers, config.hidden_size) == shape
@@ -171,7 +153,7 @@ def test_stock_defaults_are_read_as_transformers_reads_them(stock):
     assert config.model_type == "deberta-ext"
 
 
-def test_published_v3_config_file_becomes_the_preset(tmp_path):
+def test_published_v3_config_file_becomes_the_preset_and_others_may_leave_norms_out(tmp_path):
     published = {
         "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
         "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
@@ -184,24 +166,18 @@ def test_published_v3_config_file_becomes_the_preset(tmp_path):
     config = DebertaExtConfig.from_pretrained(tmp_path)
     preset = DebertaExtConfig.from_preset("v3-base")
     assert plain(config) == plain(preset)
-
-
-def test_an_empty_config_file_is_named(tmp_path):
-    """Check the error, because transformers would create a model of the default size."""
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OSError, match=r"is missing or empty; add it, or pass config="):
-        DebertaExtConfig.from_pretrained(tmp_path)
-
-
-def test_the_configuration_of_another_model_is_refused(tmp_path):
-    """Regression test: it was read as ours, with default values for all fields with other names."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
-    with pytest.raises(ValueError, match=f"got 'bert' in {tmp_path}"):
-        DebertaExtConfig.from_pretrained(tmp_path)
-
-
-def test_stock_files_may_leave_norms_out_and_give_any_number_below_one(tmp_path):
     stock = {"model_type": "deberta-v2", "norm_rel_ebd": None, "position_buckets": 0, "max_relative_positions": -1}
     (tmp_path / "config.json").write_text(json.dumps(stock))
     config = DebertaExtConfig.from_pretrained(tmp_path)
     assert (config.norm_rel_ebd, config.position_buckets, config.max_relative_positions) == ("none", -1, -1)
+
+
+def test_an_empty_config_file_and_the_configuration_of_another_model_are_named(tmp_path):
+    """Check the error, because transformers would create a model of the default size."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OSError, match=r"is missing or empty; add it, or pass config="):
+        DebertaExtConfig.from_pretrained(tmp_path)
+    # It was read as ours, with default values for all fields with other names.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
+    with pytest.raises(ValueError, match=f"got 'bert' in {tmp_path}"):
+        DebertaExtConfig.from_pretrained(tmp_path)

@@ -65,7 +65,7 @@ def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time_nor_on_the_dtype(
     assert torch.equal(draw(logits), whole) and draw(logits[:0]).shape == (0,)
 
 
-def test_only_selected_positions_change_and_lucky_samples_count_as_original(joint, masked):
+def test_only_selected_positions_change_lucky_samples_count_as_original_and_special_tokens_by_flag(joint, masked):
     model, (batch, original) = joint(), masked
     selected = batch["labels"] != -100
     n = int(selected.sum())
@@ -80,9 +80,6 @@ def test_only_selected_positions_change_and_lucky_samples_count_as_original(join
     assert torch.equal(replaced == -100, ~counted)
     assert torch.equal(replaced[counted] == 1, (corrupted != original)[counted])
     assert replaced[selected][0] == 0 and replaced[selected][-1] == 0 and replaced.clamp(min=0).sum() >= n - 4
-
-
-def test_loss_with_and_without_special_tokens(joint, masked):
     model, (batch, original) = joint(rtd_special_tokens=False), masked
     labels = model(**batch).discriminator_labels
     special = torch.isin(original, torch.tensor(SPECIAL))
@@ -90,7 +87,7 @@ def test_loss_with_and_without_special_tokens(joint, masked):
     assert (joint()(**batch).discriminator_labels == -100).sum() == (batch["attention_mask"] == 0).sum()
 
 
-def test_losses_are_those_of_both_halves_and_their_weighted_sum(joint, masked):
+def test_losses_are_those_of_both_halves_their_weighted_sum_and_zero_without_a_selected_position(joint, masked):
     batch, _ = masked
     model = joint(rtd_lambda=7.0)
     outputs = model(**batch, random_generator=torch.Generator().manual_seed(0))
@@ -106,9 +103,6 @@ def test_losses_are_those_of_both_halves_and_their_weighted_sum(joint, masked):
     torch.testing.assert_close(outputs.discriminator_loss, by_hand)
     torch.testing.assert_close(outputs.loss, outputs.generator_loss + 7 * outputs.discriminator_loss)
     assert outputs.generator_logits.shape == (15, 64) and outputs.discriminator_logits.shape == (3, 16)
-
-
-def test_a_batch_without_a_selected_position_has_a_loss_of_zero_for_the_generator(joint, masked):
     batch, original = masked
     model = joint().train()
     outputs = model(original, batch["attention_mask"], labels=torch.full_like(original, -100))
@@ -152,7 +146,7 @@ def test_gdes_sends_each_loss_to_its_own_table_also_after_reloading_and_another_
             assert model.discriminator.get_input_embeddings().source is model.generator.get_input_embeddings()
 
 
-def test_gdes_begins_with_the_generators_table(tiny_config):
+def test_gdes_begins_with_the_generators_table_and_makes_no_table_of_sums(tiny_config, joint, masked):
     model = DebertaExtForPreTraining(tiny_config())
     shared = model.discriminator.get_input_embeddings()
     assert isinstance(shared, GradientDisentangledEmbedding) and not shared.delta.weight.any()
@@ -161,9 +155,6 @@ def test_gdes_begins_with_the_generators_table(tiny_config):
         shared.delta.weight[7] += 2
         model.get_input_embeddings().weight[8] += 3
     assert torch.equal(shared(torch.tensor([7, 8])), shared.table()[[7, 8]])
-
-
-def test_gdes_makes_no_table_of_sums(joint, masked):
     batch, _ = masked
     model = joint(vocab_size=640)
     outputs = model(**batch, part="generator")
@@ -174,7 +165,7 @@ def test_gdes_makes_no_table_of_sums(joint, masked):
     assert (3, 16, 32) in made and (640, 32) not in made
 
 
-def test_es_trains_one_table_by_both_losses_and_nes_shares_nothing(joint, masked):
+def test_es_trains_one_table_by_both_losses_nes_shares_nothing_and_all_the_whole_encoder(joint, masked):
     batch, _ = masked
     model = joint("es").train()
     table = model.get_input_embeddings().weight
@@ -190,10 +181,6 @@ def test_es_trains_one_table_by_both_losses_and_nes_shares_nothing(joint, masked
     assert len({id(p) for p in model.parameters()}) == len([*model.named_parameters(remove_duplicate=False)]) - 1
     model(**batch).discriminator_loss.backward()
     assert {name.split(".")[0] for name, grad in gradients(model).items() if grad is not None} == {"discriminator"}
-
-
-def test_all_shares_every_weight_of_the_encoder(joint, masked):
-    batch, _ = masked
     model = joint("all")
     ours, theirs = model.discriminator.deberta, model.generator.deberta
     shared = dict(theirs.named_parameters())
@@ -306,7 +293,7 @@ def test_wrong_calls_of_a_joint_model_are_refused(joint, masked):
             call()
 
 
-def test_a_joint_checkpoint_keeps_its_generator_and_its_sharing(joint, tmp_path):
+def test_a_joint_checkpoint_keeps_its_form_and_is_no_masked_language_model(joint, tmp_path):
     joint("gdes").save_pretrained(tmp_path)
     for changes in (dict(embedding_sharing="nes"), dict(generator={"num_hidden_layers": 3})):
         name = next(iter(changes))
@@ -314,6 +301,10 @@ def test_a_joint_checkpoint_keeps_its_generator_and_its_sharing(joint, tmp_path)
             with pytest.raises(ValueError, match=f"{name} must be .* as in the joint model .*, got .*from_checkpoints"):
                 auto.from_pretrained(tmp_path, **changes)
     assert DebertaExtForPreTraining.from_pretrained(tmp_path, rtd_lambda=3.0).config.rtd_lambda == 3.0
+    with pytest.raises(ValueError, match=r"MaskedLM needs a single model, but .* has a generator and a discriminator: load"):
+        DebertaExtForMaskedLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"expects a single model, got the joint model .*from_pretrained"):
+        DebertaExtForPreTraining.from_checkpoints(tmp_path)
 
 
 def test_exchanging_the_table_keeps_what_is_shared(joint):
@@ -322,11 +313,3 @@ def test_exchanging_the_table_keeps_what_is_shared(joint):
         model.set_input_embeddings(torch.nn.Embedding(64, 32, padding_idx=0))
         table, ours = model.get_input_embeddings(), model.discriminator.get_input_embeddings()
         assert ours.source is table if sharing == "gdes" else ours.weight is table.weight
-
-
-def test_a_joint_checkpoint_is_no_masked_language_model(joint, tmp_path):
-    joint().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"MaskedLM needs a single model, but .* has a generator and a discriminator: load"):
-        DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"expects a single model, got the joint model .*from_pretrained"):
-        DebertaExtForPreTraining.from_checkpoints(tmp_path)

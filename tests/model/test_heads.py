@@ -30,12 +30,17 @@ def inputs_of(name):
     return {key: x for key, x in call_of(name).items() if key not in labels}
 
 
-def test_cross_entropy_by_hand():
+def test_cross_entropy_by_hand_and_a_mean_loss_of_nothing_is_zero_with_a_gradient():
     logits = torch.tensor([[0.0, math.log(3)], [5.0, 5.0], [1.0, 2.0]])
     labels = torch.tensor([1, 0, -100])
     expected = (-math.log(0.75) - math.log(0.5)) / 2
     assert abs(cross_entropy(logits, labels).item() - expected) < 1e-6
     assert abs(cross_entropy(logits, labels, num_items_in_batch=8).item() - expected * 2 / 8) < 1e-6
+    x = torch.zeros(3, requires_grad=True)
+    mean_loss(x * 0, count=0).backward()
+    assert not x.grad.any()
+    for items in (0, torch.tensor(0)):
+        assert mean_loss(x * 0, count=0, num_items_in_batch=items).item() == 0
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -51,15 +56,7 @@ def test_arguments_of_decoders_are_ignored_by_name_and_others_refused(name, tiny
         model(**batch, attention_maks=batch["attention_mask"])
 
 
-def test_mean_loss_of_nothing_is_zero_with_a_gradient():
-    x = torch.zeros(3, requires_grad=True)
-    mean_loss(x * 0, count=0).backward()
-    assert not x.grad.any()
-    for items in (0, torch.tensor(0)):
-        assert mean_loss(x * 0, count=0, num_items_in_batch=items).item() == 0
-
-
-def test_rtd_head_by_hand(tiny_config, shake):
+def test_rtd_head_by_hand_and_its_loss_counts_real_tokens_that_have_a_label(tiny_config, shake, batch):
     """Compute LayerNorm with the [CLS] state added to every token, then dense, activation, and one logit."""
     head = shake(ReplacedTokenDetectionHead(tiny_config()))
     h = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
@@ -67,9 +64,6 @@ def test_rtd_head_by_hand(tiny_config, shake):
     x = functional.gelu(x @ head.dense.weight.T + head.dense.bias)
     expected = (x @ head.classifier.weight.T + head.classifier.bias)[..., 0]
     assert torch.allclose(head(h), expected, atol=1e-6)
-
-
-def test_rtd_loss_counts_real_tokens_that_have_a_label(tiny_config, batch):
     model = DebertaExtForReplacedTokenDetection(tiny_config()).eval()
     ids, mask = batch(2, 9, [9, 5])
     labels = (ids % 3 == 0).long()
@@ -86,19 +80,13 @@ def test_rtd_loss_counts_real_tokens_that_have_a_label(tiny_config, batch):
     ("problem_type", "num_labels", "labels"),
     [
         ("regression", 1, [0.5, 2.0]),
-        ("regression", 1, [[0.5], [2.0]]),
-        ("regression", 1, [1, 0]),
         ("regression", 3, [[0.5, 2.0, 1.0], [0.0, 1.0, 2.0]]),
         ("single_label_classification", 3, [2, 0]),
-        ("single_label_classification", 3, [[2], [0]]),
         ("single_label_classification", 3, [2, -100]),
         ("multi_label_classification", 3, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]),
-        ("multi_label_classification", 3, [[1, 0, 1], [0, 0, 1]]),
         ("multi_label_classification", 3, [[1.0, -100, 0], [0, 1, -100]]),
         # Rerankers and reward models: one score, trained by binary cross-entropy.
         ("multi_label_classification", 1, [[1.0], [0.25]]),
-        ("multi_label_classification", 1, [1.0, 0.0]),
-        ("multi_label_classification", 1, [1, 0]),
     ],
 )
 def test_sequence_classification_takes_every_label_shape(problem_type, num_labels, labels, tiny_config, batch):
@@ -225,10 +213,8 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 
 
 def torch_loss(logits, labels, problem):
-    """Compute transformers' ForSequenceClassificationLoss, but choose by shape if problem_type is None."""
+    """Compute transformers' ForSequenceClassificationLoss."""
     B, C = logits.shape
-    if problem is None:
-        problem = "regression" if C == 1 else PROBLEM_TYPES[2 if labels.numel() == B else 3]
     if problem == "regression":
         return functional.mse_loss(logits, labels.view(B, C).float())
     if problem == "single_label_classification":
@@ -254,7 +240,7 @@ def test_labels_of_texts_have_their_loss_or_are_refused(problem, num_labels, dty
         else:
             fits = is_row or (is_one and C == 1)
         if fits:
-            assert torch.allclose(sequence_loss(logits, labels, config), torch_loss(logits, labels, problem), atol=1e-6)
+            assert torch.allclose(sequence_loss(logits, labels, config), torch_loss(logits, labels, chosen), atol=1e-6)
             assert config.problem_type == chosen
         else:
             with pytest.raises(ValueError, match=f"num_labels = {C}|must be integers"):

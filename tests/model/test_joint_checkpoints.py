@@ -61,7 +61,7 @@ def test_discriminator_that_holds_only_its_deltas_is_made_whole_by_the_generator
         DebertaExtForPreTraining.from_checkpoints(folder)
 
 
-def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(tmp_path):
+def test_discriminator_alone_lends_its_tables_and_first_layers_or_to_another_width_the_tables(tmp_path):
     folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
     model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True)
     assert not model.discriminator.get_input_embeddings().delta.weight.any()
@@ -77,10 +77,6 @@ def test_discriminator_alone_lends_its_tables_and_first_layers_to_the_generator(
     other = DebertaExtForPreTraining.from_checkpoints(folder, **fields).generator
     assert other.config.layer_norm_eps == 1e-6
     assert all(torch.equal(value, theirs[f"deberta.{name}"]) for name, value in other.deberta.state_dict().items())
-
-
-def test_generator_of_another_width_is_new_but_for_the_tables(tmp_path):
-    folder = write(tmp_path, "v3", microsoft("v3", heads=("rtd",)))
     fields = dict(generator={"hidden_size": 16, "num_hidden_layers": 1})
     model, info = DebertaExtForPreTraining.from_checkpoints(folder, output_loading_info=True, **fields)
     table = model.get_input_embeddings().weight

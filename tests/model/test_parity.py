@@ -150,6 +150,7 @@ def test_masked_lm_of_transformers_keeps_its_outputs(kind, legacy, tmp_path, sto
     model = DebertaExtForMaskedLM.from_pretrained(tmp_path)
     assert not model.loading_report.initialised
     assert (model.config.emd_layers, model.config.emd_input) == (1, "hidden")
+    assert not hasattr(model.deberta.embeddings, "position_embeddings")
     (note,) = model.loading_report.notes
     assert "no absolute position table" in note
     ids, mask = batch(2, 20, [20, 13])

@@ -75,7 +75,7 @@ def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing,
     """In transformers' DeBERTa, loss and gradient grow with the accumulation steps."""
     model = CLASSES[name](tiny_config(num_labels=3, masked_only=name == "masked-lm"))
     results = []
-    for steps in (1, 2, 4, 8):
+    for steps in (1, 8):
         args = TrainingArguments(
             output_dir=str(tmp_path), use_cpu=True, report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no",
             learning_rate=0.0, max_grad_norm=1e9, max_steps=1, per_device_train_batch_size=8 // steps,
@@ -86,6 +86,4 @@ def test_gradient_accumulation_does_not_change_loss_or_gradient(name, smoothing,
         logs = trainer.state.log_history
         results.append((logs[0]["loss"], float(logs[0]["grad_norm"])))
     assert results[0][0] > 0.1 and results[0][1] > 0.001
-    for loss, norm in results[1:]:
-        assert abs(loss - results[0][0]) < 1e-4 * results[0][0]
-        assert abs(norm - results[0][1]) < 1e-4 * results[0][1]
+    assert results[1] == pytest.approx(results[0], rel=1e-4)

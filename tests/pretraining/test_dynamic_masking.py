@@ -105,7 +105,7 @@ def test_examples_and_streams_are_numbered_and_say_the_epoch():
     assert fixed[0]["epoch"] == 0
 
 
-def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
+def test_fixed_examples_have_the_same_masks_whatever_the_seed_others_differ_and_recur(collator):
     """Use the same masks, so that runs with different seeds can be compared."""
     examples = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 4
     fixed, free = (NumberedExamples(examples, fixed=fixed) for fixed in (True, False))
@@ -113,9 +113,6 @@ def test_fixed_examples_have_the_same_masks_whatever_the_seed(collator):
     assert torch.equal(*labels) and (labels[0] != -100).any()
     others = [collator(seed=seed)([free[i] for i in range(4)])["labels"] for seed in (0, 7)]
     assert torch.equal(labels[0], others[0]) and not torch.equal(*others)
-
-
-def test_dynamic_masks_differ_between_epochs_and_examples_and_recur_for_the_same_seed(collator):
     same = [{"input_ids": [CLS, *range(FIRST, V), SEP]}] * 8
     seen = [tuple(labels) for epoch in range(4) for _, labels in masks(collator(), same, epoch)]
     assert len({*seen}) == 32

@@ -82,7 +82,7 @@ def test_full_sentences_cross_documents_with_a_separator():
 
 def test_segment_pairs_fill_the_row_and_part_between_any_sentences():
     documents = ["A1 a2. B1. C1 c2. D1 d2 d3."]
-    seen = {tuple(pack_words(documents, "segment_pair", 8, sentence_pairs="consecutive", seed=s)[0]) for s in range(20)}
+    seen = {tuple(pack_words(documents, "segment_pair", 8, sentence_pairs="consecutive", seed=s)[0]) for s in range(12)}
     # D is the only sentence: split in the middle.
     last = "[CLS] D1 [SEP] d2 d3. [SEP]"
     assert seen == {("[CLS] A1 a2. [SEP] B1. C1 c2. [SEP]", last), ("[CLS] A1 a2. B1. [SEP] C1 c2. [SEP]", last)}
@@ -116,7 +116,7 @@ def test_pairs_of_few_sentences(documents, expected, mode):
 def test_nsp_exchanges_the_second_segments_of_two_documents():
     documents = ["A1 a2. B1 b2.", "C1 c2. D1 d2."]
     seen = {}
-    for seed in range(40):
+    for seed in range(16):
         examples, packed, report = pack_words(documents, "sentence_pair", 8, seed=seed)
         assert report.negative_pairs == sum(packed["sentence_labels"])
         seen[tuple(packed["sentence_labels"])] = examples
@@ -135,7 +135,7 @@ def test_best_fit_puts_each_document_into_the_fullest_row_that_has_room():
     assert report.fill == pytest.approx(18 / 20)
 
 
-def test_sentence_starts_count_characters_and_leave_blanks_before_them():
+def test_sentence_starts_count_characters_leave_blanks_before_them_and_are_the_same_in_parts(monkeypatch):
     text = "Ünï 😀 ça.  Žb.\n\n\n最後。次の"
     starts = packing.sentence_starts(text, "ja")
     # The last of two spaces belongs to the word, line ends belong to the previous sentence.
@@ -144,9 +144,6 @@ def test_sentence_starts_count_characters_and_leave_blanks_before_them():
     # sentencex does not know de-AT, and split after the number.
     text = "Am 3. Mai kam er. Es regnete."
     assert packing.sentence_starts(text, "de-AT") == packing.sentence_starts(text, "de") == [17]
-
-
-def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
     text = " ".join(numbered([[3, 1, 7, 2, 5] * 20]))
     expected = packing.sentence_starts(text, "en")
     assert len(expected) == 99
@@ -163,7 +160,7 @@ def test_sentence_starts_do_not_depend_on_the_parts_that_are_read(monkeypatch):
 def test_every_token_comes_once_in_order_and_cuts_are_at_sentence_ends(mode, pairs, max_length):
     generator = random.Random(f"{mode} {max_length}")
     room = max_length - (3 if mode in PAIR_MODES else 2)
-    for seed in range(6):
+    for seed in range(3):
         lengths = random_lengths(generator)
         documents = numbered(lengths)
         examples, packed, report = pack_words(

@@ -82,20 +82,27 @@ def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused
     assert_refused(prepare_corpus, "was started with other values of --packing; repeat them", argv)
 
 
+PACKING = dict(max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
+
+
+def write_rows(prepared, folder, documents, mode, held_out):
+    """Write rows of documents with the tokenizer of the prepared corpus; return the report of the part."""
+    shutil.copytree(prepared / "tokenizer", folder / "tokenizer")
+    block = preparation_blocks.WriteRows(str(folder), dict(mode=mode, **PACKING), held_out)
+    block.run(Document(text=document, id="") for document in documents)
+    return json.loads((folder / "work/rows/00000.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("mode", ["full_sentences", "document_sentences", "best_fit", "segment_pair"])
 def test_rows_are_those_of_pack(mode, prepared, text, tmp_path):
     documents = text.read_text(encoding="utf-8").split("\n\n")[:30]
-    shutil.copytree(prepared / "tokenizer", tmp_path / "tokenizer")
-    packing = dict(mode=mode, max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
-    block = preparation_blocks.WriteRows(str(tmp_path), packing, 0)
-    block.run(Document(text=document, id="") for document in documents)
-    report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
+    report = write_rows(prepared, tmp_path, documents, mode, 0)
     shards = dict(train=[report["train"]["shard"]], held_out=[], finished=True, digest="", report={})
     whole = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
     write_manifest(tmp_path, shards | {"report": whole["report"]})
     rows = PreparedRows(tmp_path)
     corpus = datasets.Dataset.from_list([{"text": document} for document in documents])
-    expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), **packing)
+    expected, counts = pack(corpus, load_tokenizer(tmp_path / "tokenizer"), mode=mode, **PACKING)
     assert rows[0].keys() == expected[0].keys() and report["train"]["counts"]["tokens"] == counts.tokens
     if mode == "segment_pair":
         # Other draws: the same spans of the documents, split at other positions.
@@ -270,11 +277,8 @@ def test_a_preparation_that_cannot_be_is_refused_and_wrong_flags_leave_the_folde
 @pytest.mark.parametrize(("held_out", "documents", "expected"), [(None, 30, 3), (None, 2, 1), (None, 1, 0), (9, 30, 9)])
 def test_a_tenth_is_held_out_where_no_number_is_given(held_out, documents, expected, prepared, text, tmp_path):
     """Hold out a tenth: corpora of less than 100 documents were held out completely."""
-    shutil.copytree(prepared / "tokenizer", tmp_path / "tokenizer")
-    packing = dict(mode="best_fit", max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
-    block = preparation_blocks.WriteRows(str(tmp_path), packing, held_out)
-    block.run(Document(text=document, id="") for document in text.read_text(encoding="utf-8").split("\n\n")[:documents])
-    report = json.loads((tmp_path / "work/rows/00000.json").read_text(encoding="utf-8"))
+    texts = text.read_text(encoding="utf-8").split("\n\n")[:documents]
+    report = write_rows(prepared, tmp_path, texts, "best_fit", held_out)
     counts = {name: report[name]["counts"].get("documents", 0) for name in ("held_out", "train")}
     assert counts == dict(held_out=expected, train=documents - expected)
 

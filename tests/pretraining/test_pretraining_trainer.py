@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from accumulation import exact_accumulation
-from objective_trainer import WEIGHTS, build, rows
+from target_trainers import WEIGHTS, build
+from target_trainers import objective_rows as rows
 from torch.nn import functional
 
 from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator, NumberedExamples
@@ -40,7 +41,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
     totals = by_hand(model, examples)
     expected = sum(WEIGHTS[name] * total / count for name, (total, _, count) in totals.items())
     norms = []
-    for accumulation in (1, 2, 4, 8):
+    for accumulation in (1, 2, 8):
         trainer = build(
             copy.deepcopy(model), tmp_path, examples, max_steps=1, per_device_train_batch_size=8 // accumulation,
             gradient_accumulation_steps=accumulation,
@@ -52,7 +53,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(model, tmp_path):
         for name, (total, _, count) in totals.items():
             assert log[f"{name}_loss"] == pytest.approx(total / count, rel=1e-5)
         norms.append(float(log["grad_norm"]))
-    assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+    assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 3, rel=1e-4)
 
 
 def test_logged_losses_average_over_the_steps_since_the_last_log_also_in_bfloat16(model, tmp_path):

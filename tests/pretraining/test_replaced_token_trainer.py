@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from accumulation import exact_accumulation
-from joint_trainer import EPSILON, GREEDY, LAMBDA, build, rows
+from target_trainers import EPSILON, GREEDY, LAMBDA, build
+from target_trainers import joint_rows as rows
 from tiny_constants import SPECIAL
 from torch.nn import functional
 
@@ -107,7 +108,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(special, stepping, joi
     examples, model = rows(), joint(rtd_special_tokens=special)
     mlm, right, targets, rtd, counted, caught, flagged, replaced = by_hand(model, examples)
     norms = []
-    for accumulation in (1, 2, 4, 8):
+    for accumulation in (1, 2, 8):
         trainer = build(
             copy.deepcopy(model), tmp_path, examples, max_steps=1, per_device_train_batch_size=8 // accumulation,
             gradient_accumulation_steps=accumulation, stepping=stepping,
@@ -122,7 +123,7 @@ def test_accumulation_changes_neither_losses_nor_gradient(special, stepping, joi
         assert log["discriminator_recall"] == pytest.approx(caught / replaced)
         assert log["replaced_share"] == pytest.approx(replaced / counted)
         norms.append(float(log["grad_norm"]))
-    assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+    assert norms[0] > 0.01 and norms == pytest.approx([norms[0]] * 3, rel=1e-4)
 
 
 def adam(parameters, rate):

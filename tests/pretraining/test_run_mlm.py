@@ -37,7 +37,7 @@ def test_the_command_is_the_script(objective, text, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"usage: deberta-ext pretrain {objective} --train_data FILES")
 
 
-def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
+def test_run_leaves_a_model_that_fills_masks_tokenizer_card_curves_and_metrics(finished):
     names = ("model.safetensors", "tokenizer.json", "modeling_deberta_ext.py", "run_arguments.json", "trainer_state.json")
     for name in names:
         assert (finished / name).is_file(), name
@@ -50,6 +50,15 @@ def test_run_leaves_model_tokenizer_card_curves_and_metrics(finished):
     assert report["tokenizer"]["vocabulary"] == 300
     history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert history[-1]["eval_mlm_loss"] == results["eval_mlm_loss"]
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(finished / "README.md")
+    assert card.data.pipeline_tag == "fill-mask" and card.data.library_name == "transformers"
+    assert {result.metric_type for result in card.data.eval_results} == {"perplexity", "accuracy"}
+    for text in ("sentence order prediction (weight 1)", "span boundary objective", "curves.png", "segment_pair, 32 tokens"):
+        assert text in card.text, text
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("The cat [MASK] the dog here.")) == 5
 
 
 def test_a_run_that_diverged_says_so_everywhere_with_short_numbers(run_mlm, text, tmp_path, capsys):
@@ -61,18 +70,6 @@ def test_a_run_that_diverged_says_so_everywhere_with_short_numbers(run_mlm, text
     assert not re.search(r"\d{12}", printed.replace(str(tmp_path), "") + card)
     results, report = (json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("all_results", "run_report"))
     assert results["eval_mlm_perplexity"] == 1e6 and "its loss is" in report["card"]["diverged"]
-
-
-def test_model_fills_masks_and_its_card_names_results_objectives_and_training(finished):
-    from huggingface_hub import ModelCard
-
-    card = ModelCard.load(finished / "README.md")
-    assert card.data.pipeline_tag == "fill-mask" and card.data.library_name == "transformers"
-    assert {result.metric_type for result in card.data.eval_results} == {"perplexity", "accuracy"}
-    for text in ("sentence order prediction (weight 1)", "span boundary objective", "curves.png", "segment_pair, 32 tokens"):
-        assert text in card.text, text
-    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
-    assert len(pipeline("fill-mask", model=model, tokenizer=tokenizer)("The cat [MASK] the dog here.")) == 5
 
 
 @pytest.mark.parametrize(

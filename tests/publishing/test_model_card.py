@@ -67,14 +67,6 @@ def save(model, folder):
     return folder
 
 
-def save_joint(folder):
-    model = CLASSES["pretraining"](DebertaExtConfig(**SIZES))
-    save(model, folder)
-    save(model.export_discriminator(), folder / "discriminator")
-    save(model.export_generator(), folder / "generator")
-    return folder
-
-
 def save_adapter(place, name):
     """Save a LoRA adapter: with the model's configuration and code, as the scripts do, or only with peft's files."""
     import peft
@@ -102,7 +94,10 @@ def folders(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     made = {name: save(kind(DebertaExtConfig(**SIZES | fields)), place / name) for name, (kind, fields, _) in KINDS.items()}
-    made["joint"] = save_joint(place / "joint")
+    joint = CLASSES["pretraining"](DebertaExtConfig(**SIZES))
+    made["joint"] = save(joint, place / "joint")
+    save(joint.export_discriminator(), place / "joint" / "discriminator")
+    save(joint.export_generator(), place / "joint" / "generator")
     config = DebertaV2Config(
         **SIZES | dict(type_vocab_size=0), relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p",
         share_att_key=True, norm_rel_ebd="layer_norm",

@@ -27,6 +27,12 @@ from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
 FOLDER = Path(__file__).resolve().parents[2] / "model_cards"
 # Preset -> card, in the order of the table in model_cards/README.md.
 CARDS = {preset: file for file, preset in re.findall(r"\((.*\.md)\) \| `(.*?)`", (FOLDER / "README.md").read_text("utf-8"))}
+# Published parameters of the encoder, in millions (README of microsoft/DeBERTa), and vocabularies.
+PUBLISHED = {
+    "v2-xxlarge": (1320, 128100), "v2-xlarge": (710, 128100), "xlarge": (700, 50265), "large": (350, 50265),
+    "base": (100, 50265), "v3-large": (304, 128100), "v3-base": (86, 128100), "v3-small": (44, 128100),
+    "v3-xsmall": (22, 128100), "mdeberta-v3-base": (86, 251000),
+}  # fmt: skip
 WITH_GENERATOR = {"v3-xsmall", "v3-large", "mdeberta-v3-base"}
 every_preset = pytest.mark.parametrize("preset", CARDS)
 
@@ -55,7 +61,7 @@ def test_every_preset_of_an_official_checkpoint_has_a_card():
 
 
 @every_preset
-def test_the_card_is_valid_and_names_the_official_checkpoint(preset):
+def test_the_card_is_valid_names_the_official_checkpoint_and_its_commands_are_taken_by_their_programs(preset):
     text = text_of(preset)
     data = ModelCard(text).data
     assert data.base_model == f"microsoft/{CARDS[preset].removesuffix('.md')}" and data.license == "mit"
@@ -64,15 +70,25 @@ def test_the_card_is_valid_and_names_the_official_checkpoint(preset):
     assert f'`DebertaExtConfig.from_preset("{preset}")`' in text
     assert [line for line in text.splitlines() if len(line) > 125 and not line.startswith("|")] == []
     assert not re.search(r"\b[0-9a-f]{40}\b", text), "no commit of the official repositories is known here"
+    programs = {words[1].rpartition("/")[2]: words for words in commands(preset)}
+    assert {*programs} == {"run_glue.py", "convert", *(["run_rtd.py"] if is_v3(preset) else [])}
+    for _, program, *flags in commands(preset):
+        if program.endswith("run_glue.py"):
+            _, model, arguments, _ = parse(flags, TextClassificationArguments, description="")
+            assert model.model_name_or_path == ModelCard(text_of(preset)).data.base_model and arguments.do_train
+    arguments = command_parser("convert").parse_args(programs["convert"][2:])
+    assert arguments.source == ModelCard(text_of(preset)).data.base_model and arguments.dtype == "float32"
 
 
 @every_preset
-def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset(preset):
+def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset_and_of_the_publication(preset):
     config = DebertaExtConfig.from_preset(preset)
     with torch.device("meta"):
         model = DebertaExtModel(config)
     embeddings = sum(parameter.numel() for parameter in model.embeddings.parameters())
     encoder = sum(parameter.numel() for parameter in model.encoder.parameters())
+    published, vocabulary = PUBLISHED[preset]
+    assert abs(encoder / 1e6 - published) < 0.05 * published and config.vocab_size == vocabulary
     counted = dict(re.findall(r"^\| (.+?) \| (.+?) \|", text_of(preset), re.MULTILINE))
     expected = {
         "layers": f"{config.num_hidden_layers}", "hidden size": f"{config.hidden_size}",
@@ -85,18 +101,6 @@ def test_sizes_on_the_card_and_in_the_index_are_those_of_the_preset(preset):
     shape = f"{config.num_hidden_layers} x {config.hidden_size}"
     sizes = " | ".join(value for name, value in expected.items() if name.startswith("parameters"))
     assert f"({CARDS[preset]}) | `{preset}` | {shape} | {sizes} |" in (FOLDER / "README.md").read_text(encoding="utf-8")
-
-
-@every_preset
-def test_commands_are_taken_by_their_programs(preset):
-    programs = {words[1].rpartition("/")[2]: words for words in commands(preset)}
-    assert {*programs} == {"run_glue.py", "convert", *(["run_rtd.py"] if is_v3(preset) else [])}
-    for _, program, *flags in commands(preset):
-        if program.endswith("run_glue.py"):
-            _, model, arguments, _ = parse(flags, TextClassificationArguments, description="")
-            assert model.model_name_or_path == ModelCard(text_of(preset)).data.base_model and arguments.do_train
-    arguments = command_parser("convert").parse_args(programs["convert"][2:])
-    assert arguments.source == ModelCard(text_of(preset)).data.base_model and arguments.dtype == "float32"
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def test_embeddings_in_place_of_ids_and_masks_of_pairs(classifier):
     torch.testing.assert_close(of_pairs.loss, of_tokens.loss)
 
 
-def test_options_out_of_range():
+def test_options_out_of_range_and_models_whose_norm_is_not_found_or_not_unique_are_refused(tiny_config):
     for wrong, message in (
         (dict(norm="l2"), "norm must be one of linf, rms, sequence_rms, got 'l2'"),
         (dict(learning_rate=-1.0), "learning_rate must be 0 or a positive number, got -1.0"),
@@ -301,9 +301,6 @@ def test_options_out_of_range():
     ):
         with pytest.raises(ValueError, match=message):
             SiftOptions(**wrong)
-
-
-def test_models_whose_norm_is_not_found_or_not_unique(tiny_config):
     stock = transformers.AutoModelForSequenceClassification.from_config(
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     )

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import joint_trainer as replaced
-import objective_trainer as pretraining
 import pytest
+import target_trainers
 import torch
 from safetensors.torch import load_file
 from tiny_constants import SPECIAL
@@ -32,15 +31,16 @@ def trainer(request, tiny_config, shake, tmp_path):
 
     def build(**arguments):
         if request.param == "masked lm":
-            model = shake(MultiObjectiveMaskedLM(tiny_config(), [*pretraining.WEIGHTS]))
-            return pretraining.build(model, tmp_path, pretraining.rows(), **(SAVING | arguments))
+            model = shake(MultiObjectiveMaskedLM(tiny_config(), [*target_trainers.WEIGHTS]))
+            return target_trainers.build(model, tmp_path, target_trainers.objective_rows(), **(SAVING | arguments))
         model = shake(DebertaExtForPreTraining(tiny_config(special_token_ids=SPECIAL)))
-        return replaced.build(model, tmp_path, replaced.rows(), stepping=request.param, **(SAVING | arguments))
+        rows = target_trainers.joint_rows()
+        return target_trainers.build(model, tmp_path, rows, stepping=request.param, **(SAVING | arguments))
 
     return build
 
 
-def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
+def test_weights_that_are_no_numbers_stop_the_first_step_and_a_rate_that_diverges_is_named(trainer, tmp_path):
     """Previously, Trainer logged a loss of 0, continued training, and saved NaN weights."""
     ours = trainer()
     with torch.no_grad():
@@ -48,9 +48,6 @@ def test_weights_that_are_no_numbers_stop_the_first_step(trainer, tmp_path):
     with pytest.raises(ValueError, match="the loss of step 1 is nan; training was stopped"):
         ours.train()
     assert ours.state.global_step == 0 and saved(tmp_path) == []
-
-
-def test_a_learning_rate_that_diverges_is_named_and_nothing_lost_is_saved(trainer, tmp_path):
     ours = trainer(learning_rate=1e30)
     with pytest.raises(ValueError, match=r"learning rate 1e\+30 is too high"):
         ours.train()

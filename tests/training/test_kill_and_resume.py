@@ -43,17 +43,16 @@ def stopped(undisturbed, tmp_path):
     return folder
 
 
-def flip_bit(content):
-    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+DAMAGES = {
+    "missing": None,
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "a bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+}
 
 
-def zero_most(content):
-    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
-
-
-@pytest.mark.parametrize(
-    "damage", [None, lambda content: b"", lambda content: content[: len(content) // 2], flip_bit, zero_most]
-)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_checkpoint_with_any_damaged_file_is_named_and_not_resumed_from(damage, stopped, caplog):
     """Damage each file in turn."""
     checkpoint = stopped / "checkpoint-6"

@@ -3,8 +3,8 @@
 
 import math
 
-import joint_trainer
 import pytest
+import target_trainers
 import torch
 from transformers import TrainerCallback
 
@@ -68,7 +68,7 @@ def test_both_optimizers_of_replaced_token_detection_take_the_published_path(ste
         stepping=stepping, adam_epsilon=1e-6, save_strategy="steps", save_steps=20, per_device_train_batch_size=4,
     )  # fmt: skip
     state = {name: x.clone() for name, x in model.state_dict().items()}
-    trainer = joint_trainer.build(model, tmp_path / "whole", joint_trainer.rows(), **arguments)
+    trainer = target_trainers.build(model, tmp_path / "whole", target_trainers.joint_rows(), **arguments)
     recorder = Recorder(model)
     trainer.add_callback(recorder)
     trainer.train()
@@ -84,5 +84,5 @@ def test_both_optimizers_of_replaced_token_detection_take_the_published_path(ste
     resumed = DebertaExtForPreTraining(tiny_config(generator={}, special_token_ids=[0, 1, 2, 63]))
     resumed.load_state_dict(state)
     folder = tmp_path / "whole" / "checkpoint-20"
-    joint_trainer.build(resumed, tmp_path / "resumed", joint_trainer.rows(), **arguments).train(str(folder))
+    target_trainers.build(resumed, tmp_path / "resumed", target_trainers.joint_rows(), **arguments).train(str(folder))
     assert all(torch.equal(x, resumed.state_dict()[name]) for name, x in model.state_dict().items())

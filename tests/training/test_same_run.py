@@ -24,7 +24,7 @@ from hf_deberta_ext.training.folder_lock import unlock_folders
 from hf_deberta_ext.training.run_folder import ARGUMENTS_FILE, accepted_changes, begin_run, examples_digest
 from hf_deberta_ext.training.trainer import RunTrainer
 
-CHECKPOINT = "checkpoint-4"
+CHECKPOINT, LAST = "checkpoint-4", "checkpoint-8"
 
 
 class Collator:
@@ -66,11 +66,6 @@ def resume(folder, change=None, anyway=None, **arguments):
     return trainer
 
 
-def assert_same_weights(*folders):
-    weights, others = (load_file(folder / "checkpoint-8" / "model.safetensors") for folder in folders)
-    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
-
-
 def change(path, value):
     """Return a function that sets an attribute of a trainer, such as "model.config.hidden_dropout_prob"."""
     place, _, name = path.rpartition(".")
@@ -108,7 +103,7 @@ def test_a_trainer_refuses_to_go_on_with_anything_else_that_shapes_the_weights(g
 def test_what_is_printed_saved_and_measured_may_differ(stopped, whole):
     given = dict(logging_steps=3, save_steps=4, save_total_limit=3, run_name="again", eval_strategy="no")
     resume(stopped, dataloader_num_workers=1, report_to="none", per_device_eval_batch_size=3, **given)
-    assert_same_weights(stopped, whole)
+    mlm_script.assert_same_weights(stopped / LAST, whole / LAST)
 
 
 def begun_by(processes, folder):
@@ -129,7 +124,7 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
     trainer = resume(begun_by(2, tmp_path / "run"))
     assert trainer.args.gradient_accumulation_steps == 2
     assert "gradient_accumulation_steps is set to 2, to keep the 4 examples per step of this run" in caplog.text
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    mlm_script.assert_same_weights(tmp_path / "run" / LAST, tmp_path / "whole" / LAST)
     # The same number of processes, or a number that cannot divide the step.
     for processes, size in ((1, 2), (3, 3)):
         begun_by(processes, tmp_path / "run")
@@ -172,7 +167,7 @@ def test_a_finished_run_is_trained_longer_by_the_same_schedule(length, tmp_path)
 def test_a_finished_run_is_trained_longer_by_the_schedule_of_the_longer_run(whole, tmp_path):
     train(tmp_path / "run", max_steps=4)
     trainer = train(tmp_path / "run", "last", train_longer="new_schedule")
-    history = json.loads((whole / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    history = json.loads((whole / LAST / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
     assert rates(trainer.state.log_history)[4:] == rates(history)[4:]
 
 
@@ -202,7 +197,7 @@ def test_a_checkpoint_carries_the_record_of_its_run(stopped, whole, tmp_path):
         with pytest.raises(ValueError, match="seed = 7, initially 42"):
             resume(tmp_path / place, seed=7)
     resume(tmp_path / "alone")
-    assert_same_weights(tmp_path / "alone", whole)
+    mlm_script.assert_same_weights(tmp_path / "alone" / LAST, whole / LAST)
 
 
 class Drawn(Dataset):
