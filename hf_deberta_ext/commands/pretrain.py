@@ -16,7 +16,8 @@ SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("objective", choices=["mlm", "rtd"], help="`pretrain mlm --help` lists its flags")
+    objective_help = "masked or replaced tokens; `pretrain mlm --help` lists the flags of mlm"
+    parser.add_argument("objective", choices=["mlm", "rtd"], help=objective_help)
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags, or a .json or .yaml file of flags")
 
 

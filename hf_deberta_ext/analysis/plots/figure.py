@@ -76,7 +76,7 @@ def fonts_for(letters: frozenset[str]) -> list[str]:
 
 @functools.cache
 def _report_missing():
-    """Print the package to install, once."""
+    """Print the package that has the missing fonts, only once in a process."""
     print("figures show boxes for letters that no installed font has; install fonts-noto-cjk", file=sys.stderr)
 
 
