@@ -228,7 +228,7 @@ def _prediction_text(prediction: Prediction) -> str:
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"
     evidence, masked = prediction.evidence, prediction.masked_evidence
-    lines.append(f"{kind} {evidence:.3f}, with all tokens masked {masked:.3f}: {evidence - masked:+.3f}")
+    lines.append(f"{kind}: {evidence:.3f}; with all tokens masked: {masked:.3f}; difference: {evidence - masked:+.3f}")
     lines.append(f"sum of integrated gradients: {sum(token.gradients for token in prediction.tokens):+.3f}")
     influences = sorted((abs(token.gradients) for token in prediction.tokens), reverse=True)
     hidden = f", {SHOWN_TOKENS} of {len(influences)}" if len(influences) > SHOWN_TOKENS else ""

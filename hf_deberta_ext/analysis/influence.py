@@ -72,7 +72,7 @@ def load_classifier(source: str, revision: str | None = None) -> Any | None:
 
 
 def load_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """Load a model in float32; return None if the checkpoint lacks a weight whose name starts with a prefix in `head`."""
+    """Load a model in float32; return None if weights with a prefix in `head` are missing in the checkpoint."""
     options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
     model, info = model_class.from_pretrained(source, **options)
     if any(str(key).startswith(head) for key in info["missing_keys"]):

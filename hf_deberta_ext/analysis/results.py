@@ -29,7 +29,7 @@ AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Return {name of an evaluation set: its number of examples} from `metrics`; the name of the main set is ""."""
+    """Return {name of an evaluation set: number of examples} from metrics such as eval_mm_samples; "" is the main set."""
     counts = {}
     for name, value in metrics.items():
         if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):

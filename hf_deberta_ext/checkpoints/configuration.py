@@ -83,7 +83,7 @@ class OfficialConfigMixin:
             raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
     def check_generator(self):
-        """Raise a ValueError if a field of `generator` is unknown, is wrong, or contradicts `embedding_sharing`."""
+        """Raise a ValueError if a field of `generator` is unknown, has a wrong value, or contradicts `embedding_sharing`."""
         names = set(self.single_fields())
         unknown = [str(name) for name in self.generator or () if name not in names]
         if unknown:

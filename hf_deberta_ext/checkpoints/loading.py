@@ -191,7 +191,7 @@ class LoadingMixin(AdapterMixin):
         if old is None:
             raise ValueError("this model has no absolute position table, so it already takes inputs of any length")
         if length <= old.num_embeddings:
-            raise ValueError(f"length must be greater than {old.num_embeddings}, the present length, got {length}")
+            raise ValueError(f"length must be greater than {old.num_embeddings}, the positions of the table, got {length}")
         weight = old.weight
         new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
     frequency_help = "files of texts, preferably the training data, for a baseline of word frequencies; default: no baseline"
     parser.add_argument("--frequency_text", nargs="+", default=[], help=frequency_help)
-    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="score at most this number of pairs; default: all")
+    most_help = "maximum number of pairs of each phenomenon to score, evenly spaced; default: all pairs"
+    parser.add_argument("--max_pairs_per_phenomenon", type=int, help=most_help)
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per batch; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
     parser.add_argument("--card", action="store_true", help="add table and figure to the README.md of --model (a folder)")
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_pairs(sources: list[str]) -> list[Any]:
-    """Read the pairs in files, and in all files of folders."""
+    """Read the minimal pairs in `sources`, which are files or folders of files."""
     from ..analysis.minimal_pairs import pairs_of_rows
     from ..data.files import file_kind, read_rows
 
@@ -151,7 +152,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
 
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Return a Markdown section with heading, table and notes."""
+    """Format the accuracies as a Markdown section with heading, table and notes."""
     from ..analysis.results import markdown_table
 
     counts = Counter(pair.phenomenon for pair in pairs)

@@ -30,7 +30,7 @@ NUMBERS_FILE = "explain.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
     parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two texts of a pair")
-    parser.add_argument("--model", help="folder or Hub id of an official checkpoint or a model of this package")
+    parser.add_argument("--model", help="folder or Hub id of an official model, or a model of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or Hub id of the tokenizer; default: the model's tokenizer")
     parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             figures.add_argument("--curves", nargs="*", metavar="RUN_FOLDER", help=text)
         else:
             figures.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--layer", type=int, default=-1, help="layer, counted from 0; default: -1, the last layer")
+    parser.add_argument("--layer", type=int, default=-1, help="layer, from 0 or from the end; default: -1, the last")
     head_help = "head, from 0; default: mean of all heads (--attention), every head (--position_profile)"
     parser.add_argument("--head", type=int, help=head_help)
     distance_help = "largest distance in --position_profile; default: that of the longest input"

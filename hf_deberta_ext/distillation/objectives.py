@@ -135,7 +135,7 @@ def signals(
     attention: Mapping[str, torch.Tensor],
     layer: int = -1,
 ) -> dict[str, torch.Tensor]:
-    """Return the signal of each objective from a model's outputs (with hidden_states) and its `attention_recorded`.
+    """Return the signal of each objective from a model's outputs (with hidden_states) and the dict of `attention_recorded`.
 
     Args:
         mask (`torch.Tensor`): [B, N], 1 = real token, for mean pooling.

@@ -40,7 +40,7 @@ __all__ = ["distil", "keep_layers", "main"]
 
 
 def main(task: str, argv: Sequence[str] | None = None, *, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of "text" or of a task of fine-tuning, and call `distil`; a user error ends the program."""
+    """Parse the flags of `task` ("text" or a fine-tuning task), and call `distil`. A user error ends the program."""
     with ExitOnUserError() as errors:
         chosen = Task(TextData, TextArguments) if task == "text" else load_task(task)
         description = "Distil a student: train it on the outputs of a teacher."

@@ -110,7 +110,7 @@ class DistillationTrainer(TaskTrainer):
 
     @property
     def soft_label_kind(self) -> str:
-        """Kind of the soft labels, see `soft_label_loss`."""
+        """Kind of the soft labels, "positions", "scores", "labels" or "classes"; see `soft_label_loss`."""
         if "start_positions" in self.label_names:
             return "positions"
         kinds = {"regression": "scores", "multi_label_classification": "labels"}

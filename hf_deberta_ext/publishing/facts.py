@@ -127,7 +127,7 @@ class ModelFolder:
 
     @property
     def kind(self) -> str:
-        """Task name on the Hub, or "encoder", "fine-tune" (a discriminator) or "joint"."""
+        """Task name on the Hub, such as "fill-mask"; else "encoder" (no head), "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
@@ -145,7 +145,7 @@ class ModelFolder:
 
     @property
     def custom_code(self) -> bool:
-        """True if the model, or an adapter's base model, needs code from its folder."""
+        """True if the model, or the base model of an adapter, needs code from its repository (trust_remote_code)."""
         base = Path(str(self.adapter.get("base_model_name_or_path")), "config.json")
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library", "transformers"))
         return "auto_map" in self.config or library.split(".")[0] != "transformers" or "auto_map" in read_json(base)

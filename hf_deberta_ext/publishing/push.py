@@ -209,7 +209,7 @@ def leaves(file: Path, folder: Path) -> bool:
 
 
 def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
-    """Return a message for each file that contains an access token: one of `tokens`, the user's token, or any other."""
+    """Return a message for each file with an access token: one of `tokens`, the user's own, or any token of the Hub."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
     for name, file in filter(lambda item: item[1].stat().st_size, files.items()):
@@ -234,7 +234,7 @@ def model_problems(files: Mapping[str, Path]) -> list[str]:
 
 
 def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> None:
-    """Set repository and revision in the code examples of the cards."""
+    """Write the repository id and the revision into the code examples of the cards."""
     lines = f'repo = "{repo_id}"\nrevision = "{revision}"  # a tag or commit pins weights and code'
     for path, file in files.items():
         if posixpath.basename(path) == CARD:
