@@ -9,11 +9,11 @@ scores with one another and with baselines without pre-training.
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label \\
         --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir mine
 
-Each checkpoint is fine-tuned as by run_glue.py, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
-Runs, models and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. With several learning
-rates, the table shows the one with the best mean on the validation data, then the means of the others. Batches
-contain rows of similar length. On a CPU, small models train faster with `--jobs 2`: two processes at a time, with half of
-the threads each.
+Each checkpoint is fine-tuned as run_glue.py does it, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
+Runs, models and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. If several learning rates
+are tried, the table shows the rate with the best mean score on the validation data, then the mean scores of the other
+rates. Batches contain rows of similar length. On a CPU, small models train faster with `--jobs 2`: two processes run at a
+time, each with half of the threads.
 
 Writes results.json after each checkpoint, then table.md and a figure for each task. Run the same command again to resume;
 you can add checkpoints, tasks and rates, but other settings need another folder.
@@ -57,7 +57,7 @@ MORE_EPOCHS = dict.fromkeys(("cola", "mrpc", "rte", "stsb", "wnli"), ("--num_tra
 
 
 class Run(NamedTuple):
-    """Runs of one checkpoint on one task ("" without --tasks) at one learning rate, with all seeds."""
+    """Runs of one checkpoint on one task ("" if --tasks is not set) at one learning rate, with all seeds."""
 
     task: str
     name: str
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False, epilog=more)
     add = parser.add_argument
     add("--checkpoints", nargs="+", default=[], help="NAME=FOLDER or NAME=HUB_ID; the first is the reference")
-    add("--random", nargs="+", default=[], help="NAME=FOLDER: train its architecture from random weights")
+    add("--random", nargs="+", default=[], help="NAME=FOLDER: train a model with FOLDER's configuration from random weights")
     add("--tasks", nargs="+", default=[], help="GLUE tasks, instead of --task_name or files")
     add("--data_folder", type=Path, help="folder with TASK/train.* and TASK/validation.*, .tsv or .jsonl.gz (default: Hub)")
     add("--seeds", nargs="+", default=["1", "2", "3"], help="seeds of new weights, dropout and data order (default: 1 2 3)")
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None):
         for task, name, rate, prepared, _ in runs:
             if task not in results["baselines"]:
                 results["baselines"][task] = prepared.data.baselines
-            # Cached: the digest of the same rows is the same.
+            # Fill the cache of this property: the digest of the data did not change, so the baselines did not change either.
             vars(prepared.data)["baselines"] = results["baselines"][task]
             results["scores"].setdefault(task, {}).setdefault(name, {})[rate] = train_and_report(prepared)
             replace_text(file, json.dumps(results, indent=2) + "\n")
@@ -174,7 +174,7 @@ def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
         # Each process locks its own folder.
         unlock_folders(folder)
         command = [sys.executable, Path(__file__).with_name("run_glue.py"), *run.flags]
-        # tqdm's own variables: each process gets its own line on the terminal.
+        # The variables of tqdm give each process its own line on the terminal.
         settings = dict(TQDM_POSITION=str(number % jobs), TQDM_DESC=run.name, OMP_NUM_THREADS=str(threads))
         # The tables are printed here, in order.
         done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.DEVNULL)
@@ -222,9 +222,9 @@ def write_report(folder: Path, results: dict[str, Any], runs: list[Run]):
         lines += task_rows(task, [run for run in runs if run.task == task], results, folder)
     text = markdown_table(*lines) + (
         f"\n\nPercent; mean ± standard deviation over the seeds {' '.join(map(str, runs[0].prepared.args.seeds))}, after "
-        "the last epoch. With several learning rates, the table shows the one with the best mean score on these validation "
-        "rows, then the mean scores of the others. The difference is in the metric of the figure, with the p-value of "
-        "Student's t test (two-sided), which only reflects variation across seeds, not the choice of the validation rows."
+        "the last epoch. If several learning rates were tried, the table shows the rate with the best mean score on these "
+        "validation rows, then the mean scores of the other rates. The difference is in the metric of the figure. The "
+        "p value (Student's t test, two-sided) only reflects variation across seeds, not the choice of the validation rows."
     )
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}")

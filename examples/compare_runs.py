@@ -4,10 +4,10 @@
     python examples/compare_runs.py --runs "EMD=runs/emd" "no EMD=runs/plain" \\
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
-Several folders with the same name are seeds of one run: the table gives mean and standard deviation, and the difference
-from the first run in the first metric with the p value of Student's t test; the figure shows the first seed. Writes
-comparison.png, comparison.md and comparison.json into the output folder, and for runs of run_rtd.py
-embedding_similarity.png, the final similarity of the word embeddings of generator and discriminator.
+Several folders with the same name are seeds of one run. The figure then shows the first seed, and the table has mean and
+standard deviation. For the first metric, it also has the difference from the first run, with the p value of Student's t
+test. Writes comparison.png, comparison.md and comparison.json into the output folder. For runs of run_rtd.py, also writes
+embedding_similarity.png, the final similarity of the word embeddings in generator and discriminator.
 """
 
 import argparse
@@ -26,13 +26,15 @@ from hf_deberta_ext.training.user_errors import ExitOnUserError
 def parse_args(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER, the output folder of a run")
-    parser.add_argument("--metrics", nargs="+", default=["eval_loss"], help="names in the log; one panel and column each")
+    parser.add_argument(
+        "--metrics", nargs="+", default=["eval_loss"], help="names in the log, each with a panel and a column"
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("comparison"), help="folder to write to")
     return parser.parse_args(argv)
 
 
 def read_runs(runs: list[str]) -> dict[str, list[list[dict]]]:
-    """Read the log of each folder, by the name of the run.
+    """Read the logs of the folders; return {name of the run: logs of its seeds}.
 
     Raises:
         ValueError: if an entry is not NAME=FOLDER, or a folder has no trainer_state.json.
@@ -50,7 +52,7 @@ def read_runs(runs: list[str]) -> dict[str, list[list[dict]]]:
 
 
 def last_entry(history: list[dict], metric: str) -> dict | None:
-    """Return the last entry that has the metric."""
+    """Return the last entry that has the metric; None if no entry has it."""
     for entry in reversed(history):
         if metric in entry:
             return entry
@@ -58,7 +60,7 @@ def last_entry(history: list[dict], metric: str) -> dict | None:
 
 
 def check_objectives(histories: dict[str, list[list[dict]]]):
-    """Check that no sums of losses of different objectives are compared.
+    """Check that the compared losses are sums of the same objectives.
 
     Raises:
         ValueError: if the runs log different terms of the loss.
@@ -93,7 +95,7 @@ def summarise(histories: dict[str, list[list[dict]]], metrics: list[str]) -> dic
 
 
 def similarities(histories: dict[str, list[list[dict]]]) -> dict[str, dict[str, float]]:
-    """Collect {run: {"generator": x, "discriminator": y}} of the runs that logged it."""
+    """Return {run: {"generator": x, "discriminator": y}}, the last similarities of word embeddings that the runs logged."""
     found: dict[str, dict[str, float]] = {}
     for name, (history, *_) in histories.items():
         for part in ("generator", "discriminator"):

@@ -55,10 +55,10 @@ def _documented(node: ast.AST):
 
 
 def collect_docstrings(root: Path | None = None) -> list[Docstring]:
-    """Collect each docstring below `root` (*optional*; default: the standard library) once, in the order of the sorted
-    paths.
+    """Collect the docstrings below `root` (*optional*; default: the standard library), in the order of the sorted paths.
 
-    Files are parsed, never imported. Tests, installed packages and bundled wheels are left out.
+    Repeated docstrings are collected once. Files are parsed, never imported. Tests, installed packages and bundled wheels
+    are skipped.
 
     Raises:
         ValueError: if there are no docstrings (a standard library without its sources).
@@ -87,9 +87,9 @@ def class_names(docstrings: list[Docstring], packages: tuple[str, ...] = PACKAGE
 
 
 def mask_names(text: str, names: set[str]) -> str:
-    """Replace each of `names` or its plural, in any case and inside dotted_names, by "module"; a chain becomes one
-    "module".
+    """Replace each of `names` by "module", also in the plural, in any case, and between dots or underscores.
 
+    Several names joined by dots become one "module".
     `xml.dom.Node`, `_xml_parser`, `XML's` become `module.Node`, `_module_parser`, `module's`; `xmlfile` stays.
     """
     return _name_pattern(frozenset(names)).sub(MASK_WORD, text) if names else text
@@ -120,7 +120,7 @@ def task_examples(docstrings: list[Docstring], packages: tuple[str, ...] = PACKA
         if entry.package not in packages or len(words) < 5:
             continue
         text = mask_names(" ".join(words), names)
-        # Equal for texts that the task cannot distinguish.
+        # Texts with the same key cannot be distinguished by a lower-case model.
         key = text.lower()
         owners.setdefault(key, set()).add(entry.package)
         texts.setdefault(key, (text, packages.index(entry.package)))

@@ -9,13 +9,14 @@
 Stages, each in a process with its own time limit: `machine` (rate of matrix products), `correctness` (every backend against
 float64), `times` (attention and whole models compared with transformers, BERT, ModernBERT, and disentangled-flash and
 flashdeberta if installed), `lengths` (padded, unpadded and packed texts of real lengths), `tuning` (launch parameters of
-the kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (those
+the kernels), `training` (run_mlm.py, run_rtd.py, and masked language modeling by transformers' classes), `tests` (the tests
 marked gpu).
 
-Each result is at once appended to results.jsonl. After each stage, report.md, CSV files and figures are rewritten, and also
-triton_launches.py: importing it sets the measured launch parameters. Each case of `times` and `lengths` is named by the
-flags of benchmark_attention.py that measure it again. The exit status is 1 if anything failed or was stopped. Needs Linux
-and about 40 GB of GPU memory; on smaller GPUs the largest cases report that they do not fit.
+Each result is immediately appended to results.jsonl. After each stage, report.md, CSV files and figures are rewritten, and
+also triton_launches.py: importing this file sets the measured launch parameters. The name of each case of `times` and
+`lengths` consists of the flags of benchmark_attention.py that repeat the measurement. The exit status is 1 if anything
+failed or was stopped. Needs Linux and about 40 GB of GPU memory; on smaller GPUs, the largest cases report that they do not
+fit.
 """
 
 import argparse
@@ -39,13 +40,16 @@ FORK = multiprocessing.get_context("fork")
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("study"), help="output folder; an earlier one is resumed")
+    parser.add_argument("--output_dir", type=Path, default=Path("study"), help="output folder; an earlier study is resumed")
     parser.add_argument("--minutes", type=float, default=9, help="time limit of all stages (default 9)")
     parser.add_argument(
         "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="stages to run (default: all, in this order)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), help="number of processes that compile"
+        "--jobs",
+        type=int,
+        default=max(1, min(14, (os.cpu_count() or 1) - 2)),
+        help="number of processes that compile kernels",
     )
     parser.add_argument("--dry_run", action="store_true", help="run every stage with tiny shapes on a CPU")
     args = parser.parse_args(argv)
@@ -76,9 +80,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{args.output_dir} holds results of a device other than {device}: choose another --output_dir")
     name_file.write_text(device, encoding="utf-8")
     with args.results.open("a", encoding="utf-8") as file:
-        # Completes a truncated line.
+        # End the last line, which a stopped run may have truncated.
         file.write("\n")
-    # This also ends the process of a stage.
+    # Exiting by an exception also ends the process of the current stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     problems, end = [], time.monotonic() + 60 * args.minutes
     for place, name in enumerate(args.stages):
@@ -101,7 +105,7 @@ def note(results: Path, **line):
 
 
 def latest(results: Path, offset: int = 0) -> dict[tuple[str, str], dict]:
-    """Return the last line of each case, by stage and case, after `offset` lines; a truncated line is left out."""
+    """Return the last line of each case, by (stage, case), after `offset` bytes; a truncated line is skipped."""
     lines = {}
     with results.open(encoding="utf-8") as file:
         file.seek(offset)
@@ -167,7 +171,7 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
     missing = [case for case in gpu_stages.STAGES[name].cases(args) if before.get((name, case), {}).get("state") != "done"]
     # Cases that failed or were stopped before come last.
     missing.sort(key=lambda case: (name, case) in before)
-    print(f"{name}: {len(missing)} to do, {limit:.0f} s", flush=True)
+    print(f"{name}: {len(missing)} cases to run, time limit {limit:.0f} s", flush=True)
     problems = []
     while missing:
         child = FORK.Process(target=work, args=(name, missing, args))
@@ -176,7 +180,7 @@ def run_stage(name: str, limit: float, args: argparse.Namespace) -> list[str]:
             child.join(max(0.1, deadline - time.monotonic()))
         finally:
             cut = child.is_alive()
-            # Including the children of a crashed process.
+            # This also ends the children of a process that crashed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.kill()

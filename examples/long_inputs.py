@@ -7,8 +7,8 @@ left context.
 
 Each text is split into parts of the greatest length. Tokens among the last --window tokens of a part are masked; for length
 N, the model reads the last N tokens. "NAME, no buckets" has the same weights, but clamps distances where the relative table
-ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, the tokens at the
-beginning that it does not cover get its first position. To train a model with a longer table:
+ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, the first
+tokens, which the table does not cover, all get its first position. To train a model with a longer table:
 
     python examples/long_inputs.py --extend examples/models/deberta-ext-small-en 1024 --output_dir longer
     python examples/run_mlm.py --model longer --max_length 1024 ...
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--draws", type=positive, default=3, help="number of draws of masked tokens for each part")
     parser.add_argument("--repeats", type=positive, default=5, help="timed calls of each model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="save FOLDER with LENGTH positions")
+    parser.add_argument("--extend", nargs=2, metavar=("FOLDER", "LENGTH"), help="only save FOLDER with LENGTH positions")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
     args = parser.parse_args(argv)
@@ -92,7 +92,9 @@ def read_parts(args: argparse.Namespace, tokenizer) -> torch.Tensor:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         parts += [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
     if len(parts) < 2:
-        raise ValueError(f"expected two parts of {size:,} tokens, got {len(parts)}: pass longer texts or shorter --lengths")
+        raise ValueError(
+            f"expected two or more parts of {size:,} tokens, got {len(parts)}: use longer texts or shorter --lengths"
+        )
     return torch.tensor(parts)
 
 

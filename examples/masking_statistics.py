@@ -6,11 +6,11 @@
     # any text, one document per line, with your tokenizer
     python examples/masking_statistics.py --texts articles.txt --tokenizer microsoft/deberta-v3-base --tokens 500000
 
-Prints a row for each masker: the share of masked tokens; the shares of [MASK], random and kept tokens among them; how often
-the first and the last sixteenth of a sequence is masked; the mean length of an n-gram or span in words; p of a chi-square
-test that all positions are masked equally often. Masks are drawn without replacement, so p is close to 1 for single tokens;
-p of the official masker is 0. The output folder gets masking_statistics.json, with all histograms, and
-masking_statistics.png, which draws them.
+Prints a row for each masking strategy: the share of masked tokens; the shares of [MASK], random and kept tokens among the
+masked tokens; the share of masked tokens in the first and in the last sixteenth of a sequence; the mean length of an n-gram
+or span in words; p of a chi-square test that all positions are masked equally often. Masks are drawn without replacement,
+so p is close to 1 for single tokens; p of the official strategies is 0. Writes masking_statistics.json, with all histograms,
+and masking_statistics.png, which draws them, into the output folder.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
     add("--tokenizer", default=TRAINED[0], help=f"folder or Hub id; or train one: {TRAINED[0]} (default) or {TRAINED[1]}")
     add("--vocab_size", type=int, default=8000, help="vocabulary size of a trained tokenizer (default 8000)")
     add("--tokens", type=int, default=100_000, help="number of tokens to use (default 100000)")
-    add("--length", type=int, default=512, help="tokens of a sequence, with [CLS] and [SEP] (default 512)")
+    add("--length", type=int, default=512, help="tokens of a sequence, including [CLS] and [SEP] (default 512)")
     add("--epochs", type=int, default=10, help="number of times to mask each sequence (default 10)")
     add("--rate", type=float, default=0.15, help="share of tokens to mask (default 0.15)")
     add("--seed", type=int, default=0)
@@ -90,7 +90,7 @@ def full_sequences(documents: list[str], tokenizer, tokens: int, length: int) ->
 
 
 def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: MaskingVocabulary, args, bar: tqdm) -> dict:
-    """Return the statistics of one masker over all sequences and epochs."""
+    """Return the statistics of one masking strategy over all sequences and epochs."""
     N, vocabulary = args.length, vocabulary.of(options.policy)
     by_position, lengths, kinds = torch.zeros(N, dtype=torch.long), torch.zeros(N + 1, dtype=torch.long), [0, 0, 0]
     unit_ids = units(sequences, vocabulary, options.whole_words)
@@ -122,7 +122,7 @@ def measure(options: MaskingOptions, sequences: torch.Tensor, vocabulary: Maskin
 
 
 def words_of_spans(unit_ids: torch.Tensor, span_ids: torch.Tensor) -> torch.Tensor:
-    """Return [spans], the number of units of each masked n-gram or span of all rows."""
+    """Return the length in units of each masked n-gram or span of all rows, [number of spans]."""
     rows = torch.arange(len(span_ids))[:, None].expand_as(span_ids)
     spans = torch.stack([rows, span_ids, unit_ids])[:, span_ids > 0].unique_consecutive(dim=1)
     return spans[:2].unique_consecutive(dim=1, return_counts=True)[1]
@@ -165,7 +165,9 @@ def main():
             name: MaskingOptions(rate=args.rate, max_length=args.length, **choice) for name, choice in MASKERS.items()
         }
         if args.length < BINS + 2 or args.epochs < 1:
-            raise ValueError(f"--length must be at least {BINS + 2} and --epochs at least 1")
+            raise ValueError(
+                f"--length must be at least {BINS + 2} and --epochs at least 1, got {args.length} and {args.epochs}"
+            )
         documents = read_documents(args.texts)
         if args.tokenizer in TRAINED:
             tokenizer = train_tokenizer(args.tokenizer, documents, args.vocab_size, show_progress=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for pre-training: filter, deduplicate, decontaminate, train a tokenizer, pack rows into shards.
 
-On this machine with two processes, followed by a training run on it (`pip install "hf_deberta_ext[train,prepare]"`):
+On this machine with two processes, then train on the prepared corpus (`pip install "hf_deberta_ext[train,prepare]"`):
 
     python examples/prepare_corpus.py --train_data articles/ --licenses cc-by-sa-4.0 --deduplicate exact minhash \\
         --quality gopher_quality --decontaminate glue/dev.tsv --train_tokenizer unigram --vocab_size 32000 \\
@@ -13,16 +13,16 @@ On a cluster, with a folder that all machines see:
     python examples/prepare_corpus.py --train_data s3://bucket/articles --tokenizer mine --executor slurm --workers 500 \\
         --executor_options partition=cpu,time=24:00:00 --output_dir /shared/prepared
 
-A tiny one, in seconds:
+A tiny corpus, in seconds:
 
     python -c "import this" > zen.txt
     python examples/prepare_corpus.py --train_data zen.txt --documents line --validation_documents 3 \\
         --train_tokenizer byte-level-bpe --vocab_size 300 --max_length 64 --output_dir prepared
 
-datatrove runs the stages. Run the same command to resume a preparation: finished tasks are not run again.
- The shards depend on the data and the flags, not on --workers or the executor. The output folder holds the
-shards, tokenizer/, manifest.json (`deberta-ext info prepared` shows it) and work/, which may be removed at the end. A file
-is read by one task, and a shard is made from --part_bytes of text.
+datatrove runs the stages. Run the same command again to resume a preparation: finished tasks are skipped. The shards depend
+on the data and the flags, not on --workers or the executor. The output folder holds the shards, tokenizer/, manifest.json
+(`deberta-ext info prepared` shows it) and work/, which may be removed at the end. Each file is read by one task, and each
+shard is made from --part_bytes of text.
 """
 
 from functools import partial

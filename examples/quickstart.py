@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "--output_dir", type=Path, default=Path("quickstart_output"), help="new folder, or folder of the same command"
+        "--output_dir", type=Path, default=Path("quickstart_output"), help="new folder, or one of the same command to resume"
     )
     parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, with learning rate 2e-5")
     parser.add_argument("--from_text", type=Path, metavar="FILE", help="first pre-train a small model on this text")
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None):
 
 
 def create_output_dir(args: argparse.Namespace):
-    """Create the output folder, with a file of the flags that decide its content.
+    """Create the output folder, and save the flags that determine its content in quickstart.json.
 
     Raises:
         ValueError: if the folder holds other files, or the results of another command.
@@ -161,7 +161,7 @@ def pretrain(args: argparse.Namespace) -> Path:
 
 
 def first_texts(file: Path) -> list[str]:
-    """Return the texts of the first 100 rows of a file, for any columns."""
+    """Return all texts, from any column, in the first 100 rows of a file."""
     from hf_deberta_ext.data.files import read_files
 
     rows = read_files(file, source="--validation_file").take(100)
@@ -179,7 +179,7 @@ def predict_logits(folder: str, texts: list[str], **options) -> list[list[float]
         return [model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0].tolist() for text in texts]
 
 
-# hf_deberta_ext and triton cannot be imported there; importing this file needs neither.
+# The fresh process cannot import hf_deberta_ext or triton; this file needs neither when it is imported.
 FRESH_PROCESS = """
 import json, runpy, sys
 sys.modules.update(hf_deberta_ext=None, triton=None)

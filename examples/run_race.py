@@ -25,8 +25,8 @@ from an output folder of run_mlm.py):
         --config_overrides num_hidden_layers=2 --train_file tiny.csv --validation_file tiny.csv --do_train --do_eval \\
         --max_steps 5 --output_dir tiny
 
-Any model of AutoModelForMultipleChoice works, and questions may have different numbers of choices. Questions and choices
-are never truncated; only their text is. Files have the columns article, question, options, answer (RACE); sent1, sent2,
+Any model of AutoModelForMultipleChoice works, and questions may have different numbers of choices. Long contexts are
+truncated; questions and choices are not. Files have the columns article, question, options, answer (RACE); sent1, sent2,
 ending0, ending1, ..., label (SWAG); context, question, choices, label (C3); or premise, choice1, choice2, question, label
 (COPA); set other names by flags: --context_column text --question_column ask --choice_columns a b c --label_column right.
 The output folder holds the files that run_glue.py describes, and eval_ and predict_answers.json and .tsv.

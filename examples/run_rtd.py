@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-train generator and discriminator by replaced token detection (DeBERTaV3, ELECTRA), from scratch or from checkpoints.
 
-With the settings of the DeBERTaV3 study; the recipe computes the accumulation steps for the hardware and prints its
+Train with the settings of the DeBERTaV3 study; the recipe computes the accumulation steps for the hardware and prints its
 settings:
 
     torchrun --nproc_per_node 8 examples/run_rtd.py --recipe v3-study --train_data corpus/ --train_tokenizer unigram \\
@@ -21,8 +21,8 @@ A tiny run on CPU, under a minute:
 
 Data, tokenizer, packing, masking, streaming, `--resume_from_checkpoint last` and torchrun are as in run_mlm.py, except that
 masked tokens are chosen individually and all become [MASK], as published. The output folder holds the joint model,
-discriminator/ (the model to fine-tune) and generator/ (a masked language model), each with tokenizer and card, and
-curves.png, all_results.json, run_arguments.json, run_report.json and checkpoints.
+discriminator/ (the model to fine-tune) and generator/ (a masked language model), each with tokenizer and card. It also
+holds curves.png, all_results.json, run_arguments.json, run_report.json and checkpoints.
 """
 
 from functools import partial

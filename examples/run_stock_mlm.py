@@ -5,7 +5,7 @@
     python examples/run_stock_mlm.py $FLAGS --tokenizer tokenizer --architecture bert --output_dir bert
     python examples/compare_runs.py --runs ours=ours BERT=bert --metrics eval_mlm_loss train_runtime --output_dir comparison
 
-Takes the flags of run_mlm.py: documents, tokenizer, rows, masks, optimizer and evaluation are the same, and so are the
+Takes the flags of run_mlm.py. Documents, tokenizer, examples, masks, optimizer and evaluation are the same, and so are the
 sizes that --preset and --config_overrides set. ModernBERT's gated feed-forward layers are two thirds as wide, which gives
 the same number of parameters. Logits are only computed for masked tokens, as in our model. The output folder has no card.
 """
@@ -21,7 +21,7 @@ from hf_deberta_ext.pretraining.run_masked_lm import GROUPS, MaskedLMRun
 from hf_deberta_ext.pretraining.run_stages import parse_and_run
 from hf_deberta_ext.training.flags import option
 
-# Maps states [n, hidden_size] to logits.
+# Model type -> function that maps hidden states [n, hidden_size] to logits.
 HEADS = {
     "bert": lambda model, states: model.cls(states),
     "modernbert": lambda model, states: model.decoder(model.head(states)),

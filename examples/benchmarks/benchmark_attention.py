@@ -136,7 +136,7 @@ class ConstantProjection(nn.Module):
 
 
 def attention_sides(args, B: int, N: int) -> dict[str, Side]:
-    """Return one attention layer of transformers, of ours with each backend, and SDPA, on the same Q, K, V and table P."""
+    """Return attention layers with the same Q, K, V and table P: transformers', ours with each backend, and SDPA."""
     no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = DebertaExtConfig.from_preset(args.preset, share_att_key=False, **no_dropout)
     options = dict(device=args.device, dtype=DTYPES[args.dtype])
@@ -242,7 +242,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
     sides = {STOCK: side(stock)}
     for name, (backend, unpadding) in variants.items():
         module = twin(model)
-        # Not by set_attn_implementation, whose error would end the run; here the error becomes a row of the table.
+        # set_attn_implementation would raise an error here; set this way, the error becomes a row of the table.
         module.config._attn_implementation = backend
         module.set_unpadding(unpadding)
         sides[name] = side(module)
@@ -329,7 +329,7 @@ def measure(
         lengths (`list[int]`): tokens of each text.
     """
     rows, inputs, wrong = [], {name: [side.prepare(batch) for batch in batches] for name, side in sides.items()}, {}
-    # Also if only training is measured: the outputs are compared without dropout.
+    # Inference also runs if only training is measured, because outputs are compared without dropout.
     for mode in MODES if "training" in args.modes else ["inference"]:
         outputs, memory, skipped, calls = {}, {}, dict(wrong), {}
         bar.set_postfix_str(f"{labels['shape']}, {mode}")
@@ -371,7 +371,7 @@ def measure(
 
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Add a side's median seconds, its speedup over transformers, and its time relative to the floor."""
+    """Return a side's median seconds, its speedup over transformers, and its time relative to the floor."""
     result = dict(seconds=measuring.spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
     for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests per second of a reranker over HTTP: vLLM with this package's plugin, and 30 lines of FastAPI around a model.
+"""Measure requests per second of a reranker over HTTP: vLLM with this package's plugin, and 30 lines of FastAPI.
 
     python examples/benchmarks/benchmark_servers.py MODEL --pairs mnli.jsonl.gz squad.jsonl.gz --requests 500 --clients 64
 
@@ -39,7 +39,7 @@ RUNNING = "the server at --url"
 
 
 def load(model: str, side: str):
-    """Return a scoring function of a list of pairs."""
+    """Return a function that scores a list of pairs."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -117,7 +117,7 @@ def read_pairs(files: list[str], count: int) -> dict[str, list[list[str]]]:
 
 
 async def measure(pairs: list[list[str]], clients: int, url: str, rerank: bool) -> tuple[list[float], list[float], float]:
-    """Return the scores, the seconds of each request, and the seconds of all, by /rerank or by /score."""
+    """Send the pairs to /rerank or /score; return the scores, the sorted seconds of each request, and the total seconds."""
     import httpx
 
     limits, free = httpx.Limits(max_connections=clients), asyncio.Semaphore(clients)

@@ -61,7 +61,7 @@ def compiled_for(capability: int):
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
-    """Return resource usage and SASS, by the tools that come with triton."""
+    """Return the resource usage and the SASS of a compiled kernel, from the tools that are installed with triton."""
     import triton.backends.nvidia
 
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
@@ -78,7 +78,7 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
     warps, shared = options.get("num_warps", 4), kernel.metadata.shared
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass)
     count = {key: sum(opcode.startswith(key) for opcode in opcodes) for key in COUNTED}
-    # As many as HGMMA if ptxas makes each wait for the previous one ("wgmma.mma_async instructions are serialized").
+    # Equals HGMMA if ptxas makes each product wait for the previous one ("wgmma.mma_async instructions are serialized").
     count["HGMMA_groups"] = len(re.findall(r"HGMMA.*, gsb0", sass))
     blocks = min(
         65536 // (-(-registers // 8) * 8 * 32 * warps), SHARED_KB[capability] * 1024 // (shared + 1024), 64 // warps
@@ -88,7 +88,7 @@ def kernel_row(name: str, options: dict, kernel, capability: int) -> dict:
 
 
 def kernel_rows(capability: int, dtype: torch.dtype, head_size: int, dropout_p: float = 0.0):
-    """Yield a row for each kernel of a training step at 2,048 tokens, with the launch parameters of the table."""
+    """Yield a row for each kernel of a training step at 2,048 tokens, with the launch parameters that this package uses."""
     from hf_deberta_ext.kernels import attention_triton
 
     there = dict(triton_unavailable=lambda *args: None, capability=lambda device: divmod(capability, 10))

@@ -32,7 +32,7 @@ attention_triton = importlib.import_module("hf_deberta_ext.kernels.attention_tri
 triton_launches = importlib.import_module("hf_deberta_ext.kernels.triton_launches")
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = [benchmark.FLASH, benchmark.FLASH_DEBERTA]
-# Words of a text at the deciles of SST-2 and MNLI (validation) and of SQuAD 1.1 (question and context).
+# Deciles of the number of words of a text in SST-2 and MNLI (validation) and in SQuAD 1.1 (question and context).
 WORDS = {
     "SST-2": (2, 9, 11, 14, 16, 19, 21, 24, 27, 31, 47),
     "MNLI": (2, 12, 16, 20, 23, 26, 30, 35, 40, 48, 209),
@@ -175,9 +175,9 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 
 
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
-    """Time candidate launch parameters of a kernel, and those in the launch table, at each length.
+    """Time a kernel with candidate launch parameters, and with those of the launch table, at each length.
 
-    The time is of the whole pass (forward or backward) that contains the kernel.
+    The measured time is that of the whole pass (forward or backward) that contains the kernel.
     """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     sizes = sizes_of(args)
@@ -201,7 +201,7 @@ def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dic
         turns = dict(table=lambda: call({}), candidate=lambda: call({(kernel, "half", d): [(0, None, candidate)]}))
         turns["candidate"]()
         if any(key[0] == kernel and key[-1] == candidate for key in attention_triton.TOO_LARGE):
-            raise RuntimeError("it needs more shared memory than this GPU has")
+            raise RuntimeError("these launch parameters need more shared memory than this GPU has")
         if warm_up:
             continue
         times = take_turns(turns, sizes.repeats, device=args.device)
@@ -227,7 +227,7 @@ SCRIPTS = ("run_mlm", "run_rtd")
 
 
 def train(case: str, args: argparse.Namespace) -> list[dict]:
-    """Return tokens per second without evaluation, memory, and the loss curve of a run of v3-xsmall's shape."""
+    """Train a model of v3-xsmall's shape; return its tokens per second (without evaluation), memory and loss curve."""
     file, tokenizer = training_texts(args)
     sizes = sizes_of(args)
     with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +255,7 @@ def train(case: str, args: argparse.Namespace) -> list[dict]:
 
 
 def train_stock(shared: dict, file: Path, tokenizer_folder: Path, sizes: Sizes) -> list[dict]:
-    """Return the log of transformers' Trainer, collator and DeBERTa class on the same texts in rows of the same length."""
+    """Train transformers' DeBERTa by its Trainer and collator on the same texts in rows of equal length; return its log."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=len(tokenizer), **sizes.overrides)
     transformers.set_seed(0)

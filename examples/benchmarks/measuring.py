@@ -58,8 +58,8 @@ def add_flags(parser: argparse.ArgumentParser, *, repeats: int, output_dir: str)
     add("--preset", default="v3-base", help="size of the models (default v3-base)")
     add("--layers", type=positive, default=2, help="number of layers (default 2)")
     add("--vocab_size", type=positive, default=30522, help="vocabulary size of all models (default 30522)")
-    add("--repeats", type=positive, default=repeats, help=f"timed calls of each side (default {repeats})")
-    add("--threads", type=positive, help="CPU threads of every side (default: torch's own choice)")
+    add("--repeats", type=positive, default=repeats, help=f"timed calls of each compared model (default {repeats})")
+    add("--threads", type=positive, help="CPU threads of every compared model (default: torch's own choice)")
     add("--lengths_from", type=Path, help="text file with one text per line, for batches with padding")
     add("--tokenizer", help="tokenizer for --lengths_from, folder or Hub id (default: 1.3 tokens per word plus 2)")
     add("--batches", type=positive, default=4, help=f"batches of {BATCH} texts from --lengths_from (default 4)")
@@ -177,7 +177,7 @@ CELLS = "ms; times as fast as transformers (10th to 90th percentile); share of t
 
 
 def sides_table(rows: list[dict]) -> str:
-    """Return a Markdown table of sides by shapes, with cells as in `CELLS`, and below it why sides were not measured."""
+    """Return a Markdown table of sides by shapes, with cells as `CELLS` says, and why sides were not measured."""
 
     def cell(row: dict) -> str:
         if row["skipped"]:
@@ -203,8 +203,9 @@ LEGEND = {"transformers": "DeBERTa of transformers", "auto": "DeBERTa of hf_debe
 
 
 def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
-    """Draw a column of the rows against shape, with a panel for each part and mode, and the outer tenths where they are
-    known.
+    """Draw the column `key` of the rows against shape, with a panel for each part and mode.
+
+    Bars show the 10th and 90th percentile if the rows have them.
 
     Returns:
         `False` if no row has the column, so that nothing is drawn.

@@ -73,7 +73,7 @@ def main():
         for position in positions:
             command.add_argument(position, type=Path)
         if name == "save":
-            text = "passes over the text, and steps, of the initial weights of the run"
+            text = "passes over the text and steps in which the initial weights of the run were trained"
             command.add_argument("--earlier", nargs=2, type=float, default=[0, 0], metavar=("PASSES", "STEPS"), help=text)
     args = vars(parser.parse_args())
     functions = {
@@ -122,7 +122,7 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     """Write a run's model in float16, with dropout for fine-tuning, and its tokenizer, code, curves and card.
 
     Args:
-        earlier (`list[float]`): passes over the text, and steps, of the initial weights of the run.
+        earlier (`list[float]`): passes over the text and steps in which the initial weights of the run were trained.
     """
     from hf_deberta_ext.publishing.card import write_run_card
     from hf_deberta_ext.publishing.facts import RunFacts

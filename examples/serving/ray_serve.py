@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of a reranker behind Ray Serve, each with dynamic batches: POST /score {"text_1": text, "text_2": text}.
+"""Serve a reranker with Ray Serve, by two replicas with dynamic batches: POST /score {"text_1": text, "text_2": text}.
 
     pip install hf_deberta_ext "ray[serve]"
     cd examples/serving && serve run ray_serve:app model=MODEL

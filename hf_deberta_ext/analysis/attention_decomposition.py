@@ -16,12 +16,13 @@ __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_pro
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionParts:
-    """Terms of the attention logits of a layer, on the CPU. Tensors are [H, N, N], with a row for each query.
+    """Terms of the attention logits of a layer in the notation of DeBERTa Eq. (4), on the CPU.
 
+    Tensors are [H, N, N] for H heads and N tokens, with a row for each query.
     Attributes:
         layer (`int`): number of the layer, counted from 0.
         terms (`tuple[str, ...]`): names of the model's position terms, a subset of c2p, p2c, p2p.
-        c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), s = 1 + number of position terms.
+        c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), where s = 1 + number of position terms, d = size of a head.
         c2p (`torch.Tensor`, *optional*): Q_c[i]·K_r[delta(i, j)] / sqrt(s·d); None if the model lacks the term.
         p2c (`torch.Tensor`, *optional*): K_c[j]·Q_r[delta(i, j)] / sqrt(s·d).
         p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d); no released model uses it.
@@ -60,9 +61,9 @@ class AttentionParts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PositionProfile:
-    """Position terms of the logits as functions of r = i - j, for each head, averaged over tokens, on the CPU.
+    """Position terms of the logits by distance r = i - j of query i and key j: per head, averaged over tokens, on the CPU.
 
-    The softmax only depends on differences along r, not on a constant added to all values.
+    Only differences between distances matter: the softmax does not change if a constant is added to all values.
 
     Attributes:
         layer (`int`): number of the layer, counted from 0.
@@ -101,7 +102,7 @@ def attention_parts(
         `AttentionParts`, in float32 (in float64 for a float64 model).
     Raises:
         TypeError: the model does not belong to this package, or contains several encoders.
-        ValueError: the layer does not exist, the inputs are not exactly one text, or exceed the absolute positions.
+        ValueError: the layer does not exist, or the inputs are not exactly one text or longer than the absolute positions.
     """
     layer, x = _project(_encoder_of(model), inputs, layer)
     q, k = x.Q_c * x.scale, x.K_c
@@ -126,7 +127,7 @@ def position_profile(
 
     Args:
         model, inputs, layer: as in `attention_parts`.
-        max_distance (`int`, *optional*): largest distance; default: the largest distance with its own embedding.
+        max_distance (`int`, *optional*): largest distance; default: the largest distance that the model does not clamp.
     Raises:
         TypeError, ValueError: as in `attention_parts`; also if the model has no relative positions.
     """
@@ -169,7 +170,7 @@ def _instances(module: torch.nn.Module, kind: type) -> list:
 
 
 def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return input_ids and token_type_ids, [1, N] without padding."""
+    """Remove the padding from the inputs of one text; return input_ids and, if given, token_type_ids, [1, N]."""
     if not isinstance(inputs, Mapping):
         inputs = {"input_ids": inputs}
     inputs = {name: torch.as_tensor(values, device=device) for name, values in inputs.items()}
@@ -201,7 +202,7 @@ def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, Attenti
             hook = module.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
             hooks.callback(hook.remove)
         encoder(**inputs, may_pack=False)
-        # Layers that share their attention call the same module.
+        # Take the call and not the module: layers with shared weights call the same module.
         attention, (hidden_states, _, rel_embeddings, *_), options = calls[layer]
         Q_c = attention.split_heads(attention.query_proj(hidden_states))
         tensors = [Q_c, *attention.keys_and_values(hidden_states), *attention.project_positions(rel_embeddings)]

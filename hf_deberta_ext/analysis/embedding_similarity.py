@@ -49,7 +49,7 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
 
 
 def word_tables(generator: nn.Module, discriminator: nn.Module, special: Iterable[int]) -> dict[str, torch.Tensor]:
-    """Return the word embeddings [V', E] of a generator and a discriminator, without special tokens."""
+    """Return {"generator": table, "discriminator": table}: the word embeddings [V', E] without the rows of `special` ids."""
     tables = {}
     for name, model in (("generator", generator), ("discriminator", discriminator)):
         embedding = model.get_input_embeddings()

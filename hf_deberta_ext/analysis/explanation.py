@@ -37,22 +37,24 @@ from .sentence_scoring import TokenScore, token_replacement_probabilities
 __all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_texts"]
 
 FIGURES = {
-    "attention": "attention map and its terms c2c, c2p, p2c (joint models: of the discriminator)",
-    "position_profile": "contribution of position to the logits of each head, by distance",
+    "attention": "attention map and the terms of its logits: c2c, c2p, p2c; for a joint model, of the discriminator",
+    "position_profile": "contribution of position to the attention logits of each head, by distance of query and key",
     "replacement_probabilities": "probability that each token was replaced; needs a replaced token detection head",
     "embedding_similarity": "similarity of the word embeddings; needs a generator and a discriminator",
-    "curves": "training losses, from trainer_state.json in the folders given by --curves (default: by --model)",
+    "curves": "training losses, from trainer_state.json in the folders given by --curves (default: in the folder --model)",
     "influence": "predicted label and the influence of each token on it; needs a text classifier or a regression model",
 }
-# Sentence in the figures of the paper.
+# The sentence of the figures in the DeBERTa paper.
 EXAMPLE_TEXT = "a new store opened beside the new mall"
-# Maximum numbers of labels and tokens that are printed; the files contain all.
+# Maximum numbers of labels and tokens that are printed; the output files contain all labels and tokens.
 SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 
 @dataclass
 class ExplainedModel:
-    """Loaded model: its name, the source of its tokenizer, its encoder and, if it has them, discriminator and generator."""
+    """Loaded model: name, folder or Hub id of the tokenizer, encoder and, if it has them, discriminator and generator.
+
+    `sharing` is the embedding sharing of a joint model, else empty."""
 
     name: str
     tokenizer: str
@@ -67,7 +69,7 @@ class FigureUnavailableError(ValueError):
 
 
 def load_model(source: str, revision: str | None = None) -> ExplainedModel:
-    """Load a single model, a joint model, or a folder with a generator and a discriminator.
+    """Load a single model, a joint model, or a folder with the subfolders generator and discriminator.
 
     Raises:
         ValueError, OSError: the source cannot be read, or weights of the encoder are missing.
@@ -93,9 +95,10 @@ def load_model(source: str, revision: str | None = None) -> ExplainedModel:
 
 
 def _load_with_encoder(model_class, source: str, revision: str = "main") -> tuple[Any, list[str]]:
-    """Load a model in float32, and return it with the names of its missing weights, which must not be in the encoder.
+    """Load a model in float32; return the model and the names of its missing weights.
 
-    An adapter (LoRA) is merged into the encoder of its base model; a head saved with the adapter is not loaded.
+    An adapter (LoRA) is merged into the encoder of its base model; a head saved with the adapter is not loaded. A ValueError
+    is raised if weights of the encoder are missing.
     """
     if is_adapter_folder(source):
         from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
@@ -120,9 +123,9 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
 
 
 def tokenize_texts(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokenize `arguments.texts`, one text or a pair; return a dict of the tokenizer, its tensors and the tokens."""
+    """Tokenize `arguments.texts`, a text or a pair; return a dict with "tokenizer", "tensors" (inputs), "tokens"."""
     if not all(map(str.strip, arguments.texts)):
-        raise ValueError("--text is empty")
+        raise ValueError(f"--text must not be empty, got {arguments.texts}")
     revision = arguments.revision if arguments.tokenizer is None else None
     tokenizer = load_tokenizer(arguments.tokenizer or model.tokenizer, revision=revision)
     check_tokenizer(tokenizer, model.encoder.config)
@@ -146,7 +149,7 @@ def _position_profile(model: ExplainedModel, inputs: dict, arguments: argparse.N
         raise FigureUnavailableError("the model has no relative positions")
     max_distance = arguments.max_distance
     if max_distance is None:
-        # Embeddings of longer distances were not trained.
+        # Longer distances do not occur in training, so their embeddings are not trained.
         max_distance = min(config.relative_distance, inputs["tokenizer"].model_max_length) - 1
     profile = position_profile(model.encoder, inputs["tensors"], layer=arguments.layer, max_distance=max_distance)
     heads = list(range(len(profile.total)))
@@ -220,12 +223,12 @@ def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespac
 
 
 def _prediction_text(prediction: Prediction) -> str:
-    """Return the scores of a prediction, predicted label first, and a table of the most influential tokens in text order."""
+    """Format the scores of a prediction, predicted label first, and a table of its most influential tokens."""
     best = sorted(prediction.scores, key=lambda score: (score[0] != prediction.label, -score[1]))[:SHOWN_LABELS]
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"
     evidence, masked = prediction.evidence, prediction.masked_evidence
-    lines.append(f"{kind} {evidence:.3f}, with all tokens masked {masked:.3f}: {evidence - masked:+.3f}")
+    lines.append(f"{kind}: {evidence:.3f}; with all tokens masked: {masked:.3f}; difference: {evidence - masked:+.3f}")
     lines.append(f"sum of integrated gradients: {sum(token.gradients for token in prediction.tokens):+.3f}")
     influences = sorted((abs(token.gradients) for token in prediction.tokens), reverse=True)
     hidden = f", {SHOWN_TOKENS} of {len(influences)}" if len(influences) > SHOWN_TOKENS else ""
@@ -239,20 +242,22 @@ def _prediction_text(prediction: Prediction) -> str:
 
 
 def _history(folder: Path) -> list[dict]:
-    """Read the log of a run from its folder, or from its last checkpoint."""
+    """Read the logged metrics of a training run from trainer_state.json in its folder, or in its last checkpoint."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
     for place in (folder, *checkpoints):
         history = read_json(place / "trainer_state.json").get("log_history")
         if history is not None:
             return history
-    raise FileNotFoundError(f"no trainer_state.json in {folder} or its checkpoint-* folders; pass the folder of a run")
+    raise FileNotFoundError(
+        f"no trainer_state.json in {folder} or its checkpoint-* folders; pass the --output_dir of a training run"
+    )
 
 
 def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str, str]]]:
     """Return (title, names of runs, metrics) of each panel.
 
-    Runs of replaced token detection have a panel for the generator's loss and one for the discriminator's; all others share
-    one panel.
+    Runs of replaced token detection are drawn in two panels, the generator's loss and the discriminator's loss. All other
+    runs share one panel.
     """
     joint_runs, single_runs = [], []
     for name, history in runs.items():
@@ -269,7 +274,7 @@ def _panels(runs: dict[str, list[dict]]) -> list[tuple[str, list[str], tuple[str
     return panels
 
 
-# Figure -> function that returns (numbers, function that draws the figure to paths).
+# Figure -> function that returns (numbers, function that draws the figure and saves it to the given paths).
 PREPARE = {
     "attention": _attention,
     "position_profile": _position_profile,

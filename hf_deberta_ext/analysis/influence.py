@@ -21,7 +21,7 @@ class TokenInfluence(NamedTuple):
 
     Attributes:
         token (`str`): token as spelled in the vocabulary.
-        number, start, end (`int`): place of the token: `texts[number][start:end]`, for `texts` of the `Prediction`.
+        number, start, end (`int`): `texts[number][start:end]` is the token in the `texts` of its `Prediction`.
         occlusion (`float`): decrease of the evidence if the token is replaced by [MASK].
         gradients (`float`, *optional*): integrated gradients of the evidence; None if not computed.
     """
@@ -47,7 +47,7 @@ class Prediction:
             two classes, the label that the threshold selects.
         is_regression (`bool`): True for a regression model.
         evidence (`float`): evidence for the label.
-        masked_evidence (`float`): evidence for the label if all tokens except special tokens are [MASK].
+        masked_evidence (`float`): evidence for the label if all tokens except special tokens are replaced by [MASK].
         tokens (`list[TokenInfluence]`): influence of each token, without special tokens.
     """
 
@@ -72,7 +72,7 @@ def load_classifier(source: str, revision: str | None = None) -> Any | None:
 
 
 def load_head(model_class: type, head: tuple[str, ...], source: str, revision: str | None) -> Any | None:
-    """Load a model in float32; return None if the checkpoint lacks a weight whose name starts with a prefix in `head`."""
+    """Load a model in float32; return None if weights with a prefix in `head` are missing in the checkpoint."""
     options = dict(dtype=torch.float32, output_loading_info=True, revision=revision or "main")
     model, info = model_class.from_pretrained(source, **options)
     if any(str(key).startswith(head) for key in info["missing_keys"]):
@@ -144,14 +144,17 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
         tokens.append(TokenInfluence(spelt[position], *span, lost, shares[position]))
     names = config.id2label
     if names == {0: "LABEL_0"}:
-        # transformers' name for the only output of a regression model.
+        # transformers gives the only output of a regression model this name.
         names = {0: "score"}
     scores = [(names[i], value) for i, value in enumerate(values.tolist())]
     return Prediction([*texts], scores, names[label], is_regression, *evidence[:2].tolist(), tokens)
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the label with the largest logit, among the labels that `config.decision_thresholds` select, if any."""
+    """Return the number of the predicted label: the label with the largest logit if `config.decision_thresholds` is not set.
+
+    Otherwise, the threshold decides between two classes. If a text can have several labels, labels below their threshold are
+    excluded, unless all labels are below."""
     thresholds = getattr(config, "decision_thresholds", None)
     is_multi = config.problem_type == "multi_label_classification"
     if not thresholds or not (is_multi or config.num_labels == 2):

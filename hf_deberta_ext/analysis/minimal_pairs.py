@@ -17,7 +17,7 @@ __all__ = ["MinimalPair", "pair_accuracies", "pairs_of_rows", "thin_out", "word_
 
 
 class MinimalPair(NamedTuple):
-    """Minimal pair: the acceptable sentence `good`, the unacceptable sentence `bad`, their paradigm and phenomenon."""
+    """Acceptable sentence `good` and unacceptable sentence `bad`, and the names of their `paradigm` and `phenomenon`."""
 
     good: str
     bad: str
@@ -26,15 +26,15 @@ class MinimalPair(NamedTuple):
 
 
 def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -> list[MinimalPair]:
-    """Read pairs from rows with BLiMP's columns.
+    """Convert rows with the columns of BLiMP to minimal pairs.
 
     Args:
-        rows: (place, row) tuples; a place is a text such as "FILE, line 3" for error messages. Columns sentence_good and
-            sentence_bad are required. UID (paradigm) and linguistics_term (phenomenon) are optional, and each defaults to
-            the other.
-        default (`str`): paradigm and phenomenon of rows that have neither column.
+        rows: tuples (place, row). `place` says in error messages where the row is from, such as "FILE, line 3". The columns
+            sentence_good and sentence_bad are required. The columns UID (paradigm) and linguistics_term (phenomenon) are
+            optional; a missing one is filled with the other.
+        default (`str`): paradigm and phenomenon of rows without UID and linguistics_term.
     Raises:
-        ValueError: a sentence is missing, empty or not a text; the message names the place.
+        ValueError: a sentence is missing, empty or not a string; the message contains the place.
     """
     pairs = []
     for place, row in rows:
@@ -49,7 +49,7 @@ def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -
 
 
 def thin_out(pairs: Sequence[MinimalPair], most: int) -> list[MinimalPair]:
-    """Keep at most `most` pairs of each phenomenon, evenly spaced."""
+    """Select at most `most` pairs of each phenomenon, at even intervals in the order of `pairs`."""
     groups: dict[str, list[MinimalPair]] = {}
     for pair in pairs:
         groups.setdefault(pair.phenomenon, []).append(pair)
@@ -63,8 +63,8 @@ def thin_out(pairs: Sequence[MinimalPair], most: int) -> list[MinimalPair]:
 def word_frequency_scores(texts: Iterable[str], sentences: Iterable[str]) -> dict[str, float]:
     """Score each sentence by the frequencies of its lower-case words in `texts`.
 
-    The score is the sum of log((count + 1) / (number of words + number of distinct words + 1)). It does not depend on the
-    order of the words, not even in rounding.
+    The score is the sum of log((count + 1) / (number of words + number of distinct words + 1)), with all numbers counted in
+    `texts`. Sentences with the same words in another order have exactly the same score.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -82,8 +82,8 @@ def pair_accuracies(pairs: Sequence[MinimalPair], scores: Mapping[str, float]) -
     Args:
         scores (`dict[str, float]`): score of each sentence.
     Returns:
-        A dict with "accuracy" (mean over paradigms), "paradigms" (accuracy of each), "phenomena" (mean over the paradigms
-        of each) and "ties" (number of pairs with equal scores).
+        A dict with "accuracy" (mean over paradigms), "paradigms" (accuracy by paradigm), "phenomena" (mean over the
+        paradigms of a phenomenon, by phenomenon) and "ties" (number of pairs with equal scores).
     """
     points: dict[str, list[float]] = {}
     phenomena: dict[str, set[str]] = {}

@@ -20,16 +20,16 @@ __all__ = [
     "summary_table",
 ]
 
-# Trainer's measurements, and numbers of examples and words, which are not metrics of a task.
+# Entries that are not metrics of a task: measurements of Trainer (times, speeds, memory) and numbers of examples and words.
 NO_METRIC = re.compile(
     r"(runtime|.*_per_second|samples|epoch|model_preparation_time|jit_compilation_time|mem_.*|(.*_)?(total|number|targets))"
 )
-# Metrics such as best_f1, measured at the threshold that is best on the evaluated data itself; and that threshold.
+# Metrics such as best_f1, which use the threshold that is best on the evaluated data, and the threshold itself.
 AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Read the number of examples of each evaluation set from `metrics`; return {name of the set: number}, "" = main set."""
+    """Return {name of an evaluation set: number of examples} from metrics such as eval_mm_samples; "" is the main set."""
     counts = {}
     for name, value in metrics.items():
         if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):
@@ -38,9 +38,10 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 
 
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
-    """Select the metrics that start with `stem`_, without speeds and counts; remove this prefix from their names.
+    """Return the metrics with the prefix `stem`_, except speeds and counts, under their names without this prefix.
 
-    Overall metrics such as f1 come first, then metrics of one class or another set such as PER_f1, and losses last."""
+    Overall metrics such as f1 come first, then metrics of one class or of a further evaluation set such as PER_f1, then
+    losses."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
     measured = {}
     for full_name, value in metrics.items():
@@ -53,15 +54,15 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True if models can be compared by this metric, which excludes losses, thresholds and "best_..." scores."""
+    """Return True if the metric is a score to compare models by: not a loss, a threshold, or a "best_..." score."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a dict with the mean, standard deviation (None for one seed) and values of each metric that all runs have.
+    """Compute the mean, the standard deviation (None for one seed) and the list of values of each metric that all runs have.
 
     Args:
-        results (`dict[int, dict]`): contents of all_results.json, by seed.
+        results (`dict[int, dict]`): seed -> contents of all_results.json of the run with this seed.
     """
     summary: dict[str, Any] = {"seeds": [*results]}
     for stem in ("eval", "predict"):
@@ -78,7 +79,7 @@ def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def shown_metric(name: str, value: float | None, digits: int = 4) -> str:
-    """Format a metric with `digits` decimals; "" for None, "> 1e6" for larger perplexities."""
+    """Format a metric with `digits` decimals. None becomes "", and a perplexity of at least 1e6 becomes "> 1e6"."""
     if value is None:
         return ""
     if name.endswith("perplexity") and value >= 1e6:
@@ -93,7 +94,10 @@ def markdown_table(*rows: Sequence[str]) -> str:
 
 
 def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """Return a table with a row per metric and a column per baseline, such as {"majority class": {"accuracy": ...}}."""
+    """Return a Markdown table with a row per metric, and columns for its value and for each baseline.
+
+    Args:
+        baselines (`dict`, *optional*): name of the baseline -> metrics, such as {"majority class": {"accuracy": ...}}."""
     baselines = baselines or {}
     rows = [("metric", "value", *baselines)]
     for name, value in measured.items():
@@ -105,7 +109,10 @@ def results_table(measured: Mapping[str, float], baselines: Mapping[str, Mapping
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """Return a table of a `summarise_seeds` result, with a row per metric and a column per entry of "baselines"."""
+    """Format a result of `summarise_seeds` as a Markdown table with a row per metric.
+
+    The columns are the mean, the standard deviation, each seed, and each entry of "baselines" if the result has this key.
+    """
     baselines = summary.get("baselines", {})
     rows = [("metric", "mean", "standard deviation", *map("seed {}".format, summary["seeds"]), *baselines)]
     for name, metric in summary.items():
@@ -125,7 +132,7 @@ def objectives_table(
     """Return a Markdown table of the evaluation metrics of a pre-training run, with a row per objective.
 
     Args:
-        objectives (`dict[str, str]`): name in the metrics -> title.
+        objectives (`dict[str, str]`): name of the objective in "eval_NAME_loss" and other metrics -> title of its row.
         columns: metrics to show; cells of missing metrics are empty."""
     rows = [("objective", *columns)]
     for prefix, title in objectives.items():
@@ -141,14 +148,14 @@ def objectives_table(
 
 
 def replaced_token_table(metrics: Mapping[str, float]) -> str:
-    """Return a table of `ReplacedTokenTrainer.evaluate`, with rows for generator and discriminator."""
+    """Format the metrics of `ReplacedTokenTrainer.evaluate` as a Markdown table; rows are generator and discriminator."""
     parts = {"generator": "generator, masked tokens", "discriminator": "discriminator, all tokens"}
     return objectives_table(metrics, parts, ("loss", "perplexity", "accuracy", "precision", "recall", "targets"))
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than always predicting the share of replaced tokens.
+    """Return True if the discriminator is hardly better than a guess: the share of replaced tokens for every token.
 
-    That is, its loss is above 99 % of that guess's loss, or above 95 % with a recall below 1 %."""
+    That is, its loss is above 99 % of this guess's loss, or its loss is above 95 % of it and its recall is below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

@@ -60,7 +60,7 @@ class _Sentence(NamedTuple):
         input_ids: ids of all tokens, including special tokens.
         positions: indices in `input_ids` of the tokens that are not special.
         offsets: (start, end) of each token in the text; None without a fast tokenizer.
-        words: number of the word of each token, or of the token itself if words are not needed.
+        words: for each token, the number of the word that it belongs to; if words are not needed, the number of the token.
     """
 
     input_ids: list[int]
@@ -76,10 +76,10 @@ def token_replacement_probabilities(
 
     Args:
         model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other model that returns
-            logits [B, N], positive = replaced. Runs in eval mode; the mode is restored.
+            logits [B, N], which are positive for replaced tokens. Runs in eval mode; the mode is restored.
         tokenizer: tokenizer of the model.
         texts (`str` or `list[str]`): texts to score.
-        batch_size (`int`, defaults to 32): texts per batch, all of the same length, so that nothing is padded.
+        batch_size (`int`, defaults to 32): maximum number of texts per batch; they have the same length and no padding.
     Returns:
         The tokens of each text without [CLS] and [SEP]; a single list if `texts` is a `str`.
     Raises:
@@ -113,17 +113,19 @@ def pseudo_log_likelihood(
 ) -> SentenceScore | list[SentenceScore]:
     """Compute a score to rank sentences; a higher score means that a sentence is more natural to the model.
 
-    With a masked language model (Salazar et al. 2020, Eq. (1)), the score is the sum over t of log P(token t | the others),
-    where token t is masked; a sentence of n tokens takes n rows. With a discriminator, it is the sum over t of
-    log P(token t is original) = logsigmoid(-logit), which takes one row. The discriminator's score is not a likelihood of
-    the sentence, and cannot be compared with scores of masked language models. Compare sentences of different lengths by
-    `mean`, because each token makes `total` smaller.
+    For a masked language model (Salazar et al. 2020, Eq. (1)), the score is the sum over t of log P(token t | other tokens),
+    where token t is masked. The model reads a sentence of n tokens n times, with another token masked each time.
+
+    For a discriminator, the score is the sum over t of log P(token t is original) = logsigmoid(-logit). The model reads each
+    sentence once. This score is not a likelihood of the sentence, and cannot be compared with scores of masked language
+    models. Compare sentences of different lengths by `mean`, because each token makes `total` smaller.
 
     Args:
-        model: masked language model of any package, logits [B, N, V]; or a discriminator.
+        model: masked language model of any package, which returns logits [B, N, V]; or a discriminator.
         tokenizer, texts: as in `token_replacement_probabilities`.
-        batch_size (`int`, defaults to 32): rows per batch, all of the same length, so that nothing is padded. Models of
-            other packages compute the logits of whole rows: use a smaller batch for long texts or large vocabularies.
+        batch_size (`int`, defaults to 32): maximum number of (masked) sentences per batch; they have the same length and no
+            padding. Masked language models of other packages compute logits for all tokens, not only for the masked token:
+            use a smaller batch for long texts or large vocabularies.
         within_word (`bool`, defaults to False): also mask the later tokens of the same word (Kauf and Ivanova 2023,
             PLL-word-l2r), so that the end of a rare word does not reveal its beginning. Only for masked language models.
         show_progress (`bool`, defaults to False): show a progress bar on stderr.
@@ -167,7 +169,7 @@ def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentence]:
-    """Encode every text with its special tokens, and find the positions of its other tokens."""
+    """Encode every text with its special tokens, and find the positions of the tokens that are not special."""
     if isinstance(model.config, DebertaExtConfig):
         check_tokenizer(tokenizer, model.config)
     limit = _longest(model, tokenizer)
@@ -205,7 +207,7 @@ def _longest(model, tokenizer) -> float:
 
 
 def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, show_progress: bool) -> Iterator[list]:
-    """Yield batches of cases of the same length, the longest first, so that memory errors occur in the first batch."""
+    """Yield batches of cases of the same length, the longest cases first, so that memory errors occur in the first batch."""
     with tqdm(total=len(cases), disable=not show_progress) as bar:
         for _, group in itertools.groupby(sorted(cases, key=length, reverse=True), length):
             while batch := list(itertools.islice(group, batch_size)):
@@ -214,15 +216,16 @@ def _batches(cases: Sequence, length: Callable[[Any], int], batch_size: int, sho
 
 
 def _logits(model, rows: list[list[int]] | torch.Tensor, *, dims: tuple[int, ...]) -> torch.Tensor:
-    """Compute float32 logits of rows of ids [B, N] without padding; `dims` are the accepted numbers of axes: 2 for [B, N], 3
-    for [B, N, V]."""
+    """Compute float32 logits of token ids `rows` [B, N] without padding.
+
+    `dims` are the accepted numbers of dimensions of the logits: 2 for [B, N], 3 for [B, N, V]."""
     ids = torch.as_tensor(rows).to(next(model.parameters()).device)
     with in_eval_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if logits.dim() not in dims or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{type(model).__name__} returned logits {list(logits.shape)} for {list(ids.shape)} tokens, expected [B, N] "
-            "(discriminator) or, for a likelihood, [B, N, V] (masked language model)"
+            f"{type(model).__name__} must return logits [B, N] (discriminator) or, for a likelihood, [B, N, V] (masked "
+            f"language model), got logits {list(logits.shape)} for input_ids {list(ids.shape)}"
         )
     return logits.float()
 
@@ -239,7 +242,7 @@ def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, sh
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
-    """Compute log P(token | other tokens) of each token of each sentence, with later tokens of the same word masked, too."""
+    """Compute log P(token | other tokens) of each token of each sentence. Later tokens of the same word are masked, too."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer must have a mask token for a masked language model; set tokenizer.mask_token")
     cases = [(number, position) for number, sentence in enumerate(sentences) for position in sentence.positions]
@@ -261,7 +264,8 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
 def _logits_at(model, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Compute the logits [B, V] of one token in each of the `rows` [B, N]; `position` [B, 1] is its index."""
     if isinstance(model, DebertaExtForMaskedLM):
-        # Models of this package only compute this position. Subclasses may need other labels in their own forward.
+        # Models of this package can compute the logits of this position only. The forward of this class is called, because a
+        # subclass may need other labels.
         labels = torch.full_like(rows, -100).scatter(1, position, 0).to(model.device)
         with in_eval_mode(model), torch.no_grad():
             logits = DebertaExtForMaskedLM.forward(model, rows.to(model.device), labels=labels, masked_only=True).logits

@@ -11,12 +11,12 @@ __all__ = ["decide"]
 def decide(
     probabilities: np.ndarray, names: Sequence[str], thresholds: Mapping[str, float], *, multi_label: bool
 ) -> np.ndarray:
-    """Predict labels at or above their threshold.
+    """Predict the labels with a probability of at least their threshold.
 
     Args:
         probabilities (`np.ndarray`): [n, C], one column for each name.
-        thresholds (`dict[str, float]`): minimum probability by name. With several labels per text, missing thresholds are
-            0.5; with two classes, only the first entry is used.
+        thresholds (`dict[str, float]`): minimum probability by name. If `multi_label`, missing thresholds are 0.5. Otherwise
+            there are two classes, and only the first entry is used: below its threshold, the other class is predicted.
         multi_label (`bool`): whether a text can have several labels.
 
     Returns:

@@ -40,7 +40,7 @@ class AdapterMixin:
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
                 logger.warning(
-                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: these modules are random"
+                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: they are random"
                 )
             elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
                 # For these tasks, peft applies modules_to_save after this assignment. Modules with adapters are excluded,
@@ -53,7 +53,7 @@ class AdapterMixin:
         del self.__dict__["peft_config"]
 
     def check_adapters(self):
-        """Check, in training with an adapter, that newly initialised modules are trained and saved with it."""
+        """Raise a ValueError in training if newly initialised modules would not be trained and saved with the adapter."""
         if not (self.training and torch.is_grad_enabled() and self.loading_report and self.loading_report.initialised):
             return
         has_adapters = "peft_config" in self.__dict__ or any(hasattr(x, "modules_to_save") for x in self._modules.values())
@@ -68,7 +68,7 @@ class AdapterMixin:
                 task = "no task_type and "
             raise ValueError(
                 f"the weights of {', '.join(unsaved)} are newly initialised, and the adapter would neither train nor save "
-                f"them: set {task}modules_to_save={names} in its configuration"
+                f"them: set {task}modules_to_save={names} in the configuration of the adapter"
             )
 
     def _new_modules(self) -> list[str]:
@@ -109,7 +109,7 @@ def _has_adapters(module: nn.Module) -> bool:
 
 
 def _is_saved(model: nn.Module, path: str) -> bool:
-    """Return True if the module is in peft's wrapper for saved modules of the active adapter, or is not frozen."""
+    """Return True if peft saves the module with the active adapter (`modules_to_save`), or if the module is not frozen."""
     module = model
     for part in path.split("."):
         module = getattr(module, part)

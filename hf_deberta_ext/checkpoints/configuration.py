@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods of `DebertaExtConfig` that remote code lacks: validation, presets, reading official configurations.
 
-Official configurations are those with model_type "deberta" or "deberta-v2", and files of Microsoft's code without one.
+Official configurations are those with model_type "deberta" or "deberta-v2", and Microsoft's files, which have no model_type.
 """
 
 from dataclasses import fields
@@ -63,17 +63,17 @@ class OfficialConfigMixin:
             self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
-                f"position_buckets = {self.position_buckets} requires relative distances beyond "
-                f"{self.position_buckets // 2 + 1}, got {self.relative_distance} (max_relative_positions, or "
-                "max_position_embeddings if that is -1); set position_buckets = -1 for such a short range"
+                f"position_buckets = {self.position_buckets} requires max_relative_positions (or, if it is -1, "
+                f"max_position_embeddings) greater than {self.position_buckets // 2 + 1}, got {self.relative_distance}; set "
+                "position_buckets = -1 for such a short range"
             )
         if self.conv_kernel_size > 0:
             self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, to keep the sequence length")
             self._require("num_hidden_layers", self.num_hidden_layers >= 2, "at least 2 with a convolution")
         if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
             raise ValueError(
-                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect with "
-                "position_biased_input = True, which adds positions to the input instead of EMD; omit them"
+                f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect if "
+                "position_biased_input = True, because positions are then added to the input; omit both fields"
             )
         if self.generator is not None:
             self.check_generator()
@@ -83,7 +83,7 @@ class OfficialConfigMixin:
             raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
     def check_generator(self):
-        """Raise a ValueError if `generator` has an unknown or wrong field, or one that contradicts `embedding_sharing`."""
+        """Raise a ValueError if a field of `generator` is unknown, has a wrong value, or contradicts `embedding_sharing`."""
         names = set(self.single_fields())
         unknown = [str(name) for name in self.generator or () if name not in names]
         if unknown:
@@ -123,7 +123,7 @@ class OfficialConfigMixin:
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":
         """Create the configuration of a published model, such as `from_preset("v3-small", num_labels=3)`.
 
-        `overrides` are fields to replace.
+        `overrides` are fields that replace those of the preset.
 
         Raises:
             ValueError: the preset does not exist, or a value is wrong.

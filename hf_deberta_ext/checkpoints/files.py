@@ -55,9 +55,9 @@ WEIGHT_FILES = (
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHT_FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # The generator in the repositories of official discriminators (v3).
 GENERATOR_CONFIG_FILE, GENERATOR_FILE = "generator_config.json", "pytorch_model.generator.bin"
-# Each of these files defines a tokenizer, in the order in which this package looks for them. tokenizer_config.json does not.
+# Files that define a tokenizer, in the order in which this package looks for them; tokenizer_config.json is not enough.
 TOKENIZER_FILES = ("spm.model", "vocab.json", "tokenizer.json", "vocab.txt")
-# A file of all weights, a shard or an index; not variants (model.fp16.safetensors), which are only loaded on request.
+# File names of weights: single files, shards and indices. Variants (model.fp16.safetensors) are only loaded on request.
 WEIGHTS = re.compile(r"((pytorch_|adapter_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp\.bin)")
 
 
@@ -77,7 +77,7 @@ def check_source(source: str | os.PathLike, flag: str = ""):
 
 
 def is_weight_file(name: str) -> bool:
-    """Return True if `name` is the file name of weights: a single file, a shard, an index, an adapter, or a file of FSDP."""
+    """Return True if a file named `name` has weights: a single file, a shard, an index, an adapter, or a file of FSDP."""
     return WEIGHTS.fullmatch(name) is not None
 
 
@@ -106,11 +106,11 @@ def weight_files(
     variant: str | None = None,
     **download,
 ) -> list[Path]:
-    """Return the weight files that loading a folder or repository reads: one file, all shards of an index, or [] if none.
+    """Return the weight files to read for a folder or repository: one file, all shards of an index, or [] if there are none.
 
     Args:
         names (`Sequence[str]`): files to look for; the first existing one is used.
-        use_safetensors (`bool`, *optional*): True = only safetensors, False = only .bin.
+        use_safetensors (`bool`, *optional*): True: only safetensors; False: only .bin; None: both.
         variant (`str`, *optional*): read model.VARIANT.safetensors or model.safetensors.index.VARIANT.json.
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
     """
@@ -177,7 +177,7 @@ def read_index(file: str | os.PathLike) -> dict[str, str]:
     """Read an index file; return {tensor name: file name of its shard}. Shards are in the folder of the index."""
     shards = read_json(file).get("weight_map")
     if not isinstance(shards, dict):
-        raise ValueError(f"the weight_map in {file} must map each tensor to a file name")
+        raise ValueError(f"the weight_map in {file} must map each tensor to a file name, got {shards!r}")
     for name in shards.values():
         if Path(name).name != name:
             raise ValueError(f"{file} must only name files in its own folder, got {name!r}; nothing was read")
@@ -229,10 +229,12 @@ def read_weights(file: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 
 def refuse_integers(tensors: Mapping[str, Any], source: str):
-    """Check that all weights and biases are floating-point; loading would silently convert integers."""
+    """Raise a ValueError if a weight or bias is not floating-point, because loading would silently convert integers."""
     for name, tensor in tensors.items():
         if name.endswith((".weight", ".bias")) and "float" not in str(tensor.dtype):
-            raise ValueError(f"{source}: {name} must have a floating-point dtype, got {tensor.dtype}; convert it first")
+            raise ValueError(
+                f"{source}: {name} must have a floating-point dtype, got {tensor.dtype}; convert it to float32 first"
+            )
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -38,8 +38,7 @@ class JointCheckpointsMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
-        """Load a joint checkpoint; for a checkpoint of a single model, call `from_checkpoints` with it.
-
+        """Load a joint checkpoint. A checkpoint of a single model is passed to `from_checkpoints`.
         Raises:
             ValueError: `generator` or `embedding_sharing` differs from the value in the joint checkpoint; or as in
                 `from_checkpoints`.
@@ -79,12 +78,12 @@ class JointCheckpointsMixin:
 
         Args:
             discriminator (`str`): a discriminator with its head, or a masked language model, to which a new head is added.
-            generator_checkpoint (`str`, *optional*): a masked language model. With embedding sharing "gdes", E_delta is the
-                discriminator's table minus the generator's. None: use the file `pytorch_model.generator.bin` of an official
-                discriminator. If there is no such file, copy the first layers, the embedding tables and the
-                masked-language-model head (if present) of `discriminator`; if the generator's layers have other sizes, only
-                copy the tables, and initialise the rest.
-            config (`DebertaExtConfig`, *optional*): configuration of the joint model; None: of `discriminator`.
+            generator_checkpoint (`str`, *optional*): a masked language model. If embedding sharing is "gdes", E_delta is the
+                discriminator's table minus the generator's table. Default: the file `pytorch_model.generator.bin` of an
+                official discriminator. If there is no such file, the first layers, the embedding tables and the
+                masked-language-model head (if present) of `discriminator` are copied; if the generator's layers have other
+                sizes, only the tables are copied, and the rest is newly initialised.
+            config (`DebertaExtConfig`, *optional*): configuration of the joint model; default: that of `discriminator`.
             dtype (`torch.dtype` or `str`, *optional*): dtype of the joint model; None and "auto" = float32.
             attn_implementation (`str`, *optional*): attention backend, as in transformers.
             output_loading_info (`bool`): also return the loading info of transformers.
@@ -176,8 +175,9 @@ class JointCheckpointsMixin:
     def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
         """Return the discriminator as a separate model with its head, from which all task models can be fine-tuned.
 
-        With GDES, the embedding table of the returned model is E_G + E_delta. If `position_biased_input` is False, the
-        discriminator has no absolute position table, and the generator's is copied. `.deberta` is the encoder.
+        If embeddings are shared by GDES, the embedding table of the returned model is E_G + E_delta. If
+        `position_biased_input` is False, the discriminator has no absolute position table; the generator's table is copied.
+        The attribute `deberta` of the returned model is the encoder.
         """
         embeddings = self.discriminator.deberta.embeddings
         state_dict = dict(self.discriminator.state_dict())
@@ -206,7 +206,7 @@ class JointCheckpointsMixin:
 
 @torch.no_grad()
 def copy_weights(joint: nn.Module, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-    """Copy the weights of both models to a joint model; their configurations must equal its two configurations."""
+    """Copy the weights of both models to `joint`. Both configurations must equal those of `joint`'s two models."""
     joint.generator.load_state_dict(generator.state_dict())
     joint.generator.loading_report = generator.loading_report
     joint.discriminator.loading_report = discriminator.loading_report
@@ -234,7 +234,7 @@ def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def joint_info(**halves: dict) -> dict[str, set]:
-    """Merge the loading info of the two models, given by name; parameter names get the name of the model as prefix."""
+    """Merge the loading info of the two models, and prefix their parameter names by "generator." or "discriminator."."""
     joined: dict[str, set] = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": set()}
     for half, info in halves.items():
         for kind, entries in joined.items():

@@ -14,7 +14,7 @@ from .official_configurations import MICROSOFT
 
 __all__ = ["LoadingReport", "convert_official", "read_generator", "read_state_dict", "set_fields_of_head"]
 
-# Renamed keys of both families, in the order in which they apply.
+# (pattern in a key, replacement) for v1 and v2/v3, in the order in which they apply.
 _RENAMES = [
     (r"^bert\.", "deberta."),
     # The head of transformers with legacy=True.
@@ -58,7 +58,7 @@ class LoadingReport:
     notes: list[str] = field(default_factory=list)
 
     def complete(self, names: set[str], info: dict):
-        """Fill in the result of loading from the names of the model's parameters and transformers' loading `info`."""
+        """Fill in the fields from the `names` of the model's parameters and the loading `info` of transformers."""
         self.initialised = sorted({*info["missing_keys"], *(mismatch[0] for mismatch in info["mismatched_keys"])})
         self.loaded = sorted(names - {*self.initialised})
         file_keys = {new: key for key, converted in self.converted.items() for new in converted}
@@ -140,10 +140,10 @@ def convert_official(
                 if base is None:
                     raise ValueError(
                         f"expected {table}, got only {key}, the difference from the generator's table that "
-                        "gradient-disentangled embedding sharing trains. Add the generator's table to it, or save the "
-                        "discriminator again after a forward pass of the official code"
+                        "gradient-disentangled embedding sharing trains. Pass the generator's table to from_pretrained as "
+                        "delta_bases, or save the discriminator again after a forward pass of the official code"
                     )
-                # Rounded to the checkpoint's dtype.
+                # Add in float32, and round the sum to the checkpoint's dtype.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
                 report.converted[key] = [table]
                 report.notes.append(f"{key} was added to the generator's table")

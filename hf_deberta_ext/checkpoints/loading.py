@@ -152,7 +152,7 @@ class LoadingMixin(AdapterMixin):
         if stored_config["model_type"] == MICROSOFT:
             absent = [f"{name} = {value!r}" for name, value in absent_fields(stored_config).items()]
             report.notes.append(
-                f"loaded with the defaults of Microsoft's code for absent fields: {', '.join(absent) or 'none'}"
+                f"fields missing in the configuration have the defaults of Microsoft's code: {', '.join(absent) or 'none'}"
             )
         if hasattr(model, "lm_predictions"):
             if without_decoder:
@@ -191,7 +191,7 @@ class LoadingMixin(AdapterMixin):
         if old is None:
             raise ValueError("this model has no absolute position table, so it already takes inputs of any length")
         if length <= old.num_embeddings:
-            raise ValueError(f"length must be greater than {old.num_embeddings}, the rows of the table, got {length}")
+            raise ValueError(f"length must be greater than {old.num_embeddings}, the positions of the table, got {length}")
         weight = old.weight
         new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
@@ -246,7 +246,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def set_report(model: nn.Module, report: LoadingReport, given: Mapping[str, Any]):
-    """Set the report of a loaded model; warn about float16 weights on a CPU, unless the arguments `given` ask for them."""
+    """Set the report of a loaded model; warn about float16 on a CPU, unless the user's arguments `given` name this dtype."""
     model.loading_report = report
     dtype = given.get("dtype", given.get("torch_dtype"))
     if model.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
@@ -295,14 +295,14 @@ def packed_document_ids(
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Check that `source` has no adapter that transformers would load wrongly."""
+    """Raise a ValueError if `source` has an adapter for an official checkpoint, which transformers would load wrongly."""
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:
         return
     base = read_json(path).get("base_model_name_or_path")
     if stored_config.get("model_type") in OFFICIAL_TYPES or stored_configuration(base).get("model_type") == "deberta":
         raise ValueError(
-            f"{source} has an adapter for the base model {base}, which was not saved by this package. Load {base} "
+            f"{source} has an adapter for {base}, a base model that was not saved by this package. Load {base} "
             f"first, from a folder without {ADAPTER_CONFIG_FILE}, then load the adapter with "
             f"peft.PeftModel.from_pretrained(model, {source!r})"
         )

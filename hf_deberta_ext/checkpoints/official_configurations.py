@@ -44,7 +44,7 @@ def configuration_file(folder: str | os.PathLike | None, subfolder: str | None =
     if not file.is_file():
         return None
     if file.with_name("config.json").is_file():
-        raise ValueError(f"{folder} has config.json and {MICROSOFT_CONFIG}: remove the one of the other model")
+        raise ValueError(f"{folder} must not have both config.json and {MICROSOFT_CONFIG}; remove the wrong one")
     return str(file.absolute())
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 __all__ = ["PRESETS"]
 
-# The defaults are v3's; v1 differs in these fields.
+# The defaults of DebertaExtConfig are those of v3-base; v1 differs in these fields.
 _V1 = dict(vocab_size=50265, position_buckets=-1, norm_rel_ebd="none", share_att_key=False)
 _V2 = dict(conv_kernel_size=3, conv_act="gelu", intermediate_size=6144, hidden_size=1536, num_attention_heads=24)
 _LARGE = dict(hidden_size=1024, num_attention_heads=16, intermediate_size=4096)

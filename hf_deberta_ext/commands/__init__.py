@@ -33,8 +33,7 @@ LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingfac
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
+    """Parse the arguments, and run the command that they name.
     Args:
         argv (`Sequence[str]`, *optional*): Arguments without the program name; default: the arguments of the process.
 
@@ -129,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager that only logs errors, and only shows progress bars for downloads, in a terminal."""
+    """Context manager that hides log messages below errors, and all progress bars except for downloads in a terminal."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 

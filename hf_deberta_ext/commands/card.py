@@ -15,25 +15,25 @@ def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
     add("folder", type=Path, help="folder of a model")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--check", action="store_true", help="let the Hub validate the card, without writing anything")
+    mode.add_argument("--check", action="store_true", help="only let the Hub validate the card; nothing is written")
     mode.add_argument("--overwrite", action="store_true", help="write a new card; the old one is kept as README.md.old-1")
     add("--language", nargs="+", default=[], metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
-    add("--license", help="the Hub's name of the licence: apache-2.0, mit, cc-by-4.0, other, ...")
+    add("--license", help="licence, by its identifier on the Hub: apache-2.0, mit, cc-by-4.0, other, ...")
     add("--base_model", metavar="ID", help="Hub id of the model that was fine-tuned")
     add("--datasets", nargs="+", default=[], metavar="ID", help="Hub ids of the training data sets")
-    add("--tags", nargs="+", default=[], help="additional tags")
+    add("--tags", nargs="+", default=[], help="additional tags of the card")
     add("--print", action="store_true", help="also print the card")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the card, or raise the Hub's error about it."""
+    """Write the card or, if --check is set, raise the Hub's error if the card is not valid."""
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card
 
     metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
     if arguments.check and any(metadata.values()):
-        raise ValueError(f"--check writes nothing; remove it, or --{', --'.join(metadata)}")
+        raise ValueError(f"--check cannot be used with flags that change the card: remove it, or --{', --'.join(metadata)}")
     card = arguments.folder / "README.md"
     if not arguments.check:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train the student, and compare it with the teacher and with a student that is trained without it."""
+    """Train the student, and compare it with the teacher and with a student that is trained without the teacher."""
     with needs_extra("train"):
         from ..distillation.run import main
 

@@ -19,7 +19,7 @@ deberta-ext eval --model my_model --pairs blimp --scoring pll within_word --max_
 deberta-ext eval --model my_discriminator --pairs mine.tsv --scoring rtd --card"""
 METHODS = {
     "pll": "pseudo-log-likelihood",
-    "within_word": "pseudo-log-likelihood, later tokens of the word masked",
+    "within_word": "pseudo-log-likelihood with later tokens of the same word also masked",
     "rtd": "replaced token detection",
 }
 FREQUENCY = "word frequency"
@@ -35,20 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         help="files (.jsonl, .tsv, .csv, ..., each also .gz) or folders of them, with the columns sentence_good, "
-        "sentence_bad and, if you like, UID (paradigm) and linguistics_term (phenomenon)",
+        "sentence_bad and, optionally, UID (paradigm) and linguistics_term (phenomenon)",
     )
     methods = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
     parser.add_argument("--scoring", nargs="+", choices=METHODS, default=["pll"], help=f"{methods}; default: pll")
-    frequency_help = "texts to count word frequencies in for the baseline, preferably the training data"
+    frequency_help = "files of texts, preferably the training data, for a baseline of word frequencies; default: no baseline"
     parser.add_argument("--frequency_text", nargs="+", default=[], help=frequency_help)
-    parser.add_argument("--max_pairs_per_phenomenon", type=int, help="maximum, evenly spaced; default: all pairs")
-    parser.add_argument("--batch_size", type=int, default=64, help="rows per batch; default: 64")
+    most_help = "maximum number of pairs of each phenomenon to score, evenly spaced; default: all pairs"
+    parser.add_argument("--max_pairs_per_phenomenon", type=int, help=most_help)
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences per batch; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
     parser.add_argument("--card", action="store_true", help="add table and figure to the README.md of --model (a folder)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Score all pairs, print the table, and write it with a figure and minimal_pairs.json."""
+    """Score all pairs and print a table of accuracies; write the table, a figure and minimal_pairs.json."""
     from ..analysis.minimal_pairs import pair_accuracies, thin_out, word_frequency_scores
     from ..analysis.plots import plot_minimal_pairs
     from ..analysis.plots.figure import new_figure
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--max_pairs_per_phenomenon must be at least 1, got {most}")
     if arguments.card and not (model_folder / "README.md").is_file():
         raise ValueError(f"--card needs a README.md in {model_folder}: write one with deberta-ext card {model_folder}")
-    # Errors in packages, texts, models or the folder are raised before the scoring.
+    # Raise errors about packages, texts, models or the folder now, before the long scoring.
     new_figure(1)
     pairs = read_pairs(arguments.pairs)
     if most is not None:
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_pairs(sources: list[str]) -> list[Any]:
-    """Read the pairs in files, and in all files of folders."""
+    """Read the minimal pairs in `sources`, which are files or folders of files."""
     from ..analysis.minimal_pairs import pairs_of_rows
     from ..data.files import file_kind, read_rows
 
@@ -151,7 +152,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
 
 
 def section(pairs: list[Any], results: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Return a Markdown section with heading, table and notes."""
+    """Format the accuracies as a Markdown section with heading, table and notes."""
     from ..analysis.results import markdown_table
 
     counts = Counter(pair.phenomenon for pair in pairs)

@@ -30,23 +30,26 @@ NUMBERS_FILE = "explain.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
     parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two texts of a pair")
-    parser.add_argument("--model", help="folder or repository of an official model or one of this package, with any head")
+    parser.add_argument("--model", help="folder or Hub id of an official model, or a model of this package, with any head")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--tokenizer", help="folder or repository of the tokenizer; default: the model's")
+    parser.add_argument("--tokenizer", help="folder or Hub id of the tokenizer; default: the model's tokenizer")
     parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")
     parser.add_argument("--file", help="file with the text: .csv, .tsv, .json, .jsonl, .parquet")
     parser.add_argument("--row", type=int, help="number of the row of --file, counted from 1 without the header")
-    parser.add_argument("--text_columns", nargs="+", help="one or two text columns of --file; default: GLUE's names")
+    columns_help = "one or two text columns of --file; default: columns with names of GLUE, such as sentence"
+    parser.add_argument("--text_columns", nargs="+", help=columns_help)
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
-    figures = parser.add_argument_group("figures; without these flags, all figures that the model supports")
+    figures = parser.add_argument_group("figures (default: all figures that the model supports)")
     for name, text in FIGURES.items():
         if name == "curves":
             figures.add_argument("--curves", nargs="*", metavar="RUN_FOLDER", help=text)
         else:
             figures.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--layer", type=int, default=-1, help="layer, counted from 0 or from the end; default: -1, the last")
-    parser.add_argument("--head", type=int, help="head, counted from 0; default: mean of all (map), each head (profile)")
-    parser.add_argument("--max_distance", type=int, help="largest distance of the profile; default: the longest input")
+    parser.add_argument("--layer", type=int, default=-1, help="layer, from 0 or from the end; default: -1, the last")
+    head_help = "head, from 0; default: mean of all heads (--attention), every head (--position_profile)"
+    parser.add_argument("--head", type=int, help=head_help)
+    distance_help = "largest distance in --position_profile; default: that of the longest input"
+    parser.add_argument("--max_distance", type=int, help=distance_help)
     parser.add_argument("--n_steps", type=int, default=50, help="steps of integrated gradients; default: %(default)s")
     formats = ("png", "svg", "pdf")
     parser.add_argument("--formats", nargs="+", choices=formats, default=["png", "svg"], help="formats; default: png svg")
@@ -54,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compute everything, then write the figures and explain.json, and print their paths."""
+    """Compute the numbers of all figures, then write the figures and explain.json, and print their paths."""
     requested = [name for name in FIGURES if getattr(arguments, name) not in (None, False)]
     names = requested or list(FIGURES)
     folder, numbers_file = arguments.output_dir, arguments.output_dir / NUMBERS_FILE
@@ -111,7 +114,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _texts(arguments: argparse.Namespace) -> list[str]:
-    """Return the text or pair in the command line or in a row of --file, and set the model from the first word."""
+    """Return the text or pair from the command line or a row of --file; if --model is not set, set it to the first word."""
     words, file = [*arguments.words], arguments.file
     if arguments.model is None and words:
         arguments.model = words.pop(0)

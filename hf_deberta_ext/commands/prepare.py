@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prepare the corpus with these flags."""
+    """Prepare the corpus as `arguments.flags` say."""
     from ..pretraining.run_preparation import main
 
     main(arguments.flags, program="deberta-ext prepare")

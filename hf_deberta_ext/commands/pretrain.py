@@ -16,12 +16,13 @@ SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("objective", choices=["mlm", "rtd"], help="`pretrain mlm --help` lists its flags")
+    objective_help = "masked (mlm) or replaced tokens (rtd); `pretrain mlm --help` lists the flags of mlm"
+    parser.add_argument("objective", choices=["mlm", "rtd"], help=objective_help)
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags, or a .json or .yaml file of flags")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train and evaluate with these flags."""
+    """Train and evaluate a model as `arguments.flags` say."""
     with needs_extra("train"):
         from ..pretraining import run_masked_lm, run_replaced_tokens
 

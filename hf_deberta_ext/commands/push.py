@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--create_pr", action="store_true", help="open a pull request")
     add("--tag", help="name of a new tag for the commit, such as v1.0; the card's code then loads this tag")
     add("--message", dest="commit_message", help="commit message; lines after the first are its description")
-    add("--include", nargs="+", default=[], metavar="PATTERN", help="also publish these files: *.txt, notes/*")
+    add("--include", nargs="+", default=[], metavar="PATTERN", help="also publish matching files, such as *.txt, notes/*")
     add("--token", help="token for the Hub; default: HF_TOKEN, or the token saved by `hf auth login`")
     add("--dry_run", action="store_true", help="only list the files and problems, without uploading")
-    add("--skip_checks", action="store_true", help="publish a folder without configuration or weights")
+    add("--skip_checks", action="store_true", help="publish even if configuration or weights are missing")
 
 
 def run(arguments: argparse.Namespace) -> int:

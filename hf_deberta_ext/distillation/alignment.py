@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Align the tokens of two tokenizers by the characters of the text that they cover.
 
-Tokens are aligned if they are between the same two borders that both tokenizers have: for "un|believ|able" and
-"unbeliev|able", "un" and "believ" are aligned with "unbeliev". [CLS] is aligned with [CLS]. Other special tokens, and tokens
-of text that only one side has truncated, are not aligned.
+Tokens are aligned if they lie between the same two common borders, which are token borders of both tokenizers: for
+"un|believ|able" and "unbeliev|able", "un" and "believ" are aligned with "unbeliev". [CLS] is aligned with [CLS]. Other
+special tokens are not aligned, nor are tokens of text that only one of the tokenizers has truncated.
 """
 
 from collections.abc import Sequence
@@ -54,6 +54,6 @@ def align(student: Spans, teacher: Spans) -> np.ndarray:
 
 
 def borders(places: np.ndarray) -> np.ndarray:
-    """Return the starts and ends of the tokens (`places`, [N, 2]) that do not lie inside another token."""
+    """Return the starts and ends of the tokens (`places`, [N, 2]), except those that lie inside another token."""
     ends = np.unique(places[places.any(1)])
     return ends[~((places[:, :1] < ends) & (ends < places[:, 1:])).any(0)]

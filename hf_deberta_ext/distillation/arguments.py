@@ -15,19 +15,19 @@ HEADS = "number of relation heads; default: the largest number up to 48 that div
 
 @dataclass
 class DistillationArguments(FineTuningArguments):
-    """Arguments of a distillation, with a weight for each objective."""
+    """Arguments of a distillation; each objective has a weight."""
 
     teacher: str | None = option(None, "folder or Hub id of the teacher, of any model type and tokenizer; required")
-    student_layers: int | None = option(None, "use N evenly spaced layers of --model_name_or_path, or else of the teacher")
+    student_layers: int | None = option(None, "copy N evenly spaced layers of --model_name_or_path (default: of --teacher)")
     preset: str | None = option(None, "create a new DeBERTa student with this preset and the teacher's tokenizer")
     without_teacher: bool = option(True, "also train the student without the teacher, for the comparison")
     label_weight: float = option(0.5, "weight of the loss on labels (for text: on masked words)")
-    soft_labels_weight: float = option(0.5, f"weight of {OBJECTIVES['soft_labels'].title}; not for text")
-    embeddings_weight: float = option(0.0, f"weight of {OBJECTIVES['embeddings'].title}")
-    hidden_weight: float = option(0.0, f"weight of {OBJECTIVES['hidden'].title}")
-    relations_weight: float = option(0.0, f"weight of {OBJECTIVES['relations'].title}")
+    soft_labels_weight: float = option(0.5, f"weight of the loss on {OBJECTIVES['soft_labels'].title}; not for text")
+    embeddings_weight: float = option(0.0, f"weight of the loss on {OBJECTIVES['embeddings'].title}")
+    hidden_weight: float = option(0.0, f"weight of the loss on {OBJECTIVES['hidden'].title}")
+    relations_weight: float = option(0.0, f"weight of the loss on {OBJECTIVES['relations'].title}")
     temperature: float = option(2.0, "temperature of the soft labels")
-    teacher_layer: int = option(-1, "teacher layer for hidden states and relations, counted from the end")
+    teacher_layer: int = option(-1, "layer of the teacher for hidden states and relations; default: -1, the last")
     relation_heads: int | None = option(None, HEADS)
     teacher_outputs: str | None = option(None, "folder of the teacher's outputs; default: teacher_outputs in --output_dir")
     cache_dtype: str = option("float16", "dtype of the teacher's outputs", choices=["float16", "float32"])
@@ -45,6 +45,6 @@ class DistillationArguments(FineTuningArguments):
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Objectives with a positive weight, without the labels; {name: weight}."""
+        """{name: weight} of the objectives with a positive weight; the loss on labels is not included."""
         weights = {name: getattr(self, f"{name}_weight") for name in OBJECTIVES}
         return {name: weight for name, weight in weights.items() if weight > 0}

@@ -2,7 +2,7 @@
 """Objectives of distillation: for each one, the compared outputs of student and teacher (`signals`), and the loss.
 
 The same function computes the signals of both models, so the loss of a model against itself is 0. Signals are [B, N, W] for
-the N tokens of the student, or [B, 1, W] for whole rows. NaN in the teacher's signal marks tokens that are not compared.
+the N tokens of the student, or [B, 1, W] for whole texts. NaN in the teacher's signal marks tokens that are not compared.
 """
 
 import math
@@ -23,10 +23,10 @@ PROJECTIONS += (["q_proj", "k_proj", "v_proj"],)
 
 
 def soft_label_loss(student: torch.Tensor, teacher: torch.Tensor, kind: str = "classes", T: float = 1.0) -> torch.Tensor:
-    """Compute soft labels (Hinton et al. 2015): T² KL(softmax(z_t / T) || softmax(z_s / T)), mean over the distributions.
+    """Compute the soft-label loss T² KL(softmax(z_t / T) || softmax(z_s / T)), mean over distributions (Hinton et al. 2015).
 
     Args:
-        student, teacher (`torch.Tensor`): logits z_s and z_t, [B, N, W]. -inf of the teacher has the probability 0.
+        student, teacher (`torch.Tensor`): logits z_s and z_t, [B, N, W]. A teacher logit of -inf is a probability of 0.
         kind (`str`): "classes": a distribution over W classes for each token or row; "labels": W independent labels, with
             the sigmoid; "positions": W distributions over the N tokens (start and end of an answer); "scores": the mean of
             (z_t - z_s)², without a temperature.
@@ -52,17 +52,18 @@ def soft_label_loss(student: torch.Tensor, teacher: torch.Tensor, kind: str = "c
 
 
 def cosine_loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """Compute the mean of 1 - cos(student, teacher) over tokens or rows; a narrower teacher is filled with zeros."""
+    """Compute the mean of 1 - cos(student, teacher) over tokens or texts; narrower teacher vectors are padded with zeros."""
     compared = ~teacher.isnan().any(-1)
     teacher = functional.pad(teacher, (0, student.shape[-1] - teacher.shape[-1]))
     return (1 - functional.cosine_similarity(student[compared], teacher[compared], dim=-1)).mean()
 
 
 def relation_loss(student: torch.Tensor, teacher: torch.Tensor, heads: int | None = None) -> torch.Tensor:
-    """Compare self-attention relations (MiniLM v2, Wang et al. 2021): KL(R_t || R_s), mean over Q, K, V, heads and tokens.
+    """Compute the loss of self-attention relations, KL(R_t || R_s), mean over Q, K, V, heads and tokens (MiniLM v2).
 
     R = softmax(A Aᵀ / sqrt(d)) for A = Q, K, V of one layer, divided into `heads` relation heads of size d; default: the
-    largest number up to 48 (as published) that divides both widths. Arguments: Q, K and V side by side, [B, N, 3 W].
+    largest number up to 48 (as published by Wang et al. 2021) that divides both widths W. `student` and `teacher` are
+    [B, N, 3 W], the concatenation of Q, K and V.
     """
     if heads is None:
         common = math.gcd(student.shape[-1] // 3, teacher.shape[-1] // 3)
@@ -81,7 +82,7 @@ def relation_loss(student: torch.Tensor, teacher: torch.Tensor, heads: int | Non
 
 
 class Objective(NamedTuple):
-    """Title and loss (student's signal, teacher's signal, options) of an objective."""
+    """Title of an objective, and its loss function loss(student_signal, teacher_signal, **options)."""
 
     title: str
     loss: Callable[..., torch.Tensor]
@@ -89,15 +90,15 @@ class Objective(NamedTuple):
 
 OBJECTIVES = {
     "soft_labels": Objective("soft labels (Hinton et al. 2015)", soft_label_loss),
-    "embeddings": Objective("sentence embeddings: cosine of mean pooled states", cosine_loss),
-    "hidden": Objective("hidden states: cosine of projected states", cosine_loss),
+    "embeddings": Objective("sentence embeddings (cosine of mean pooled states)", cosine_loss),
+    "hidden": Objective("hidden states (cosine of projected states)", cosine_loss),
     "relations": Objective("self-attention relations (MiniLM v2, Wang et al. 2021)", relation_loss),
 }
 
 
 @contextmanager
 def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that a forward pass fills with the queries, keys and values [B, N, W] of a layer, for "relations"."""
+    """Yield a dict; if `names` has "relations", the forward pass fills it with a layer's queries, keys, values [B, N, W]."""
     modules = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
     present = {name for name, _ in modules}
     projections = next((triple for triple in PROJECTIONS if {*triple} <= present), None)
@@ -105,7 +106,8 @@ def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> It
         projections = []
     elif projections is None:
         raise ValueError(
-            f"{type(model).__name__} has no separate projections of queries, keys and values: use --hidden_weight"
+            f"{type(model).__name__} has no separate projections of queries, keys and values: use --hidden_weight instead "
+            "of --relations_weight"
         )
 
     recorded: dict[str, Any] = dict.fromkeys(projections)
@@ -133,11 +135,11 @@ def signals(
     attention: Mapping[str, torch.Tensor],
     layer: int = -1,
 ) -> dict[str, torch.Tensor]:
-    """Return the signal of each objective from a model's outputs (with hidden_states) and its `attention_recorded`.
+    """Return the signal of each objective from a model's outputs (with hidden_states) and the dict of `attention_recorded`.
 
     Args:
         mask (`torch.Tensor`): [B, N], 1 = real token, for mean pooling.
-        layer (`int`): layer of "hidden".
+        layer (`int`): index of the hidden states for the objective "hidden"; -1: the last layer.
     """
     found = {}
     for name in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distil a student, train it without the teacher too, and compare both with the teacher."""
+"""Train a student with a teacher and the same student without a teacher, and compare both with the teacher."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ __all__ = ["distil", "keep_layers", "main"]
 
 
 def main(task: str, argv: Sequence[str] | None = None, *, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of "text" or of a task of fine-tuning, and call `distil`; a user error ends the program."""
+    """Parse the flags of `task` ("text" or a fine-tuning task), and call `distil`. A user error ends the program."""
     with ExitOnUserError() as errors:
         chosen = Task(TextData, TextArguments) if task == "text" else load_task(task)
         description = "Distil a student: train it on the outputs of a teacher."
@@ -52,9 +52,10 @@ def main(task: str, argv: Sequence[str] | None = None, *, program: str = "%(prog
 def distil(
     task: Task, data_args: Any, model_args: ModelArguments, args: DistillationArguments, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Train with and without the teacher in OUTPUT/student and OUTPUT/without_teacher, evaluate the teacher, and compare.
+    """Train a student with and without the teacher, evaluate the teacher, and compare the metrics of all three parts.
 
-    Finished parts are not repeated. Returns the metrics by part, which are also in OUTPUT/comparison.json.
+    The folders are OUTPUT/student, OUTPUT/without_teacher and OUTPUT/teacher. Finished parts are skipped. Returns the
+    metrics by part, which are also in OUTPUT/comparison.json.
     """
     folder, of_text = Path(args.output_dir), task.read is TextData
     if args.teacher is None or not args.do_train:
@@ -99,7 +100,7 @@ def distil(
 
 
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
-    """Return `DistillationTrainer` with its options: word masking (by flag) and, if `is_taught`, the teacher's signals."""
+    """Return `DistillationTrainer` with a collator that masks words (if set by flags) and, if `is_taught`, adds signals."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
@@ -135,7 +136,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
 
 
 def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[int] | None:
-    """Return the index in the teacher's logits of each label of the student; None if both have one score."""
+    """Return, for each label of the student, its index in the teacher's logits; None if both models have one score."""
     if student.num_labels == teacher.num_labels == 1:
         return None
     names = [student.id2label[number] for number in range(student.num_labels)]
@@ -150,14 +151,14 @@ def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[in
 def initial_student(
     model_args: ModelArguments, args: DistillationArguments, auto_class: Any, folder: Path
 ) -> ModelArguments:
-    """Return the model flags of the student; with --student_layers or --preset, write its initial model to `folder`."""
+    """Return the student's model flags. If --student_layers or --preset is set, write the initial student to `folder`."""
     checkpoint = model_args.model_name_or_path
     if (args.preset is None) == (args.student_layers is None and checkpoint is None):
         raise ValueError("expected --preset, or --model_name_or_path (a checkpoint), --student_layers or both")
     if args.student_layers is None and checkpoint is not None:
         return model_args
     if checkpoint is not None and auto_class is not AutoModelForMaskedLM:
-        # The head of a checkpoint may be of another task.
+        # The checkpoint may have the head of another task.
         auto_class = AutoModel
     source = replace(model_args, model_name_or_path=checkpoint or args.teacher)
     config = load_config(source)
@@ -177,7 +178,7 @@ def keep_layers(model: nn.Module, count: int) -> nn.Module:
     total = model.config.num_hidden_layers
     found = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == total]
     if not found or not 1 <= count <= total:
-        raise ValueError(f"--student_layers needs a teacher with separate layers and at most its {total}, got {count}")
+        raise ValueError(f"--student_layers must be in 1 to {total}, for a model with a list of its layers, got {count}")
     name, layers = found[0]
     kept = np.linspace(0, total - 1, count).round().astype(int)
     model.set_submodule(name, nn.ModuleList(layers[number] for number in kept))
@@ -205,7 +206,7 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
 
 
 def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table with the metrics of each part (with several seeds, their means)."""
+    """Return a Markdown table with the metrics of each part; if a part has several seeds, the means over the seeds."""
     parts = {}
     for part, metrics in results.items():
         means = dict(metrics)

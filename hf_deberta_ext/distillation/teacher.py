@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a teacher on the training texts once, and store its signals in files."""
+"""Run a teacher on the training texts once, and store its signals in files.
+
+A signal is an output of a model that an objective compares between student and teacher, such as logits or hidden states.
+"""
 
 import os
 from collections.abc import Sequence
@@ -36,8 +39,8 @@ class Teacher:
         model_args (`ModelArguments`): source, dtype and download flags.
         args (`DistillationArguments`): objectives, layer, batch size, device and precision.
         auto_class: Auto class of the model.
-        pipeline (`str`): pipeline of the task.
-        max_length (`int`): maximum number of tokens.
+        pipeline (`str`): name of the task's pipeline, such as "token-classification".
+        max_length (`int`): maximum number of tokens of an input.
     """
 
     # Columns of the teacher's logits in the order of the student's labels; None: all columns in their own order
@@ -69,7 +72,9 @@ class Teacher:
 
     @torch.inference_mode()
     def run(self, texts: Texts) -> list[dict[str, np.ndarray]]:
-        """Return the signals of each text or pair by objective, [N, W] for its N tokens or [1, W]."""
+        """Run the teacher on texts or pairs; return, for each, a dict of its signals by objective.
+
+        A signal is [N, W] for the N tokens of the text or pair, or [1, W] for the text or pair as a whole."""
         size, rows = self.args.per_device_eval_batch_size, [{} for _ in texts]
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
             if self.encoder is not None:
@@ -94,7 +99,7 @@ class Teacher:
 
 
 class CachedSignal:
-    """Signal of the training rows in files of `CHUNK` rows: `signal[row]` is [N, W].
+    """One signal of all training rows, stored in files of `CHUNK` rows; `signal[row]` is [N, W].
 
     Args:
         files (`list[Path]`): .npy files, [sum of N over the file's rows, W].
@@ -119,9 +124,10 @@ def cached_signals(
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. Rows whose ids are not those of their whole text are not aligned.
+        ids: token ids of each row for the student. If they are the ids of a window, not of the text, no token is aligned.
         tokenizer: tokenizer of the student.
-        width (`int`): hidden size of the student. Wider embeddings and hidden states are projected on principal directions.
+        width (`int`): hidden size of the student. Wider embeddings and hidden states of the teacher are projected on their
+            principal directions.
     """
     args, names, longest = teacher.args, teacher.names, max(map(len, ids))
     digests = tokenizer_digest(tokenizer), tokenizer_digest(teacher.tokenizer), weights_digest(teacher.source)
@@ -184,7 +190,7 @@ def rows_for_student(
     rows, missing = teacher.run(texts), 0
     for row, text in zip(rows, texts, strict=True):
         if "embeddings" in row and not any(text):
-            # A window of a longer text, see `texts_of`.
+            # The row is a window of a longer text (see `texts_of`), so there is no embedding to compare.
             row["embeddings"] = np.full_like(row["embeddings"], np.nan)
     of_tokens = {*teacher.names} - teacher.per_row
     if not of_tokens:
@@ -200,7 +206,7 @@ def rows_for_student(
 
 
 def save(file: Path, array: np.ndarray):
-    """Write an array to a file that exists only when it is complete."""
+    """Write an array to a file under a temporary name, and rename the file when it is complete."""
     part = file.with_name(f".{file.name}.part.npy")
     np.save(part, array)
     os.replace(part, file)
@@ -217,7 +223,8 @@ def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> np.ndarray:
-    """Return which tokens of a row are aligned, as `align` does; with the same tokenizer, each token with itself."""
+    """Return the aligned tokens of a row as `align` does. With equal tokenizers, each token is aligned with itself.
+    If `ids` are not the student's ids of the text, no token is aligned."""
     if ids != student.ids:
         return np.zeros((len(ids), len(teacher.ids)), dtype=bool)
     if is_same and ids == teacher.ids:
@@ -228,9 +235,11 @@ def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> 
 def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False, is_answer: bool = False) -> np.ndarray:
     """Convert a teacher's signal [N_t, W] to the student's tokens, [N, W]; NaN for tokens that are not aligned.
 
-    States are averaged over the aligned teacher tokens; logits are copied from the first of them. With `is_answer`, if
-    several tokens are aligned with several, the first student token gets the start logit of the first teacher token, the
-    last gets the end logit of the last, and the others get -inf.
+    States are averaged over the aligned teacher tokens; logits are copied from the first aligned teacher token.
+
+    If `is_answer` is True and several student tokens are aligned with the same teacher tokens, the first student token gets
+    the start logit of the first teacher token, and the last student token gets the end logit of the last teacher token. The
+    other start and end logits of these student tokens are -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unlabelled texts as the data of a distillation, evaluated by the similarity of pairs with scores."""
+"""Data of `distill text`: unlabelled texts to train on, and text pairs with similarity scores to evaluate on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +25,16 @@ __all__ = ["TextArguments", "TextData", "similarity"]
 
 @dataclass
 class TextArguments(DataArguments):
-    """Flags of unlabelled text."""
+    """Flags of `distill text`: files, columns and word masking."""
 
     train_file: list[str] = option(list, "texts: lines of .txt, or rows of csv, tsv, json, jsonl, parquet; also folders")
-    validation_file: list[str] = option(list, "pairs of texts with a similarity score")
+    validation_file: list[str] = option(list, "files of text pairs with similarity scores, to evaluate embeddings on")
     text_column: str = option("text", "column of the texts to train on")
-    pair_columns: list[str] = option(list, "two columns of the pairs; default: sentence1 sentence2")
-    label_column: str = option("label", "column of the scores")
-    masked_share: float = option(0.0, "share of rows to predict masked words in, without comparison with the teacher")
-    masked_file: list[str] = option(list, "documents for these rows, packed up to --max_seq_length; default: the texts")
-    masking_rate: float = option(0.15, "share of tokens to mask in these rows, as whole words")
+    pair_columns: list[str] = option(list, "two text columns of --validation_file; default: sentence1 sentence2")
+    label_column: str = option("label", "column of the similarity scores in --validation_file")
+    masked_share: float = option(0.0, "share of examples that only train to predict masked words, without the teacher")
+    masked_file: list[str] = option(list, "documents to mask words in, packed to --max_seq_length; default: --train_file")
+    masking_rate: float = option(0.15, "share of tokens to mask (whole words) in the examples of --masked_share")
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,7 +54,7 @@ class TextArguments(DataArguments):
 class TextData(TaskData):
     """Texts to train on, and pairs with scores to evaluate mean pooled embeddings on; see `TaskData`.
 
-    `passages` are the rows of --masked_file, [N] ids each; None without this flag and before `encode`.
+    `passages` has the packed rows of --masked_file, [N] token ids each; None before `encode`, and if the flag is not set.
     """
 
     name = "text"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DistillationTrainer`: train a student on labels and on the signals of a teacher."""
+"""`DistillationTrainer`: train a student on labels and on the signals (outputs to compare) of a teacher."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,10 @@ class DistillationCollator:
     """Collate rows with a task's `collator`; add the teacher's signals "teacher_NAME" [B, N, W] to training rows.
 
     `cached` has the signals by name, as `cached_signals` returns them, or is empty for a student without a teacher.
-    With `masking`, words are masked in a share `masked_share` of a batch's rows (at least one), for the student to predict.
-    These rows are not compared with the teacher, which has read all words. `passages` replace them: rows of a data set with
-    "input_ids", drawn at random.
+
+    If `masking` is set, the student predicts masked words in a share `masked_share` of each batch's rows (at least one row).
+    These rows are not compared with the teacher, which has read the words. If `passages` (a data set with "input_ids") is
+    set, these rows are replaced by random rows of `passages`.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class DistillationCollator:
         return batch
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Collate the columns of the model."""
+        """Collate the columns that the model reads."""
         return dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
 
     def mask(self, batch: dict[str, torch.Tensor], features: Sequence[Mapping[str, Any]], rows: np.ndarray):
-        """Mask the words of some rows of a batch, and add "labels"; the teacher's signals of these rows become NaN."""
+        """Mask words in the given `rows` of a batch, and add "labels"; the teacher's signals of these rows become NaN."""
         masked = self.masking([features[row] for row in rows])
         batch["labels"] = torch.full_like(batch["input_ids"], -100)
         for place, row in enumerate(rows):
@@ -109,7 +110,7 @@ class DistillationTrainer(TaskTrainer):
 
     @property
     def soft_label_kind(self) -> str:
-        """Kind of the soft labels, see `soft_label_loss`."""
+        """Kind of the soft labels, "positions", "scores", "labels" or "classes"; see `soft_label_loss`."""
         if "start_positions" in self.label_names:
             return "positions"
         kinds = {"regression": "scores", "multi_label_classification": "labels"}

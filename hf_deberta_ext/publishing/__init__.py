@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model cards, and publishing of models on the Hub."""
+"""Write model cards, and publish models on the Hub."""
 
 from .card import write_model_card
 from .push import PushReport, push

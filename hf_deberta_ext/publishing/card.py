@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render the model card of a folder from one template and the known facts."""
+"""Render the model card of a folder from a template, the files of the folder, and what is known about the run."""
 
 import json
 import os
@@ -37,7 +37,7 @@ DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
-    """Write the cards of a run's model (and of the halves of a joint model), and store the facts in run_report.json."""
+    """Write the card of a run's model (and of both halves of a joint model), and store `facts` in run_report.json."""
     folder = Path(folder)
     kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
     report = read_json(folder / REPORT_FILE) | {"card": kept}
@@ -55,7 +55,7 @@ def write_model_card(
     tags: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Path:
-    """Write the model card (README.md) into the folder of a model; in an existing card, update only the metadata.
+    """Write the model card (README.md) of a model's folder. If the card exists, only its metadata is updated.
 
     Args:
         language (`str` or `list[str]`, *optional*): ISO 639 codes, optionally with a region (pt-BR). The Hub's language
@@ -86,7 +86,7 @@ def write_model_card(
 
 
 def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
-    """Write the card of a folder, and the cards of both halves of a joint model."""
+    """Write the card of a folder and, for a joint model, the cards of its generator and discriminator."""
     for half in PARTS:
         if model.is_joint and (model.folder / half / "config.json").is_file():
             replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
@@ -94,7 +94,7 @@ def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
 
 
 def put_section(card: Path, section: str) -> None:
-    """Replace the card's section that has the same heading (Markdown, level 2) as `section`, or append `section`."""
+    """Replace the section of a card that has the same level-2 heading as `section`; if there is none, append `section`."""
     heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if not pattern.search(text):
@@ -104,7 +104,7 @@ def put_section(card: Path, section: str) -> None:
 
 
 def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
-    """Render the card of a folder; `metadata` (language, license, ...) overrides the values of the run."""
+    """Render the card of a folder. `metadata` (language, license, ...) replaces the values of the run."""
     from jinja2 import Template
 
     run, kind, config = model.run, model.kind, model.config
@@ -163,7 +163,7 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
 
 
 def table_cell(value: Any) -> str:
-    """Format a table cell: text, a number, a list, or a dictionary of these."""
+    """Format a table cell. `value` is text, a number, or a list or dictionary of texts and numbers."""
     if isinstance(value, Mapping):
         value = [f"{name} {table_cell(entry)}" for name, entry in value.items()]
     if isinstance(value, float):
@@ -173,7 +173,7 @@ def table_cell(value: Any) -> str:
 
 
 def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalResult]:
-    """Return the entries of the card's model index: results on held-out text (pre-training) or on a task's data sets."""
+    """Return the model index of the card: results on held-out text (pre-training) or on the data sets of a task."""
     run = model.run
     if model.kind == "joint" or not (model.is_pretraining or (run.measured_on and model.kind in AUTO_MODELS)):
         return []
@@ -199,7 +199,7 @@ def model_index(model: ModelFolder, measured: Mapping[str, float]) -> list[EvalR
 def eval_results(
     measured: Mapping[str, float], *, sets: Mapping[str, Sequence[str | None]] | None = None, **names: str | None
 ) -> list[EvalResult]:
-    """Convert metrics to entries of a card's model index; metrics that are not scores are left out.
+    """Convert metrics to entries of a card's model index. Metrics that are not scores, such as losses, are skipped.
 
     Args:
         measured (`dict`): metrics by name, such as "accuracy"; "mm_accuracy" is the accuracy of the evaluation set "mm".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect facts for a model card from a run and from the files of a model's folder, without loading weights."""
+"""Collect the contents of a model card from a training run and the files of a model's folder, without loading weights."""
 
 import os
 import re
@@ -39,7 +39,7 @@ PEFT_KINDS = {task: kind for kind, task in PEFT_TASKS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts about a training run, stored in run_report.json for its card. Data sources are named without their folders."""
+    """What the model card says about a training run; stored in run_report.json. Data sources are names without folders."""
 
     # Task name, such as "sst2"; None for pre-training and for tasks without a name.
     task: str | None = None
@@ -47,41 +47,42 @@ class RunFacts:
     pipeline: str | None = None
     # Objectives of pre-training: name in the results -> title.
     objectives: Mapping[str, str] = field(default_factory=dict)
-    # Evaluation data; (configuration, split) on the Hub by evaluation set ("" is the main one); Hub ids of the data sets.
+    # `measured_on`: name of the evaluation data. `sets`: evaluation set ("" is the main one) -> (configuration, split) on
+    # the Hub. `datasets`: Hub ids.
     measured_on: str | None = None
     sets: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     datasets: Sequence[str] = ()
-    # Initial checkpoint, with its id and revision on the Hub; `from_scratch` if training started from random weights.
+    # Initial checkpoint, and its id and revision on the Hub. `from_scratch`: training started from random weights.
     base_model: str | None = None
     base_model_id: str | None = None
     base_revision: str | None = None
     from_scratch: bool = False
-    # Rows of the tables "Training" and "Hardware"; a value is text, a number, a list or a dictionary of these.
+    # Rows of the tables "Training" and "Hardware". A value is text, a number, or a list or dictionary of texts and numbers.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    # Number of parameters, including adapters; text columns of a classifier (two for pairs).
+    # Numbers of all and of trained parameters, including adapters. `text_columns`: of a classifier (two for pairs).
     parameters: int | None = None
     trained_parameters: int | None = None
     text_columns: Sequence[str] = ()
-    # Maximum input length in training, in tokens; number of tokens in all documents of pre-training.
+    # `longest`: maximum input length in training, in tokens. `tokens`: number of tokens in all documents of pre-training.
     longest: int | None = None
     tokens: int | None = None
-    # Number of examples, if only the first ones of a set were used.
+    # Number of examples, if only the first examples of a set were used; else None.
     train_samples: int | None = None
     eval_samples: int | None = None
     seeds: Sequence[int] = ()
     # Whether the checkpoint was selected on the evaluation data, and whether the model was also trained on these data.
     best_chosen: bool = False
     trained_on_results: bool = False
-    # ISO codes of the languages; identifier of the licence on the Hub.
+    # ISO codes of the languages. Identifier of the licence on the Hub.
     language: Sequence[str] = ()
     license: str | None = None
-    # Markdown that replaces the generated description; image file that shows the results.
+    # `opening`: Markdown that replaces the generated description. `figure`: image file that shows the results.
     opening: str | None = None
     figure: str | None = None
     # Where the model fails: paragraphs in Markdown.
     failures: Sequence[str] = ()
-    # A warning if training diverged; sentences to add before the generated limits.
+    # `diverged`: a warning, if training diverged. `limits`: sentences to add before the generated limits.
     diverged: str | None = None
     limits: Sequence[str] = ()
 
@@ -90,13 +91,13 @@ class RunFacts:
 class ModelFolder:
     """Contents of a model's folder, read without loading the model."""
 
-    # Folder of the card; folder of the model, which is the first seed's folder if there are several seeds.
+    # `folder`: folder of the card. `model_folder`: folder of the model; if there are several seeds, that of the first seed.
     folder: Path
     model_folder: Path
-    # "discriminator" or "generator" for a half of the joint model in the parent folder; otherwise "".
+    # "discriminator" or "generator" if the folder has this half of the joint model in the parent folder; otherwise "".
     half: str
-    # config.json; adapter_config.json; tensors by name, from .safetensors only; all_results.json (of the first seed);
-    # results over several seeds. A missing file gives {}.
+    # Contents of config.json and adapter_config.json; tensors by name, from .safetensors only; contents of all_results.json
+    # (of the first seed); results over several seeds. If a file is missing, the value is {}.
     config: Mapping[str, Any]
     adapter: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -106,13 +107,13 @@ class ModelFolder:
 
     @property
     def title(self) -> str:
-        """Name of the folder; for a half of a joint model "JOINT: HALF"."""
+        """Name of the folder, or "JOINT: HALF" (such as "rtd: generator") for a half of a joint model."""
         folder = self.folder.resolve()
         return f"{folder.parent.name}: {self.half}" if self.half else folder.name
 
     @property
     def repo(self) -> str:
-        """Folder to load the model from, without parent folders; for a half, the joint model's folder."""
+        """Folder to load the model from, without parent folders; for a half of a joint model, the joint model's folder."""
         if self.half:
             return self.folder.resolve().parent.name
         return self.model_folder.resolve().relative_to(self.folder.resolve().parent).as_posix()
@@ -126,7 +127,7 @@ class ModelFolder:
 
     @property
     def kind(self) -> str:
-        """Task name on the Hub, or "encoder", "fine-tune" (a discriminator) or "joint"."""
+        """Task name on the Hub, such as "fill-mask"; else "encoder" (no head), "fine-tune" (a discriminator) or "joint"."""
         if self.is_joint:
             return "joint"
         name = self.architecture or str((self.config.get("architectures") or [""])[0])
@@ -144,7 +145,7 @@ class ModelFolder:
 
     @property
     def custom_code(self) -> bool:
-        """True if the model, or an adapter's base model, needs code from its folder."""
+        """True if the model, or the base model of an adapter, needs code from its repository (trust_remote_code)."""
         base = Path(str(self.adapter.get("base_model_name_or_path")), "config.json")
         library = str((self.adapter.get("auto_mapping") or {}).get("parent_library", "transformers"))
         return "auto_map" in self.config or library.split(".")[0] != "transformers" or "auto_map" in read_json(base)
@@ -163,7 +164,7 @@ class ModelFolder:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the classes; [] if they are only numbered."""
+        """Names of the classes; [] if all names are only numbers, such as LABEL_0."""
         labels = self.config.get("id2label") or {}
         names = [str(labels[number]) for number in sorted(labels, key=int)]
         if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
@@ -177,9 +178,9 @@ class ModelFolder:
 
 
 def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> ModelFolder:
-    """Read the files of a model, of a half of a joint model, or of a run over several seeds.
+    """Read the files of a model, of a half of a joint model (generator or discriminator), or of a run over several seeds.
 
-    Without `run`, the facts of the run are read from run_report.json.
+    If `run` is None, it is read from run_report.json.
 
     Raises:
         ValueError: if the folder contains no model, or if one of its files is damaged.

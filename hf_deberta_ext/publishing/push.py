@@ -23,7 +23,7 @@ from .facts import read_folder
 
 __all__ = ["PushReport", "published_files", "push"]
 
-# Files are published from the folder, from these subfolders, and from modules of sentence-transformers (1_Pooling).
+# Files are published from the folder itself, these subfolders, and folders of sentence-transformers modules (1_Pooling).
 FOLDERS = re.compile(r"(discriminator/|generator/|onnx/|\d+_\w+/)?[^/]+")
 ALLOWED = """config.json generation_config.json README.md LICENSE LICENSE.md LICENSE.txt
     model.safetensors model[.-]*.safetensors model*.safetensors.index.json
@@ -34,7 +34,7 @@ ALLOWED = """config.json generation_config.json README.md LICENSE LICENSE.md LIC
     all_results.json train_results.json eval*_results.json predict*_results.json
     modules.json config_sentence_transformers.json sentence_*_config.json""".split()
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
-# Starts with literal letters instead of \b, which makes the search in weights 30 times faster.
+# Access token of the Hub. The pattern starts with letters instead of \b, which makes the search in weights 30 times faster.
 TOKEN = re.compile(rb"hf_(?<=\bhf_)[A-Za-z0-9]{34}")
 # The first lines of the code in generated cards.
 REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
@@ -42,12 +42,12 @@ REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class PushReport:
-    """Result of a push, or of a dry run, whose `commit` is None. `str(report)` is a list of the files."""
+    """Result of a push or of a dry run; `commit` is None after a dry run. `str(report)` is a list of the files."""
 
     repo_id: str
     # Path in the repository -> size in bytes.
     files: Mapping[str, int]
-    # Files and folders ("folder/") that are not published; for a dry run, reasons why a push would be refused.
+    # `left_out`: files and folders ("folder/") that are not published. `problems`: why a push would fail (dry run only).
     left_out: Sequence[str]
     problems: Sequence[str] = ()
     # Commit of the push; the last commit of the repository if nothing changed.
@@ -86,8 +86,8 @@ def push(
     """Publish a model on the Hub: weights, configuration, code, tokenizer and card, in one commit.
 
     `source` can be the output folder of a run, because only files that belong to a model are published. Weights on the Hub
-    that would be loaded instead of the new ones are deleted in the same commit. The folder's README.md is published
-    with the repository id in its code. If the folder has none, the README.md on the Hub is kept, or a new one is written.
+    that would be loaded instead of the new weights are deleted in the same commit. In the code of the published README.md,
+    the repository id is filled in. If the folder has no README.md, that of the Hub is kept or, if there is none, written.
 
     Args:
         source (`str`, path or `PreTrainedModel`): the folder of a model or adapter, or a model.
@@ -138,7 +138,7 @@ def push(
             api.create_branch(repo_id, branch=branch, exist_ok=True)
         info = api.model_info(repo_id, revision=branch)
         if private is not None and bool(info.private) != private:
-            raise ValueError(f"{repo_id} has private={info.private}, expected {private}: change its visibility")
+            raise ValueError(f"expected private={private} for {repo_id}, got {info.private}: change its visibility")
         if tag is not None and tag in [ref.name for ref in api.list_repo_refs(repo_id).tags]:
             raise ValueError(f"the tag {tag} already exists in {repo_id}: choose another tag")
         published = [file.rfilename for file in info.siblings]
@@ -163,7 +163,7 @@ def push(
 
 
 def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to publish (path in the repository -> file) and the other paths ("folder/" for a whole folder)."""
+    """Return the files to publish (path in the repository -> file), and the paths that are left out ("folder/" or file)."""
     folder, files, card = Path(folder), folder_files(folder), ""
     if CARD in files:
         card = files[CARD].read_text(encoding="utf-8", errors="replace")
@@ -190,7 +190,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
 
 
 def is_of_model(path: str, card: str) -> bool:
-    """Return True for a model's weights, configuration, tokenizer, code, results, card, and images in the card."""
+    """Return True if a file belongs to a model: weights, configuration, tokenizer, code, results, card or its images."""
     if path.endswith(".py"):
         belongs = posixpath.basename(path) in CODE_FILES
     elif path.endswith(PICTURES):
@@ -201,7 +201,7 @@ def is_of_model(path: str, card: str) -> bool:
 
 
 def leaves(file: Path, folder: Path) -> bool:
-    """Return True for a link to a file outside of `folder`, except for the Hub cache's links to its own blobs."""
+    """Return True if `file` is a link that leads out of `folder`; links of the Hub cache to its blobs are allowed."""
     places = [folder]
     if folder.parent.name == "snapshots":
         places += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
@@ -209,7 +209,7 @@ def leaves(file: Path, folder: Path) -> bool:
 
 
 def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
-    """Return a message for each file that contains an access token: one of `tokens`, the user's token, or any other."""
+    """Return a message for each file with an access token: one of `tokens`, the user's own, or any token of the Hub."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
     for name, file in filter(lambda item: item[1].stat().st_size, files.items()):
@@ -234,7 +234,7 @@ def model_problems(files: Mapping[str, Path]) -> list[str]:
 
 
 def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> None:
-    """Set repository and revision in the code examples of the cards."""
+    """Write the repository id and the revision into the code examples of the cards."""
     lines = f'repo = "{repo_id}"\nrevision = "{revision}"  # a tag or commit pins weights and code'
     for path, file in files.items():
         if posixpath.basename(path) == CARD:
@@ -243,8 +243,9 @@ def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> N
 
 
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
-    """Return published files that would be loaded instead of the `new` files or in addition to them: the earlier weights and
-    adapter of a model, or the earlier weights of an adapter."""
+    """Return `published` files that would be loaded instead of, or together with, the `new` files.
+
+    These are the earlier weights and adapter of a model, or the earlier weights of an adapter."""
     stale, new = [], [*new]
     for path in sorted({*published} - {*new}):
         folder, name = posixpath.split(path)

@@ -190,7 +190,7 @@ def test_models_of_other_kinds_and_sizes_are_named(score, tokenizer, tiny_config
     classifier = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **BERT))
     small = DebertaExtForReplacedTokenDetection(tiny_config(vocab_size=30))
     for model, message in (
-        (classifier, "BertForSequenceClassification returned logits"),
+        (classifier, "BertForSequenceClassification must return logits"),
         (small, r"the tokenizer has .* tokens .* but the model only has 30 rows"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -37,7 +37,7 @@ def test_an_official_pair_is_one_model(whole_table, tmp_path):
     facts = describe(str(folder))
     assert "pretraining" in facts["heads"] and facts["problems"] == []
     (folder / "pytorch_model.generator.bin").unlink()
-    assert ("Add the generator's table" in " ".join(describe(str(folder))["problems"])) is not whole_table
+    assert ("Pass the generator's table" in " ".join(describe(str(folder))["problems"])) is not whole_table
 
 
 @pytest.mark.parametrize("labels", [1, 3])

@@ -243,7 +243,7 @@ def test_layers_are_evenly_spaced():
         model = Model()
         layers = [*model.layers]
         assert [layers.index(layer) for layer in keep_layers(model, count).layers] == expected
-    with pytest.raises(ValueError, match="at most its 12, got 13"):
+    with pytest.raises(ValueError, match="must be in 1 to 12, for a model"):
         keep_layers(Model(), 13)
 
 

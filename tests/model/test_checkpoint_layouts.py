@@ -155,7 +155,7 @@ def test_a_folder_that_could_be_read_in_two_ways_is_refused_with_both_names(tmp_
         DebertaExtModel.from_pretrained(folder)
     (folder / "pytorch_model.bin").unlink()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"has config\.json and model_config\.json: remove"):
+    with pytest.raises(ValueError, match=r"must not have both config\.json and model_config\.json; remove"):
         DebertaExtModel.from_pretrained(folder)
 
 

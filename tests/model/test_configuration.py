@@ -89,11 +89,11 @@ def test_wrong_value_is_refused_with_field_and_value(name, tmp_path):
     ("fields", "message"),
     [
         (dict(hidden_size=100), "hidden_size must be a multiple of num_attention_heads = 12, got 100"),
-        (dict(max_position_embeddings=128), "position_buckets = 256 requires relative distances beyond 129, got 128"),
+        (dict(max_position_embeddings=128), "position_buckets = 256 requires max_rel.* greater than 129, got 128"),
         (dict(conv_kernel_size=4), "conv_kernel_size must be odd.*got 4"),
         (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers must be at least 2 with a convolution, got 1"),
         (dict(conv_groups=7), "hidden_size must be a multiple of conv_groups = 7, got 768"),
-        (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect with position_biased_input"),
+        (dict(position_biased_input=True, emd_layers=3), "emd_layers = 3 .* no effect if position_biased_input"),
         (dict(generator={"hidden_size": "a"}), "generator = .*hidden_size"),
         (dict(model_type="deberta-v2", talking_head=True), "talking_head must be False, .* got True"),
         (dict(model_type="deberta-v2", attention_head_size=32), "attention_head_size must be 64, .* got 32"),

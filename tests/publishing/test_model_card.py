@@ -234,7 +234,7 @@ def test_the_card_of_a_masked_language_model(tmp_path):
         card, "trained further from org/a", "| masked-language modelling | 2.0000 | 7.39 | 0.5000 | 1,234 |",
         "| sentence order prediction | 0.3000 |  | 0.9000 | 10 |", "| data | a.txt, b.txt |",
         "| masking | unit span, rate 0.15 |", "| fill | 0.1235 |",
-        "## Hardware and time\n\n| | |\n| --- | --- |\n| device | CPU |", "The model fills masks", "at most 64 tokens",
+        "## Hardware and time\n\n| | |\n| --- | --- |\n| device | CPU |", "The model only fills masks", "at most 64 tokens",
         "held-out documents of its training data",
     )  # fmt: skip
     # The training texts of the base model are not counted.
@@ -259,7 +259,7 @@ def test_a_joint_model_and_its_halves_have_a_card_each(guessing, tmp_path):
     for card in cards:
         assert card.data.base_model == "org/a"
         assert_texts(
-            card, "trained further from org/a", "7.50% of the tokens were.", "| seed | 7 |", 'repo = "run"',
+            card, "trained further from org/a", "7.50% of all tokens were replaced.", "| seed | 7 |", 'repo = "run"',
             "0.0123 in the generator and 0.0456 in the discriminator",
             "| generator, masked tokens | 2.0000 | 7.39 | 0.5000 |  |  | 150 |",
         )  # fmt: skip
@@ -297,7 +297,7 @@ def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys)
     assert "license: mit" in capsys.readouterr().out
     assert main(["card", str(tmp_path), "--check"]) == 0 and hub.sent("/api/validate-yaml")
     assert main(["card", str(tmp_path), "--check", "--language", "de", "--tags", "x"]) == 2
-    assert "--check writes nothing; remove it, or --language, " in capsys.readouterr().err
+    assert "--check cannot be used with flags that change the card: remove it, or --language, " in capsys.readouterr().err
     hub.fail("/api/validate-yaml", status=400, body=b'"license" must be one of [...]')
     assert main(["card", str(tmp_path), "--check"]) == 2
     assert '"license" must be one of' in capsys.readouterr().err

@@ -90,7 +90,7 @@ def plot_position_profile(profile: Any, path: FigurePath, *, heads: Sequence[int
             axes.plot(profile.distances.numpy(), values[head].numpy(), color=LINE_COLOURS[name], label=name, linewidth=1.2)
         axes.set_title(f"head {head}", fontsize=9, pad=3)
         axes.spines[["top", "right"]].set_visible(False)
-        # A panel without a panel below shows tick labels, also in the row before the last.
+        # The lowest panel of each column shows tick labels, also if it is in the row before the last.
         axes.tick_params(labelsize=8, labelbottom=index + columns >= len(heads))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=9, frameon=False)

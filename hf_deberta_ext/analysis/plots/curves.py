@@ -35,16 +35,16 @@ def plot_curves(
 ) -> Path | list[Path]:
     """Draw logged metrics against steps, and save the figure.
 
-    Training metrics are solid lines; evaluation metrics ("eval_...") are dashed lines with a dot per evaluation, or a dot
-    with its value for a single evaluation. The axis of metrics in [0, 1] (accuracy, F1, ...) with one value, or with equal
-    values, goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes and
-    dots distinguish metrics. In a panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
+    Training metrics are solid lines. Evaluation metrics ("eval_...") are dashed lines with a dot per evaluation; a single
+    evaluation is a dot with its value. If metrics in [0, 1] (accuracy, F1, ...) have one value, or equal values, their axis
+    goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes and dots distinguish metrics. In a
+    panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, from left to right; default: one
             panel with all runs and the metrics "loss" and "eval_loss".
-        log_scale (`Collection[str]`): metrics, such as perplexities, that need a logarithmic axis.
+        log_scale (`Collection[str]`): metrics, such as perplexities, to draw on a logarithmic axis.
         baselines (`dict[str, dict[str, float]]`, *optional*): metric -> name -> value, drawn as horizontal lines.
     Raises:
         ValueError: no run of a panel logged any of its metrics.
@@ -72,7 +72,7 @@ def plot_curves(
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Remove evaluations at the last step that repeat the result of an earlier step.
 
-    With --load_best_model_at_end, the restored model would otherwise cause a jump at the last step."""
+    If --load_best_model_at_end is set, the restored model is evaluated again, which would draw a jump at the last step."""
     kept: list[Mapping[str, Any]] = []
     ended = False
     for entry in history:
@@ -120,7 +120,7 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
 
 
 def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tuple[str, list, dict[str, Any]]]:
-    """Return (metric, [(step, value), ...], style) of each curve in a panel: one for every run and metric it logged.
+    """Return (metric, [(step, value), ...], style) of each curve in a panel: a curve for each metric that a run logged.
 
     Raises:
         ValueError: no metric was logged.
@@ -144,5 +144,8 @@ def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tup
                 style |= dict(linestyle="--", marker=MARKERS[kind % len(MARKERS)], markersize=4)
             curves.append((metric, points, style))
     if not curves:
-        raise ValueError(f"none of {', '.join(map(repr, names))} logged any of {', '.join(metrics)}; check logging_steps")
+        raise ValueError(
+            f"expected one of the metrics {', '.join(metrics)} in the logs of {', '.join(map(repr, names))}, got none; "
+            "check --logging_steps"
+        )
     return curves

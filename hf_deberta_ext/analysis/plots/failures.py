@@ -10,7 +10,7 @@ from .figure import COLOURS, FigurePath, finish_axes, new_figure, save_figure
 
 __all__ = ["plot_confusion", "plot_reliability", "plot_residuals", "plot_thresholds"]
 
-# Maximum number of classes with numbers in their cells, and maximum numbers of classes, panels and letters, to be readable.
+# Limits for readable figures: classes if cells contain numbers, classes otherwise, panels, and letters of a name.
 MOST_NUMBERS, MOST_CLASSES, MOST_PANELS, MOST_LETTERS = 20, 50, 12, 24
 
 
@@ -41,7 +41,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -
 
 
 def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePath) -> Path | list[Path]:
-    """Draw the observed frequency of hits (0 or 1, [N]) against predicted probabilities [N], with a histogram below."""
+    """Draw the observed frequency of `hits` (0 or 1, [N]) against the predicted `probabilities` [N], and their histogram."""
     from sklearn.calibration import CalibrationDisplay
 
     figure = new_figure(4.6, 4.8)
@@ -58,7 +58,12 @@ def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePa
 def plot_thresholds(
     curves: Mapping[str, Mapping[str, np.ndarray]], best: Mapping[str, float], path: FigurePath
 ) -> Path | list[Path]:
-    """Draw "precision", "recall" and "F1" against "threshold", [K] each, for the first 12 labels."""
+    """Draw precision, recall and F1 against the decision threshold: one panel for each of the first 12 labels.
+
+    Args:
+        curves: label -> {"threshold", "precision", "recall", "F1"}, arrays [K].
+        best: label -> threshold that is marked with a dotted line.
+    """
     curves = dict([*curves.items()][:MOST_PANELS])
     columns = min(len(curves), 4)
     rows = -(-len(curves) // columns)

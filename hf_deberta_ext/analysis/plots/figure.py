@@ -53,7 +53,7 @@ def save_figure(figure, path: FigurePath) -> Path | list[Path]:
 
 @functools.cache
 def fonts_for(letters: frozenset[str]) -> list[str]:
-    """Return installed fonts for characters that matplotlib's default font lacks; print characters that no font has."""
+    """Return installed fonts for characters that matplotlib's default font lacks; print a hint if no font has one."""
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
@@ -76,7 +76,7 @@ def fonts_for(letters: frozenset[str]) -> list[str]:
 
 @functools.cache
 def _report_missing():
-    """Print the package to install, once."""
+    """Print a hint which package has the missing fonts, only once in a process."""
     print("figures show boxes for letters that no installed font has; install fonts-noto-cjk", file=sys.stderr)
 
 

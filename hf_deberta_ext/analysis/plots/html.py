@@ -25,7 +25,10 @@ STYLE = """
 
 
 def colour_of(value: float) -> str:
-    """Colour a value in [-1, 1] by Okabe and Ito's blue (> 0) or vermilion, transparent, for light and dark pages."""
+    """Return the CSS background of a value in [-1, 1]: blue (> 0) or vermilion, which suit light and dark pages.
+
+    Values near 0 are nearly transparent. The colours are those of Okabe and Ito.
+    """
     base = "0,114,178" if value > 0 else "213,94,0"
     return f"background:rgba({base},{abs(value):.3f})"
 
@@ -40,7 +43,7 @@ def bars_html(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
 
 
 def marked_text_html(text: str, marks: Iterable[tuple[int, int, float, str]]) -> str:
-    """Colour the tokens of a text. Marks are (start, end, value in [-1, 1], text shown on hover)."""
+    """Return HTML of a text with coloured tokens. Marks are (start, end, value in [-1, 1], text shown on hover)."""
     pieces, last = [], 0
     for start, end, value, tip in marks:
         # Exclude the space that belongs to the token.
@@ -59,7 +62,7 @@ def answer_html(prediction: Any) -> str:
 
 
 def influence_html(prediction: Any, method: str) -> str:
-    """Return HTML of the texts of a `Prediction`, tokens are coloured by the `TokenInfluence` field that `method` names."""
+    """Return HTML of the texts of a `Prediction`; `method` is the field of `TokenInfluence` by which tokens are coloured."""
     largest = max((abs(getattr(token, method)) for token in prediction.tokens), default=0) or 1
     marks: list[list] = [[] for _ in prediction.texts]
     for token in prediction.tokens:

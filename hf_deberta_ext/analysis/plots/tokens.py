@@ -16,7 +16,7 @@ __all__ = ["plot_influence", "plot_replacement_probabilities", "readable_tokens"
 SPACES = ("▁", "Ġ")
 # Maximum width of a row of tokens, in letters.
 ROW_WIDTH = 62
-# Letters on colours of larger values are white.
+# Letters are white on the colours of values above this share of the largest value.
 DARK = 0.6
 
 
@@ -33,7 +33,7 @@ def readable_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> Path | list[Path]:
-    """Draw a text with tokens coloured by the probability that they were replaced, and the values below.
+    """Draw a text with tokens coloured by the probability that they were replaced; print the value below each token.
 
     Args:
         tokens (`list[TokenScore]`): tokens of one text from `token_replacement_probabilities`, or any objects with `token`
@@ -54,7 +54,8 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> P
 def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
     """Draw the influence of each token on the prediction for a text or a pair, by integrated gradients and by occlusion.
 
-    Tokens for the label are purple, tokens against it orange; the largest influence of each method is darkest.
+    Tokens that speak for the predicted label are purple; tokens that speak against it are orange. The token with the largest
+    influence has the darkest colour.
 
     Args:
         prediction (`Prediction`): result of `explain_prediction`, with integrated gradients.
@@ -76,7 +77,10 @@ def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
 def _draw_texts(
     texts: Mapping[str, Sequence[float]], spelt: Sequence[str], *, form: str, limit: float | None = None, begins: int = 0
 ) -> tuple[Any, Any]:
-    """Draw all tokens once for each title, coloured by values in [0, limit]; without `limit`, by values of both signs."""
+    """Draw all tokens once for each entry of `texts`, {title: value of each token}, coloured by these values.
+
+    The values are in [0, limit]; they have both signs if `limit` is None. The token at index `begins` starts a new row.
+    """
     labels = readable_tokens(spelt)
     cells = _layout(spelt, labels, begins)
     width = max(24, max(x + size for x, _, size in cells))
