@@ -135,6 +135,23 @@ def test_token_classification_labels_words(results, probabilities):
         assert entry["score"] == pytest.approx(likely[words.index(entry["word"])].max().item(), abs=1e-5)
 
 
+def test_zero_shot_classification_reads_entailment(results, originals):
+    scores = []
+    for label in worker.LABELS:
+        with torch.no_grad():
+            scores.append(originals["classifier"](**ids(worker.WORDS[0], f"w25 {label}")).logits[0, 1].item())
+    expected = dict(zip(worker.LABELS, torch.tensor(scores).softmax(0).tolist(), strict=True))
+    found = results["pipelines"]["zero-shot-classification"]
+    assert dict(zip(found["labels"], found["scores"], strict=True)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_feature_extraction_gives_the_last_states(results, originals):
+    for text, found in zip(worker.WORDS[1:], results["pipelines"]["feature-extraction"], strict=True):
+        with torch.no_grad():
+            expected = originals["encoder"](**ids(text)).last_hidden_state
+        assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
+
+
 def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
     scores = results["sentence_transformers"]
     for index, pair in enumerate(worker.PAIRS):

@@ -7,12 +7,15 @@ import torch
 
 WORDS = ["w7 w8 w9 w12 w40 w41 w42", "w30", "w9 w12 w7"]
 PAIRS = [("w7 w8", "w9 w12 w40 w41 w42"), ("w30", "w31"), ("w9 w12 w7 w8 w8", "w50")]
+LABELS = ["w20", "w21 w22"]
 TASKS = {
     "fill-mask": ("masked_lm", "w7 [MASK] w9 w12", {"top_k": 4}),
     "text-classification": ("classifier", WORDS, {"top_k": None}),
     "text-classification of a pair": ("classifier", {"text": "w7 w8", "text_pair": "w9 w12"}, {"top_k": None}),
     "text-classification in a batch": ("classifier", WORDS, {"top_k": None, "batch_size": 3}),
     "token-classification": ("tagger", WORDS[0], {}),
+    "zero-shot-classification": ("classifier", WORDS[0], {"candidate_labels": LABELS, "hypothesis_template": "w25 {}"}),
+    "feature-extraction": ("encoder", WORDS[1:], {}),
 }
 
 
