@@ -322,7 +322,7 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
     assert [message for message in caplog.messages if "--max_seq_length" in message] == [
-        "--max_seq_length 64 exceeds the model's limit; using 32",
+        "--max_seq_length 64 exceeds the model's limit; using 32 tokens",
         "--train_file: truncated 1 of 2 rows to 32 tokens (--max_seq_length)",
     ]
     caplog.clear()
