@@ -188,7 +188,7 @@ CASES = {
         [
             ({}, "no data given: pass --task_name"),
             ({"context_column": "a"}, "--choice_columns must be given together with --context_column"),
-            ({"choice_columns": ["a"]}, "--choice_columns needs --context_column or --question_column"),
+            ({"choice_columns": ["a"]}, "--choice_columns must be given together with --context_column"),
         ],
         ("swag_sample/*", {}, 10), lambda n, tokens: np.zeros((n, 2)),
     ),
