@@ -81,7 +81,7 @@ def first(rows: "Dataset", count: int | None) -> "Dataset":
 
 
 def as_numbers(rows: "Dataset", column: str) -> "Dataset":
-    """Cast a column to int64, or else float64, if all cells are texts of numbers (labels in .csv); leave other columns."""
+    """Cast a column to int64, or else float64, if all cells are texts of numbers (.csv labels); else change nothing."""
     from datasets import Value
 
     texts = cells(rows, column)

@@ -12,7 +12,7 @@ __all__ = ["load_hub_dataset", "read_hub"]
 
 
 def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
-    """Read splits of a data set for fine-tuning.
+    """Read splits of a data set on the Hub or in a folder.
 
     Args:
         name (`str`): Hub id, or a folder that `datasets.load_dataset` can read.

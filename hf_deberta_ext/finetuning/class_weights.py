@@ -34,7 +34,7 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
     else:
         weights = parse_json(flag, "--class_weights")
     if not isinstance(weights, dict) or not {*weights} <= {*names}:
-        raise ValueError(f"--class_weights must be 'balanced', or JSON with keys of {', '.join(names[:20])}, got {flag!r}")
+        raise ValueError(f"--class_weights must be 'balanced' or JSON with keys from {', '.join(names[:20])}, got {flag!r}")
     for name, weight in weights.items():
         if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
             raise ValueError(f"--class_weights must be positive, got {weight!r} for {name!r}")
@@ -42,9 +42,9 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
 
 
 class WeightedLoss:
-    """Cross-entropy weighted by class: the sum of w_y * loss divided by the sum of w_y; labels of -100 are ignored.
+    """Cross-entropy averaged with the weight w_y of each label: sum(w_y * loss) / sum(w_y); labels of -100 are ignored.
 
-    For multi-label data, it is the mean binary cross-entropy with `weights` as torch's `pos_weight`.
+    For multi-label data, the loss is the mean binary cross-entropy with `weights` as torch's `pos_weight`.
 
     Args:
         weights (`list[float]`): weight of each class, in the model's order.

@@ -140,7 +140,7 @@ def multi_label_failures(
 
 
 def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 10) -> float:
-    """Compute the expected calibration error: |mean probability - frequency of hits| by bin, averaged by bin size.
+    """Compute the expected calibration error: |mean probability - frequency of hits|, averaged over bins by size.
 
     The `bins` have equal width; `probabilities` and `hits` (0 or 1) are [N].
     """

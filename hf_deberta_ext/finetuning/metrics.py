@@ -31,7 +31,7 @@ __all__ = [
 
 
 def accuracy(predictions: Any, references: Any) -> float:
-    """Compute the fraction of predictions [n] that equal their reference; both are integers or both are texts."""
+    """Compute the fraction of predictions [n] that equal their reference; both must be integers, or both texts."""
     return float(accuracy_score(references, predictions))
 
 

@@ -112,7 +112,7 @@ def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
 
 
 def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
-    """Write parts of `count` rows, sentences or articles of a file to one path in `folder`; yield the path for each part."""
+    """Split a file into parts of `count` rows, sentences or articles; write each to the same path in `folder`; yield it."""
     if file_kind(file) in (None, "text"):
         part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
     else:

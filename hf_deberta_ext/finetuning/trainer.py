@@ -205,7 +205,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             self._measured = None
 
     def measure(self, names: Collection[str]) -> dict[str, float]:
-        """Evaluate or predict the sets with these prefixes ("eval", "predict_mm"); write their metrics and predictions."""
+        """Evaluate or predict the sets in `names` ("eval", "predict_mm", ...); write their metrics and predictions."""
         metrics: dict[str, float] = {}
         for stem, sets in dict(eval=self.task.evaluation, predict=self.task.test).items():
             for set_name, measured in sets.items():

@@ -322,5 +322,5 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: .* must have tags, got only words: give .* --test_file"):
         TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
-    with pytest.raises(ValueError, match="--test_file: all files or none must have labels"):
+    with pytest.raises(ValueError, match="--test_file: either all files or none must have labels"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])

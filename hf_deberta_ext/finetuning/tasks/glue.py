@@ -92,7 +92,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
     """Return XNLI with one training language and one or more evaluation languages.
 
-    If `by_language` is True, evaluation sets are named after their languages; else there must be one language, the main set.
+    If `by_language` is True, each evaluation set is named after its language; else, only one language is allowed.
     """
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:

@@ -175,7 +175,7 @@ class MultipleChoiceData(TaskData):
         return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
 
     def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
-        """Convert rows to questions; flags name the columns, or these are the columns of a known data set."""
+        """Convert rows to questions; the columns are named by flags, or are those of a known data set."""
         arguments = self.arguments
         self.inputs[split].append(rows)
         if arguments.choice_columns:
@@ -215,7 +215,7 @@ class MultipleChoiceData(TaskData):
         return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets."""
+        """Encode the questions of all sets, with a pair (context, choice) for each choice."""
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
         sets = {}
@@ -255,7 +255,7 @@ class MultipleChoiceData(TaskData):
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number."""
+        """Write {stem}_answers.json and {stem}_answers.tsv with the answer to each question: letter (RACE) or number."""
         answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
         files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

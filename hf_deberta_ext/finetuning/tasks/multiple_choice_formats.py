@@ -78,7 +78,7 @@ def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
 
 
 def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
-    """Convert rows, whatever the names and format of their columns, to questions in one format.
+    """Convert rows in the format that `columns` describes to questions in a common format.
 
     Args:
         source (`str`): origin of the rows for messages, such as "--train_file".

@@ -236,7 +236,7 @@ class QuestionAnsweringData(TaskData):
         return two_outputs()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets.
+        """Encode the questions of all sets as windows.
 
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
         warning gives the number of such questions.
@@ -376,7 +376,7 @@ def encode_windows(
 def encode_batch(
     batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, offsets: bool, positions: bool
 ) -> dict[str, list]:
-    """Return the windows of questions; the question comes first if the tokenizer pads on the right, else the context."""
+    """Encode questions as windows; the question comes first if the tokenizer pads on the right, else the context."""
     question_first = tokenizer.padding_side == "right"
     pair, truncation = (batch["context"], batch["question"]), "only_first"
     if question_first:

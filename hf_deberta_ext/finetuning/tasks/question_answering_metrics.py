@@ -27,7 +27,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) -> float:
-    """Compute F1 over the words of both texts after `normalise_answer`, as multisets: "to to" has 2 hits in "to be to".
+    """Compute F1 of the words of two texts after `normalise_answer`; repeated words count: "to to" has 2 hits in "to be to".
 
     Args:
         both_empty (`float`, defaults to 1.0): score of two texts without words: 1.0 in SQuAD 2.0, 0.0 in 1.1. If only one

@@ -244,12 +244,12 @@ class TextClassificationData(TaskData):
         return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
-        """Compute the metrics of a set."""
+        """Compute the metrics of an evaluation or test set."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
     def failures(self, part: Part, logits: np.ndarray) -> Failures:
-        """Analyse the model's errors on a set."""
+        """Analyse the model's errors on an evaluation or test set."""
         texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
         kind, labels = self.labels.problem_type, np.asarray(part.labels)
         if kind == REGRESSION:
@@ -303,7 +303,7 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write the file of a test set for GLUE's server, if the server has one for it."""
+        """Write the predictions of a test set in the format of GLUE's server, if the server accepts this set."""
         if not part.test or self.task is None or set_name not in self.task.files:
             return []
         values = glue_values(self.task, self.labels.predicted(logits))
@@ -351,7 +351,7 @@ class TextClassificationData(TaskData):
         return hub
 
     def labels_of(self) -> Labels | None:
-        """Return the labels of a known task or of the data; None to use the labels of the checkpoint."""
+        """Return the labels of a known task or of the data; None if there are none, and the checkpoint's labels apply."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -398,7 +398,7 @@ class TextClassificationData(TaskData):
         return self.labels.config_fields()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; long pairs are truncated at the end of the longer text, with a warning."""
+        """Encode the texts of all sets; long pairs are truncated at the end of the longer text, with a warning."""
         # The first set selects the best checkpoint: "", or the training language.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:

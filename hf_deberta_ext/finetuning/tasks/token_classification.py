@@ -209,7 +209,7 @@ class TokenClassificationData(TaskData):
         for split, sentences in sets.items():
             tags = as_columns(sentences)[1]
             if None in tags and any(tags):
-                raise ValueError(f"{FLAGS[split]}: all files or none must have labels, got both")
+                raise ValueError(f"{FLAGS[split]}: either all files or none must have labels, got both kinds")
         if "train" in sets and not names:
             # From all training data, so that the labels do not depend on --max_train_samples.
             names = chain.from_iterable(as_columns(sets["train"])[1])
@@ -251,7 +251,7 @@ class TokenClassificationData(TaskData):
         return label_fields(self.labels)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; changes byte-level tokenizers with `take_prefix_space`."""
+        """Encode the sentences of all sets; change a byte-level tokenizer with `take_prefix_space`."""
         check_fast(tokenizer, "token classification", "which does not map tokens to words")
         take_prefix_space(tokenizer)
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
