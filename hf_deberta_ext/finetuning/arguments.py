@@ -126,7 +126,7 @@ class ModelArguments(HubArguments):
     lora: bool = option(False, "only train low-rank adapters and the head (needs peft)", aliases=["--use_lora"])
     lora_r: int = option(8, "rank of the adapters")
     lora_alpha: float = option(16.0, "scale of the adapters: their output is multiplied by lora_alpha / lora_r")
-    lora_dropout: float = option(0.05, "dropout probability of the input of the adapters")
+    lora_dropout: float = option(0.05, "dropout probability before the adapters")
     lora_target_modules: list[str] = option(list, "names of the layers to adapt; default: query and value projections")
     license: str | None = option(None, "licence of the fine-tuned model for its card: apache-2.0, mit, ... (Hub identifier)")
 

@@ -104,8 +104,8 @@ CASES = {
         "run_glue", TextClassificationData, TextClassificationArguments, [*reviews()], "label", "accuracy",
         {"text": "text_columns", "label": "label_column"},
         [
-            ({"text": None}, "1 of 24 rows of --train_file have no text or no label, the first is row 2: fill them"),
-            ({"label": None}, "1 of 24 rows of --train_file have no text or no label, the first is row 2: fill them"),
+            ({"text": None}, "1 of 24 rows of --train_file have no text or no label .the first is row 2.: fill them"),
+            ({"label": None}, "1 of 24 rows of --train_file have no text or no label .the first is row 2.: fill them"),
             ({"label": ["good"]}, r"a list|not of one type|cannot be converted to a table"),
         ],
         [

@@ -84,8 +84,8 @@ def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty:
     part.left_out = int(is_empty.sum())
     if part.left_out and on_empty == "refuse":
         raise ValueError(
-            f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
-            f"{is_empty.argmax() + 1}: fill them, or drop them with --on_empty drop"
+            f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label (the first is row "
+            f"{is_empty.argmax() + 1}): fill them, or drop them with --on_empty drop"
         )
     if part.left_out:
         part.select(np.flatnonzero(~is_empty))
@@ -104,7 +104,7 @@ def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
         row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
         raise ValueError(
             f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
-            f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
+            f"evaluation data (the first is row {row}): remove them, or give --on_duplicates drop or keep"
         )
     train.left_out += len(duplicates)
     train.select(kept)

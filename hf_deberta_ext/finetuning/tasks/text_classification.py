@@ -77,7 +77,7 @@ class TextClassificationArguments(DataArguments):
     balanced_sampling: bool = option(False, "draw training rows with replacement, all classes equally often")
     text_columns: list[str] = option(
         list,
-        "column of the text, or two columns of a pair; default: the columns of the task, or names that GLUE uses",
+        "column of the text, or two columns of a pair; default: those of --task_name, or columns named as in GLUE",
         aliases=["--text_column_names"],
     )
     label_column: str = option("label", "column of the labels", aliases=["--label_column_name"])
@@ -210,7 +210,9 @@ class TextClassificationData(TaskData):
         """Move a share of the training rows to the validation set."""
         train = self.parts["train"].get("")
         if self.task is not None or train is None or self.parts["validation"]:
-            raise ValueError(f"--validation_share {share:g} needs your own training data and no validation set: remove it")
+            raise ValueError(
+                f"--validation_share {share:g} needs your own training data and no validation set: remove --validation_share"
+            )
         # Encoded before the split, so that errors have the row numbers of the file.
         self.examples(train.rows, train.source)
         self.encode_labels()
