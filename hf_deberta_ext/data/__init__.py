@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of data files and Hub data sets, and language codes."""
+"""Read data files and data sets on the Hub; check language codes."""

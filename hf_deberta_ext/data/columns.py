@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the columns of a data set before training, with errors that name the wrong row, and read their cells."""
+"""Read and check the columns of a data set before training; error messages name the first invalid row."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ TYPES = {
     list: "a list",
     dict: "an object",
 }
-# Names of text columns, tried in this order if neither a task nor a flag names them.
+# Names of text columns (one text or a pair of texts), tried in this order if neither a task nor a flag sets them.
 TEXT_COLUMNS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -30,7 +30,7 @@ TEXT_COLUMNS = (
 
 
 def cells(rows: "Dataset", column: str) -> list[Any]:
-    """Return all cells of a column at once: iterating over a lazy `datasets` column reads row by row and is much slower."""
+    """Return a column as a list; this is much faster than iterating over a `datasets` column, which reads row by row."""
     return rows.with_format(None)[column][:]
 
 
@@ -56,8 +56,8 @@ def check_cells(rows: "Dataset", column: str, kind: type | tuple[type, ...], *, 
     """Check the type of the cells of a column.
 
     Args:
-        kind: type or types of the cells: str, int, float, list, ...; a bool is not an int, and None is always an error.
-        source (`str`): source of the rows for the error message, such as "--train_file".
+        kind: allowed type or tuple of types: str, int, float, list, ... A bool is not an int; None is never allowed.
+        source (`str`): where the rows come from, for the error message, such as "--train_file".
     Raises:
         ValueError: a cell has another type.
     """
@@ -81,7 +81,7 @@ def first(rows: "Dataset", count: int | None) -> "Dataset":
 
 
 def as_numbers(rows: "Dataset", column: str) -> "Dataset":
-    """Convert the texts of a column to ints, or else to floats, if all texts are numbers (labels in .csv and .tsv)."""
+    """Cast a column to int64, or else float64, if all cells are texts of numbers (.csv labels); else change nothing."""
     from datasets import Value
 
     texts = cells(rows, column)
@@ -95,7 +95,7 @@ def as_numbers(rows: "Dataset", column: str) -> "Dataset":
 
 
 def label_order(labels: Iterable[Any], *, source: str) -> list[Any]:
-    """Return the distinct labels in numeric order, or alphabetical order for texts that are not all whole numbers."""
+    """Return the distinct labels, sorted by value if all are numbers or texts of whole numbers, else alphabetically."""
     distinct = {*labels}
     texts = [label for label in distinct if isinstance(label, str)]
     if texts and len(texts) < len(distinct):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of data files: .csv, .tsv, .json, .jsonl, .parquet and plain text, each also .gz.
+"""Read rows of data files: .csv, .tsv, .json, .jsonl, .parquet and plain text, each also .gz.
 
 Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` do not guarantee this:
 pandas shifts or fills rows with too many or too few cells, and pyarrow parses JSON texts such as "2020-01-01" as times. Text
@@ -48,13 +48,13 @@ logger = logging.get_logger(__name__)
 
 
 def file_kind(path: str | os.PathLike) -> str | None:
-    """Return the kind of a file by its ending (see `KINDS`), with or without .gz; None for other endings."""
+    """Return the kind of a file ("csv", "json", "text", ...) from its ending, ignoring .gz; None for unknown endings."""
     return KINDS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])
 
 
 @contextlib.contextmanager
 def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO]:
-    """Open a text file for reading, decompressed if its name ends in .gz; line ends are kept."""
+    """Open a text file for reading; decompress it if its name ends in .gz, and do not convert line ends."""
     opened = open
     if os.fspath(path).lower().endswith(".gz"):
         opened = gzip.open
@@ -70,7 +70,7 @@ def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO
 
 
 def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
-    """Iterate over (line number from 1, line with its line end) of a text file."""
+    """Iterate over the lines of a text file as (line number from 1, line); a line keeps its line end."""
     with open_text(path, encoding) as file:
         yield from enumerate(file, start=1)
 
@@ -78,14 +78,14 @@ def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple
 def read_rows(
     path: str | os.PathLike, columns: Sequence[str] | None = None, *, delimiter: str | None = None, encoding: str = UTF_8
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over (place, row) of a file; a place is "line 3 of FILE" or "row 3 of FILE".
+    """Iterate over the rows of a file as (place, row); the place is "line 3 of FILE" or "row 3 of FILE", for messages.
 
     .csv uses the quotes of RFC 4180. .json and .jsonl contain one object per line or an array of objects; .json may also
     contain {"data": [object, ...]} or a single object.
 
     Args:
-        columns (*optional*): columns to read from .parquet, if the file has all of them; default: all columns.
-        delimiter (`str`, *optional*): delimiter of tables; default: a tab in .tsv, `detect_delimiter` in .csv.
+        columns (*optional*): columns to read from .parquet; if the file lacks one of them, and by default, all are read.
+        delimiter (`str`, *optional*): delimiter of the cells; default: a tab in .tsv, detected from the header in .csv.
         encoding (`str`, defaults to UTF-8): encoding of text files.
     """
     kind = file_kind(path)
@@ -97,7 +97,7 @@ def read_rows(
 
 
 def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
-    """Return the delimiter that splits the header of a .csv file into most cells; log it if it is not a comma."""
+    """Return the delimiter that splits the header of a .csv file into the most cells; warn if it is not a comma."""
     with open_text(path, encoding) as file:
         header = next(filter(str.strip, file), "")
     # csv.Sniffer may take letters of long texts as delimiters.
@@ -109,7 +109,7 @@ def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
 
 
 def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Iterate over the rows of a .csv or .tsv file, without blank lines; see `read_rows`."""
+    """Iterate over the rows of a .csv or .tsv file, skipping blank lines; see `read_rows`."""
     kind = file_kind(path)
     # A document may be longer than the default limit of 131,072 characters.
     csv.field_size_limit(2**31 - 1)
@@ -132,7 +132,7 @@ def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) ->
 
 
 def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a JSON file: one object per line, or a single value, which is read into memory as a whole."""
+    """Iterate over the rows of a JSON file; one object per line is read line by line, a single value as a whole."""
     with open_text(path, encoding) as file:
         head = [*itertools.islice(filter(str.strip, file), 2)]
     if not head:
@@ -150,12 +150,12 @@ def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dic
         rows = ((f"row {number} of {path}", row) for number, row in enumerate(value, start=1))
     for place, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f'{place} must be an object such as {{"text": "so", "label": 0}}, got {str(row)[:80]}')
+            raise ValueError(f'{place} must be a JSON object such as {{"text": "so", "label": 0}}, got {str(row)[:80]}')
         yield place, row
 
 
 def has_object_lines(head: Sequence[str], kind: str) -> bool:
-    """Return True if a file has one object per line, judging by its first two lines that are not blank."""
+    """Return True if a file has one JSON object per line, judging by `head`: its first one or two non-blank lines."""
     try:
         value = json.loads(head[0])
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ def has_object_lines(head: Sequence[str], kind: str) -> bool:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Parse a JSON text; an error names its place, such as "line 3 of FILE"."""
+    """Parse a JSON text; an error message begins with `place`, such as "line 3 of FILE"."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -196,13 +196,13 @@ def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
 
 
 def read_files(files: Any, *, source: str, delimiter: str | None = None, encoding: str = UTF_8) -> "Dataset":
-    """Read the rows of one or several files into memory, and concatenate them in this order.
+    """Read the rows of one or several files into memory, and concatenate them in the order of the files.
 
-    Rows and options are as in `read_rows`. Missing keys in JSON rows become None. Labels in .parquet keep their names.
+    See `read_rows` for the formats and options. Missing keys in JSON rows become None. Labels in .parquet keep their names.
 
     Args:
         files (`str`, `os.PathLike` or a list of them): one or more files with the same columns, of any kind except text.
-        source (`str`): flag with the files for error messages, such as "--train_file".
+        source (`str`): flag that names the files, for error messages, such as "--train_file".
     Raises:
         ValueError: a file is missing, empty or invalid, or the columns differ.
     """
@@ -216,14 +216,14 @@ def read_files(files: Any, *, source: str, delimiter: str | None = None, encodin
         for path, table in zip(paths, tables, strict=True):
             different = ", ".join(sorted({*table.column_names} ^ {*tables[0].column_names}))
             if different:
-                raise ValueError(f"{paths[0]} and {path} must have the same columns, but only one has {different}")
+                raise ValueError(f"{paths[0]} and {path} must have the same columns, but only one of them has {different}")
         return concatenate_datasets(tables)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from error
 
 
 def read_table(path: Path, delimiter: str | None, encoding: str) -> "Dataset":
-    """Read a file into memory."""
+    """Read the rows of a file into a `Dataset` in memory."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -250,12 +250,12 @@ def read_table(path: Path, delimiter: str | None, encoding: str) -> "Dataset":
 
 
 def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
-    """Group files by set: "mm=dev_mm.tsv" belongs to the set "mm", and "dev.tsv" without a name to the main set "".
+    """Return the files of each set: "mm=dev_mm.tsv" is a file of the set "mm", and "dev.tsv" of the main set "".
 
     A set may have several files. If an entry is the path of an existing file, "=" is part of the path.
 
     Args:
-        source (`str`): flag with the entries, for error messages.
+        source (`str`): flag that has the entries, for error messages.
     """
     sets: dict[str, list[str]] = {}
     for entry in map(os.fspath, entries):
@@ -269,5 +269,5 @@ def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
 
 
 def shown_files(files: Sequence[str | os.PathLike]) -> str:
-    """Return the names of files without their folders, for a model card."""
+    """Return the names of files without their folders, joined by commas, for a model card."""
     return ", ".join(Path(file).name for file in files)

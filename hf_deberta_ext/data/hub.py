@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of data sets from the Hub, its cache, or a folder that `datasets` can read."""
+"""Load data sets from the Hub, its cache, or a folder that `datasets` can read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ __all__ = ["load_hub_dataset", "read_hub"]
 
 
 def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]], **download: Any) -> dict[str, "Dataset"]:
-    """Read splits of a data set for fine-tuning.
+    """Read splits of a data set on the Hub or in a folder.
 
     Args:
         name (`str`): Hub id, or a folder that `datasets.load_dataset` can read.
         config (`str`, *optional*): configuration of the data set.
-        splits: name in the result -> names to try in the data set: {"validation": ["validation", "dev"]}. The first
-            existing split is used; names with no existing split are left out of the result.
+        splits: names to try for each split of the result: {"validation": ["validation", "dev"]}. The first name that the
+            data set has is used; if it has none of the names, the split is left out of the result.
         download: arguments of `datasets.load_dataset`: revision, token and cache_dir, if set.
     """
     loaded = load_hub_dataset(name, config, **download)
@@ -31,7 +31,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
 
 
 def load_hub_dataset(name: str, config: str | None = None, **options: Any) -> Any:
-    """Call `datasets.load_dataset`; raise a one-line ValueError if it cannot be downloaded or read, or lacks a split."""
+    """Call `datasets.load_dataset`; raise a one-line ValueError if the data set cannot be loaded or lacks a split."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
     from huggingface_hub import is_offline_mode

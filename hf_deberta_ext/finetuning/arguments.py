@@ -126,7 +126,7 @@ class ModelArguments(HubArguments):
     lora: bool = option(False, "only train low-rank adapters and the head (needs peft)", aliases=["--use_lora"])
     lora_r: int = option(8, "rank of the adapters")
     lora_alpha: float = option(16.0, "scale of the adapters: their output is multiplied by lora_alpha / lora_r")
-    lora_dropout: float = option(0.05, "dropout probability of the input of the adapters")
+    lora_dropout: float = option(0.05, "dropout probability before the adapters")
     lora_target_modules: list[str] = option(list, "names of the layers to adapt; default: query and value projections")
     license: str | None = option(None, "licence of the fine-tuned model for its card: apache-2.0, mit, ... (Hub identifier)")
 
@@ -157,10 +157,12 @@ class FineTuningArguments(RunArguments, SiftArguments):
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     save_thresholds: bool = option(
         False,
-        "save, for each label (with two classes: for the second), the threshold with the best F1 on the first evaluation "
-        "set as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
+        "for each label (if there are two classes, only for the second), save the probability threshold with the best F1 on "
+        "the first evaluation set as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
     )
-    predictions_format: str = option("csv", "format of eval_predictions and test_predictions", choices=["csv", "parquet"])
+    predictions_format: str = option(
+        "csv", "format of the tables eval_predictions and test_predictions", choices=["csv", "parquet"]
+    )
     seeds: list[int] = option(list, "train once with each seed; report mean and standard deviation")
     # Trainer's argument for label columns, set by the task; the tasks' flag of the same name has the names of the classes.
     label_names: list[str] | None = field(default=None, init=False)
@@ -194,11 +196,11 @@ def parse(
     program: str = "%(prog)s",
     arguments: type[FineTuningArguments] = FineTuningArguments,
 ) -> tuple[DataArguments, ModelArguments, FineTuningArguments, dict[str, Any]]:
-    """Parse a command line of flags, or of one .json or .yaml file that contains them; see `parse_flags`.
+    """Parse a command line: flags, or a .json or .yaml file that contains flags; see `parse_flags`.
 
     Returns:
-        Data flags (a `data_arguments`), model flags, training flags (an `arguments`), and the values set by the command line
-        by flag name.
+        Data flags (of type `data_arguments`), model flags, training flags (of type `arguments`), and a dictionary of the
+        flags on the command line, by name.
     """
 
     def recipe(flags: dict[str, Any], processes: int, device: torch.device | None) -> tuple[dict[str, Any], str | None]:

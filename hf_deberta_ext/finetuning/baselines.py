@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baselines without pre-training for classification and regression: the majority class and linear models of TF-IDF."""
+"""Compute baselines without pre-training for classification and regression: majority class, linear models of TF-IDF."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ MAX_ROWS = 100_000
 
 
 def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarray:
-    """Return logits of the most common label (multi-label: of all labels that more than half of the rows have).
+    """Return logits that predict the most common label (multi-label: all labels that more than half of the rows have).
 
     `labels` are label numbers [n], or 0 and 1 [n, num_labels]; the logits are [count, num_labels].
     """
@@ -29,17 +29,18 @@ def tfidf_logits(
     num_labels: int,
     balanced: bool = False,
 ) -> list[np.ndarray]:
-    """Fit a linear model of TF-IDF features; return its logits for each evaluated set, [n, num_labels] (regression: [n]).
+    """Fit a linear model of TF-IDF features; return its logits for each set in `evaluated`, [n, num_labels] (scores: [n]).
 
-    Features of texts: sublinear TF-IDF of words and punctuation, 1-2-grams, C = 10. Features of pairs a, b: |a - b|, a * b,
-    3 cos(a, b) of unigrams and the difference of lengths in units of 10 words, C = 1. Scores: ridge regression, alpha = 1.
-    If there are more than `MAX_ROWS` training rows, only every second, third, ... row is used.
+    Features of a text: sublinear TF-IDF of 1- and 2-grams of words and punctuation. Features of a pair of unigram vectors
+    a, b: |a - b|, a * b, 3 cos(a, b), and the difference of lengths in units of 10 words. Labels: logistic regression with
+    C = 10 (pairs: 1). Scores: ridge regression with alpha = 1. If there are more than `MAX_ROWS` training rows, only every
+    second, third, ... row is used.
 
     Args:
-        train: column of texts, or two columns of pairs.
+        train: columns of the training set: one of texts, or two for pairs.
         labels (`np.ndarray`): [n] label numbers (int), [n] scores (float), or [n, num_labels] of 0 and 1 (multi-label).
-        evaluated: columns of each set to predict.
-        balanced (`bool`): use 1-3-grams and classes of equal weight, for Matthews' correlation.
+        evaluated: for each set to predict, its columns, in the format of `train`.
+        balanced (`bool`): give all classes equal weight, and use 1- to 3-grams of texts; for Matthews' correlation.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer

@@ -14,15 +14,15 @@ from ..training.distributed import spread_seed
 
 __all__ = ["BalancedSampler", "WeightedLoss", "class_weights"]
 
-HELP = 'class weights of the training loss: balanced (rarer classes weigh more), or JSON: {"refund": 3}, others are 1'
+HELP = 'class weights of the training loss: balanced (rarer classes weigh more), or JSON: {"refund": 3} (other classes: 1)'
 
 
 def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], rows: int | None = None) -> list[float]:
     """Return the weight of each class, in the order of `names`.
 
     Args:
-        flag (`str`): JSON with the weights of some labels (others have weight 1); or "balanced": N / (C * n_c) as in
-            scikit-learn's `compute_class_weight`, with N rows (or words) of all classes and C classes that have rows.
+        flag (`str`): JSON with the weights of some labels (all others get 1); or "balanced", which means N / (C * n_c), as
+            in scikit-learn's `compute_class_weight`, for N rows (or words) in total and C classes that have any.
         counts (`dict[str, int]`): n_c, number of rows (or words) of each class; the weight of an empty class is 1.
         rows (`int`, *optional*): N of multi-label data, whose "balanced" weight is (N - n_c) / n_c.
     """
@@ -34,7 +34,7 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
     else:
         weights = parse_json(flag, "--class_weights")
     if not isinstance(weights, dict) or not {*weights} <= {*names}:
-        raise ValueError(f"--class_weights must be balanced or JSON with the keys {', '.join(names[:20])}, got {flag}")
+        raise ValueError(f"--class_weights must be 'balanced' or JSON with keys from {', '.join(names[:20])}, got {flag!r}")
     for name, weight in weights.items():
         if not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
             raise ValueError(f"--class_weights must be positive, got {weight!r} for {name!r}")
@@ -42,9 +42,9 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
 
 
 class WeightedLoss:
-    """Cross-entropy weighted by class: the sum of w_y * loss divided by the sum of w_y; labels of -100 are ignored.
+    """Cross-entropy averaged with the weight w_y of each label: sum(w_y * loss) / sum(w_y); labels of -100 are ignored.
 
-    For multi-label data, it is the mean binary cross-entropy with `weights` as torch's `pos_weight`.
+    For multi-label data, the loss is the mean binary cross-entropy with `weights` as torch's `pos_weight`.
 
     Args:
         weights (`list[float]`): weight of each class, in the model's order.
@@ -62,14 +62,17 @@ class WeightedLoss:
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight=weights)
 
     def denominator(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the denominator of the weighted mean, a scalar tensor."""
+        """Return the denominator of the mean, a scalar: the sum of w_y; for multi-label data, the number of labels."""
         if self.multi_label:
             return torch.tensor(float(labels.numel()), device=labels.device)
         return self.weights.to(labels.device)[labels[labels != -100]].sum()
 
 
 class BalancedSampler(WeightedRandomSampler):
-    """Sampler of len(labels) rows with replacement, by seed and epoch; a row of class c has probability 1 / (C * n_c)."""
+    """Draw len(labels) rows with replacement, in an order set by seed and epoch, with all C classes equally often.
+
+    A row of class c, which has n_c rows, has probability 1 / (C * n_c).
+    """
 
     def __init__(self, labels: Sequence[int], seed: int):
         counts = Counter(labels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error analysis of a model: metrics by class, confusions, calibration, thresholds, residuals, most confident errors."""
+"""Analyse the errors of a model: metrics by class, confusions, calibration, thresholds, residuals, most confident errors."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from ..files import replace_text
 
 __all__ = ["Failures", "class_failures", "failure_summary", "multi_label_failures", "regression_failures", "tag_failures"]
 
-# Maximum number of listed errors, of rows of a table in log and card, and of characters of a text in the log.
+# Maximum numbers: errors to list; rows of a table in log and model card; characters of a text in the log.
 MOST_ERRORS, MOST_ROWS, SHOWN_LETTERS = 10, 12, 100
 
 
@@ -27,9 +27,9 @@ class Failures:
     """Errors of a model on one evaluation set.
 
     Args:
-        tables (`dict[str, list[dict]]`): tables (lists of rows) by title; log and card show the first one.
-        remarks (`list[str]`): sentences for log and card; they contain no texts of the data.
-        errors (`list[dict]`): the worst errors with texts of the data; not shown in the card.
+        tables (`dict[str, list[dict]]`): tables (lists of rows) by title; the log and the model card show the first one.
+        remarks (`list[str]`): sentences for the log and the model card; they contain no texts of the data.
+        errors (`list[dict]`): the worst errors, with texts of the data; not shown in the model card.
         figures (`dict[str, Callable]`): functions that draw a figure to a path, by name of the figure.
         thresholds (`dict[str, float]`): probability threshold with the best F1, by label.
     """
@@ -57,10 +57,13 @@ class Failures:
 
 
 def failure_summary(content: Mapping[str, Any]) -> list[str]:
-    """Return the first table of a STEM_failures.json as Markdown (at most `MOST_ROWS` rows, lowest F1), and the remarks."""
+    """Return the first table of a STEM_failures.json as Markdown, and its remarks.
+
+    If the table has more than `MOST_ROWS` rows, only those with the lowest F1 are shown.
+    """
     rows, remarks = next(iter(content["tables"].values())), [*content["remarks"]]
     if len(rows) > MOST_ROWS:
-        remarks.insert(0, f"The table has the {MOST_ROWS} of {len(rows)} rows with the lowest F1.")
+        remarks.insert(0, f"The table shows only the {MOST_ROWS} rows (of {len(rows)}) with the lowest F1.")
         rows = sorted(rows, key=lambda row: row["F1"])[:MOST_ROWS]
     return [markdown_table([*rows[0]], *(map(shown_cell, row.values()) for row in rows)), " ".join(remarks)]
 
@@ -71,7 +74,7 @@ def shown_cell(value: Any) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return a number, or the beginning of a text, on one line."""
+    """Format a value on one line: a float with three decimals, or the first `SHOWN_LETTERS` characters of another value."""
     text = f"{value:.3f}" if isinstance(value, float) else " ".join(str(value).split())
     return text[:SHOWN_LETTERS] + " ..." * (len(text) > SHOWN_LETTERS)
 
@@ -100,9 +103,9 @@ def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequenc
 
 
 def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
-    """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 for the second class.
+    """Analyse the errors of a classifier; if it has two classes, find the threshold with the best F1 for the second class.
 
-    `labels` [N] are class indices, `probabilities` are [N, C].
+    `labels` [N] are class indices, `probabilities` are [N, C], `texts` [N] are listed with the worst errors.
     """
     predicted, surest = probabilities.argmax(-1), probabilities.max(-1)
     errors = []
@@ -120,7 +123,7 @@ def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequenc
 def multi_label_failures(
     labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]
 ) -> Failures:
-    """Analyse the errors of a multi-label classifier, and find the threshold with the best F1 of each label.
+    """Analyse the errors of a multi-label classifier, and find the threshold with the best F1 for each label.
 
     `labels` [N, C] are 0 or 1; labels with `probabilities` [N, C] above 0.5 are predicted.
     """
@@ -137,16 +140,16 @@ def multi_label_failures(
 
 
 def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 10) -> float:
-    """Compute the expected calibration error: |mean probability - frequency of hits| by bin, weighted by the bin's size.
+    """Compute the expected calibration error: |mean probability - frequency of hits|, averaged over bins by size.
 
-    Bins have equal width; `probabilities` and `hits` (0 or 1) are [N].
+    The `bins` have equal width; `probabilities` and `hits` (0 or 1) are [N].
     """
     numbers = np.minimum((probabilities * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(numbers, probabilities - hits)).sum() / len(hits))
 
 
 def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndarray):
-    """Add the calibration error and a reliability diagram; see `calibration_error` for the arguments."""
+    """Add the calibration error and a reliability diagram to `failures`; see `calibration_error` for the arguments."""
     error = calibration_error(probabilities, hits)
     means = f"mean probability {probabilities.mean():.3f}, observed frequency {hits.mean():.3f}"
     failures.remarks.append(f"Expected calibration error {error:.3f}: {means}.")
@@ -154,10 +157,11 @@ def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndar
 
 
 def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-    """Return threshold, precision, recall and F1, each [K], of a label that is predicted at or above a probability.
+    """Compute precision, recall and F1 of a label at each possible threshold, all [K].
 
-    A threshold lies between two neighbouring probabilities (at 0.5 if possible, else halfway), so that rounding does not
-    change predictions. `is_label` (0 or 1) and `probabilities` are [N].
+    The label is predicted if its probability is at least the threshold. A threshold lies between two neighbouring
+    probabilities (at 0.5 if possible, else halfway), so that rounding does not change predictions. `is_label` (0 or 1) and
+    `probabilities` are [N].
     """
     precision, recall, steps = precision_recall_curve(is_label, probabilities)
     precision, recall = precision[:-1], recall[:-1]
@@ -168,7 +172,10 @@ def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 
 def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]):
-    """Add the thresholds with the best F1 for labels (0 or 1) and probabilities [N, C]; labels without rows get 0.5."""
+    """Add the threshold with the best F1 for each label to `failures`; a label that no row has gets 0.5.
+
+    `labels` (0 or 1) and `probabilities` are [N, C].
+    """
     failures.thresholds.update(dict.fromkeys(names, 0.5))
     f1_before = {row["label"]: row["F1"] for row in failures.tables["labels"]}
     curves, gains = {}, {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maximum input length of a model, and longest row of a data set."""
+"""Find the maximum input length of a model, and the longest row of a data set."""
 
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -17,7 +17,7 @@ _SHIFTED = (
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """Return the number of absolute positions of a model; None if it has no absolute positions (DeBERTa v2, v3)."""
+    """Return the number of tokens that a model has absolute positions for; None if it has none (DeBERTa v2, v3)."""
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
         return None
@@ -32,9 +32,10 @@ def longest_input(
     """Return the maximum input length in tokens; longer inputs are truncated.
 
     Args:
-        max_seq_length (`int`, *optional*): --max_seq_length. For models with absolute positions, clipped to the limit of
-            model and tokenizer with a warning. Other models accept any length, with a warning above the pre-training length.
-        default (`int`): length if --max_seq_length is not set; clipped without a warning.
+        max_seq_length (`int`, *optional*): --max_seq_length. If the model has absolute positions, it is clipped to the limit
+            of model and tokenizer, with a warning. Other models accept any length; a warning says if it exceeds the length
+            that was used in pre-training.
+        default (`int`): length if --max_seq_length is not set; clipped in the same way, without a warning.
     """
     length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:
@@ -45,12 +46,12 @@ def longest_input(
             logger.warning(f"--max_seq_length {length} exceeds the model's pre-training length of {trained} tokens")
         return length
     if max_seq_length is not None:
-        logger.warning(f"--max_seq_length {max_seq_length} exceeds the model's limit; using {limit}")
+        logger.warning(f"--max_seq_length {max_seq_length} exceeds the model's limit; using {limit} tokens")
     return limit
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase, task: str, lack: str):
-    """Raise a ValueError if a task cannot use a tokenizer because it is not a fast one."""
+    """Raise a ValueError if the tokenizer is not fast; the message names `task` and what the tokenizer lacks (`lack`)."""
     if not tokenizer.is_fast:
         raise ValueError(
             f"{task} needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, {lack}: give "
@@ -59,7 +60,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase, task: str, lack: str):
 
 
 def longest_row(rows: Dataset) -> int:
-    """Return the length of the longest `input_ids`, flat or nested (one list for each choice); 0 without rows."""
+    """Return the length of the longest `input_ids`, one list per row or one per choice; 0 if there are no rows."""
     import pyarrow
     from pyarrow import compute
 

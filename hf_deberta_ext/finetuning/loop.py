@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of every fine-tuning script: check, read, encode, train, evaluate, predict, report.
+"""Run the stages of a fine-tuning script: check, read, encode, train, evaluate, predict, report.
 
 A script only names its task: `main(load_task("glue"), description=__doc__)`.
 """
@@ -38,9 +38,9 @@ logger = logging.get_logger(__name__)
 
 
 def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of a script and run all stages.
+    """Parse the flags of a script and do what they ask for: train, evaluate, predict and report.
 
-    A user error ends the program (see `ExitOnUserError`); without a traceback before the training has started.
+    A user error ends the program with one line (see `ExitOnUserError`); after training starts, also with a traceback.
 
     Args:
         task (`Task`): result of `load_task`.
@@ -82,12 +82,13 @@ def prepare(
 ) -> PreparedRun:
     """Check the flags, load data and model, then create the output folder; return all that the training needs.
 
-    Defaults of the task do not replace the flags that the user set (`given_flags`).
+    `read` is the reader of the task (`Task.read`). Defaults of the task do not replace flags that the user set
+    (`given_flags`).
     """
     if args.process_index:
         logging.set_verbosity_error()
 
-    # 1. Checks, before any stage that takes long
+    # 1. Checks, before the slow stages
     check_flags(model_args, args)
     check_overwrite(data_args, model_args, args)
     checkpoint = first_checkpoint(args)
@@ -115,7 +116,7 @@ def prepare(
     check_losses(args, task, config.problem_type)
     set_best_metric(task, args, given_flags)
     if args.do_train:
-        # The checkpoint's thresholds were chosen for its labels and weights.
+        # The checkpoint's thresholds were chosen for its labels and weights, which training changes.
         vars(config).pop("decision_thresholds", None)
 
     # 4. Model and folder
@@ -141,8 +142,8 @@ def check_flags(model_args: ModelArguments, args: FineTuningArguments):
         )
     if model_args.dtype == "bfloat16" and args.do_train:
         logger.warning(
-            "--dtype bfloat16: updates smaller than 1/256 of a parameter are lost; use --bf16, which keeps parameters in "
-            "float32"
+            "--dtype bfloat16: updates smaller than 1/256 of a parameter are lost; use --dtype float32 --bf16, "
+            "which keeps parameters in float32"
         )
     if model_args.lora and args.push_to_hub and Path(model).exists():
         raise ValueError(
@@ -162,7 +163,7 @@ def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: in
         files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:
-            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a task or Hub data set with this split")
+            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a --task_name or --dataset_name that has it")
 
 
 def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
@@ -184,7 +185,10 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
-    """Unless a flag sets `metric_for_best_model`, set it to the task's metric on the first evaluation set."""
+    """Set `metric_for_best_model` to the task's metric on the first evaluation set, unless a flag sets another.
+
+    If it is not certain that the metric exists, the run begins with an evaluation, so that a wrong name fails at once.
+    """
     if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
         args.metric_for_best_model, args.greater_is_better = f"{prefix}_{task.metric}", True
@@ -198,7 +202,7 @@ def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: M
 
 
 def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
-    """Load the initial model; new weights are initialised from the seed."""
+    """Load the model to train; initialise new weights from `seed`, and add adapters if --lora is set."""
     model_args, args = prepared.model_args, prepared.args
     # peft reads a property of transformers by its old name.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
@@ -215,7 +219,7 @@ def build_model(prepared: PreparedRun, seed: int) -> nn.Module:
 def run_seed(prepared: PreparedRun, *, is_done: bool = False) -> dict[str, float]:
     """Train, evaluate and predict with one seed, as set by the flags; return the metrics.
 
-    If `is_done` (a finished run), load the saved model, and only evaluate or predict sets without saved results.
+    If `is_done` is True (a finished run), load the saved model, and only evaluate or predict sets without saved results.
     """
     args, folder = prepared.args, Path(prepared.args.output_dir)
     names, metrics = result_names(prepared.task, args), {}
@@ -249,7 +253,7 @@ def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
 
 
 def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
-    """Train, evaluate, predict and report; with several seeds, in one folder for each seed.
+    """Train, evaluate, predict and report; if there are several seeds, do so in a separate folder for each seed.
 
     Finished seeds are not repeated; an interrupted seed is resumed. Returns the metrics; with several seeds, their mean,
     standard deviation and values.

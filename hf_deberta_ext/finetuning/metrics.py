@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of classification, regression and multiple choice, and the metrics of each task.
+"""Compute metrics of classification, regression and multiple choice; list the metrics of each task.
 
-They are computed by scikit-learn and scipy, which raise errors for invalid inputs. The correlation with a constant is 0.0
+Metrics are computed by scikit-learn and scipy, which raise errors for invalid inputs. The correlation with a constant is 0.0
 instead of scipy's NaN, because JSON has no NaN and a constant prediction must not end a run. All metrics except correlations
 are fractions (0.9, not 90).
 """
@@ -31,22 +31,22 @@ __all__ = [
 
 
 def accuracy(predictions: Any, references: Any) -> float:
-    """Compute the fraction of predictions [n] that equal their reference; both are integers or both are texts."""
+    """Compute the fraction of predictions [n] that equal their reference; both must be integers, or both texts."""
     return float(accuracy_score(references, predictions))
 
 
 def f1(predictions: Any, references: Any, average: str = "binary") -> float:
-    """Compute F1 of label 1 against label 0; 0.0 if label 1 occurs neither in the predictions nor in the references."""
+    """Compute F1 of label 1, or another `average` of scikit-learn's `f1_score`; 0 / 0 counts as 0.0."""
     return float(f1_score(references, predictions, average=average, zero_division=0))
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
-    """Compute the mean of the F1 of each label, ignoring labels that occur neither in predictions nor in references."""
+    """Compute F1 of each label that occurs in the predictions or references, and return the unweighted mean."""
     return f1(predictions, references, average="macro")
 
 
 def micro_f1(predictions: Any, references: Any) -> float:
-    """Compute F1 over all (example, label) pairs of predictions and references [examples, labels] of 0 and 1."""
+    """Compute micro-averaged F1 of multi-label predictions; predictions and references are [examples, labels] of 0 and 1."""
     # Flattened, because scikit-learn would read [examples, 1] as class numbers.
     predictions, references = np.asarray(predictions), np.asarray(references)
     if predictions.shape != references.shape:
@@ -55,12 +55,12 @@ def micro_f1(predictions: Any, references: Any) -> float:
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
-    """Compute Matthews' correlation of two or more classes; 0.0 if one side is constant."""
+    """Compute Matthews' correlation of two or more classes; 0.0 if predictions or references are constant."""
     return float(matthews_corrcoef(references, predictions))
 
 
 def pearson(predictions: Any, references: Any) -> float:
-    """Compute Pearson's correlation of numbers [n]; 0.0 if one side is constant (scipy: NaN)."""
+    """Compute Pearson's correlation of numbers [n]; 0.0 if predictions or references are constant (scipy: NaN)."""
     check_consistent_length(predictions, references)
     columns = [check_array(column, ensure_2d=False, dtype=np.float64) for column in (predictions, references)]
     if any(np.ptp(column) == 0 for column in columns):
@@ -69,7 +69,7 @@ def pearson(predictions: Any, references: Any) -> float:
 
 
 def spearman(predictions: Any, references: Any) -> float:
-    """Compute Spearman's correlation of numbers [n] (Pearson's of their ranks); 0.0 if one side is constant."""
+    """Compute Spearman's rank correlation of numbers [n]; 0.0 if predictions or references are constant."""
     return pearson(rankdata(predictions), rankdata(references))
 
 
@@ -85,11 +85,11 @@ def grouped_accuracy(predictions: Any, references: Any, groups: Sequence[str | N
 def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> dict[str, float]:
     """Compute the metrics of MultiRC; SuperGLUE's score uses "exact_match" and "f1_a".
 
-    `predictions` and `references` are 0 or 1 for each candidate answer, `groups` are the questions of the answers.
+    `predictions` and `references` [n] are 0 or 1 for each candidate answer; `groups` [n] is the question of each answer.
 
     Returns:
-        "exact_match": fraction of questions without a wrong prediction; "f1_m": mean over questions of their answers'
-        macro-F1, as in `evaluate`; "f1_a": F1 over all answers.
+        "exact_match": fraction of questions for which all predictions are correct; "f1_m": macro-F1 over the answers of
+        each question, averaged over questions, as in `evaluate`; "f1_a": F1 over all answers.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
     questions: dict[Hashable, list[int]] = {}
@@ -109,7 +109,7 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
     "pearson": pearson,
     "spearmanr": spearman,
 }
-"""Functions (predictions, references) -> metric, by their names in `evaluate`'s GLUE metric."""
+"""Metric functions (predictions, references) -> float by name; names are as in `evaluate`'s GLUE metric."""
 
 _BY_ACCURACY = "sst2 mnli mnli_matched mnli_mismatched qnli rte wnli xnli boolq copa wic wsc wsc.fixed axg".split()
 
@@ -133,10 +133,10 @@ def compute(
     """Compute several metrics at once: `compute(TASK_METRICS["mrpc"], predictions, references)`.
 
     Args:
-        names: keys of `METRICS`; "exact_match", "f1_m" and "f1_a" (see `multirc`; need `groups`); last,
-            "combined_score", the mean of the other metrics.
+        names: keys of `METRICS`; "exact_match", "f1_m" or "f1_a", which need `groups` (see `multirc`); and in the last
+            place "combined_score", the mean of all metrics before it.
         predictions, references: [n] labels; [n] numbers for "pearson" and "spearmanr"; [n, labels] for "micro_f1".
-        groups (*optional*): [n] question of each answer, see `multirc`.
+        groups (*optional*): [n] the question of each answer, see `multirc`.
     """
     of_groups = {} if groups is None else multirc(predictions, references, groups)
     scores: dict[str, float] = {}

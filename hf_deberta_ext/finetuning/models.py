@@ -24,9 +24,9 @@ __all__ = ["add_adapters", "load_config", "load_model", "load_tokenizer_for", "s
 
 logger = logging.get_logger(__name__)
 
-# Model types that use this package's tokenizers, because only these produce the same tokens as the published code.
+# Model types that use this package's tokenizers, because only its tokenizers produce the tokens of the published code.
 DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
-# Names of layers that get adapters; the first row that a model has is used. Queries and values, if they are separate layers.
+# Names of the layers that get adapters: the first row of names that a model has. Queries and values, if these are separate.
 ADAPTED = (
     ("query_proj", "value_proj"),
     ("in_proj",),
@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Return True if --model_type or, if it is not set, the checkpoint selects this package's model class."""
+    """Return True to load this package's model class: --model_type decides, or if it is not set, the checkpoint."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):
@@ -96,7 +96,7 @@ def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
 
 
 def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden: Collection[str]) -> bool:
-    """Set the classifier's dropout unless a flag sets it; return False if the configuration has no such field."""
+    """Set the classifier's dropout, unless a flag sets it (`overridden`); return False if the config has no field for it."""
     if {*DROPOUT_FIELDS} & {*overridden}:
         return True
     names = [name for name in DROPOUT_FIELDS if hasattr(config, name)]
@@ -158,7 +158,7 @@ def load_model(
     The parameters are converted to --dtype. An adapter (LoRA) is loaded with its base model.
 
     Args:
-        is_trained (`bool`, defaults to `True`): False raises an error for new weights, because outputs would be random.
+        is_trained (`bool`, defaults to `True`): whether the model will be trained; if not, new random weights are an error.
     Raises:
         ValueError: if the model type has no class for the task; weights of the encoder are missing; the head is for another
             number of labels; or the weights are corrupt or do not fit the configuration.
@@ -206,7 +206,10 @@ def load_model(
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *, new_head: bool) -> list[str]:
-    """Check the loading info of `from_pretrained`; return the names of the new weights, which must be in the head."""
+    """Check which weights `from_pretrained` loaded; return the names of new weights, which must be in the head or pooler.
+
+    `info` is the loading info of `from_pretrained`. If `new_head` is False, a head of another shape raises a ValueError.
+    """
     body = f"{model.base_model_prefix}."
     changed = {name for name, _, _ in info["mismatched_keys"]}
     for name, stored, built in sorted(info["mismatched_keys"]):

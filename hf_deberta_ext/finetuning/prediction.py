@@ -29,7 +29,7 @@ from .trainer import TaskTrainer
 
 __all__ = ["file_parts", "predict_file", "task_of"]
 
-# Number of rows in memory, with their features and outputs.
+# Number of rows that are in memory at a time, with their features and outputs.
 PART_ROWS = 2000
 TASKS = dict(SequenceClassification="classification", TokenClassification="ner", QuestionAnswering="qa")
 TASKS["MultipleChoice"] = "multiple-choice"
@@ -50,14 +50,14 @@ def task_of(config: PretrainedConfig, source: str) -> str:
 def predict_file(
     model: str, file: str | Path, output: str | Path, flags: Sequence[str] = (), *, part_rows: int = PART_ROWS
 ) -> tuple[int, float]:
-    """Predict the rows of a file in order and write their `prediction_table`; return the number of rows and seconds.
+    """Predict the rows of a file, in order, and write a table of predictions; return the number of rows and of seconds.
 
     Args:
         model (`str`): folder or Hub id of a model for text or token classification, question answering or multiple choice.
         file (`str` or `Path`): input file, in the format of --test_file of the task.
         output (`str` or `Path`): output table, .csv or .parquet.
         flags (`Sequence[str]`, *optional*): other flags of `deberta-ext finetune TASK`: ["--text_columns", "review"].
-        part_rows (`int`, defaults to 2000): number of rows in memory; within them, batches have rows of similar length.
+        part_rows (`int`, defaults to 2000): number of rows to read at a time; these are batched by similar length.
 
     Raises:
         ValueError: if the model is not fine-tuned for a task, or a flag, the file or one of its rows is invalid.
@@ -112,7 +112,7 @@ def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
 
 
 def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
-    """Split a file into parts of `count` rows, sentences or articles; yield a path in `folder` that each part overwrites."""
+    """Split a file into parts of `count` rows, sentences or articles; write each to the same path in `folder`; yield it."""
     if file_kind(file) in (None, "text"):
         part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
     else:

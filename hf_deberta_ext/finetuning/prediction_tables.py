@@ -21,8 +21,9 @@ def prediction_table(
 ) -> pa.Table:
     """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    If a column of the data has the name of another column of the table, it is renamed to "input_" + name. `numbers` are the
-    row numbers in the data, from 1 (the first n are used); `gold` is None for a row without a label.
+    A column of the data that has the name of one of the other columns is renamed to "input_" + name. `numbers` are the row
+    numbers in the data, from 1; only the first len(rows) are used. `gold` has None for a row without a label; if `gold`
+    itself is None, the table has no such column.
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:
@@ -37,7 +38,7 @@ def prediction_table(
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]):
-    """Write one or more tables to one .csv or .parquet file; csv has lists as JSON, and empty cells for None."""
+    """Write one or more tables to a .csv or .parquet file; in .csv, lists are JSON texts and None is an empty cell."""
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"the predictions file must end in .csv or .parquet, got {file}")
     # Renamed to its final name when it is complete.
@@ -59,5 +60,5 @@ def write_tables(file: Path, tables: Iterator[pa.Table]):
 
 
 def cell_text(value: Any) -> Any:
-    """Return the value of a csv cell: lists and dictionaries as JSON."""
+    """Convert a list or dictionary to a JSON text for a .csv cell; return other values unchanged."""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else value

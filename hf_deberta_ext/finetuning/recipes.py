@@ -74,7 +74,7 @@ GPU_TOKENS = {"xxlarge": 1024, "xlarge": 2048, "large": 4096, "": 16384}
 
 
 def find_recipe(name: str, task: str | None) -> FineTuningRecipe:
-    """Return the recipe of a model size for a task."""
+    """Return the recipe of a model size (such as "v3-large") for a task; raise a ValueError if there is none."""
     if name not in RECIPES:
         raise ValueError(f"--recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     if task is None:

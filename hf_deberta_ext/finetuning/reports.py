@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves, baselines, thresholds and model card of a fine-tuning run with one or several seeds."""
+"""Report a fine-tuning run with one or several seeds: curves, baselines, thresholds and model card."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 class PreparedRun:
     """Inputs of a training run; runs with different seeds differ only in `args`, `checkpoint` and `model`.
 
-    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are additional rows for the card's training table.
+    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are more rows for the model card's training table.
     """
 
     data: TaskData
@@ -57,7 +57,7 @@ class PreparedRun:
 
     @property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Metrics of the baselines by name; empty if the flags ask for no evaluation or have no training data."""
+        """Metrics of the baselines by name; empty if there is no training data, or --do_eval is not set."""
         has_training_data = self.args.do_train or self.data_args.train_file
         if not (has_training_data and self.args.do_eval):
             return {}
@@ -88,7 +88,7 @@ def better_baselines(prepared: PreparedRun, metrics: Mapping[str, Any]) -> list[
 
 
 def check_thresholds(prepared: PreparedRun):
-    """Raise a ValueError if --save_thresholds has no thresholds to save, or the model is not in a local folder."""
+    """Raise a ValueError if the task has no thresholds to save, or there is no local config.json to save them in."""
     config, model = prepared.config, prepared.model_args.model_name_or_path
     has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
     if not has_two and config.problem_type != "multi_label_classification":
@@ -101,7 +101,7 @@ def check_thresholds(prepared: PreparedRun):
 
 
 def save_thresholds(prepared: PreparedRun, model: nn.Module):
-    """Find the thresholds with the best F1 on the main evaluation set; save them in config.json as `decision_thresholds`."""
+    """Save the thresholds with the best F1 on the main evaluation set in config.json, as `decision_thresholds`."""
     file = Path(prepared.args.output_dir, "config.json")
     if not prepared.args.do_train:
         file = Path(prepared.model_args.model_name_or_path, "config.json")
@@ -112,7 +112,7 @@ def save_thresholds(prepared: PreparedRun, model: nn.Module):
 
 
 def read_failures(prepared: PreparedRun) -> dict[str, Any]:
-    """Read the failures file of the main evaluation set; {} if there is none."""
+    """Read the error analysis (STEM_failures.json) of the main evaluation set; {} if there is none."""
     name = set_prefix("eval", next(iter(prepared.task.evaluation), ""))
     return read_json(Path(prepared.args.output_dir, f"{name}_failures.json"))
 
@@ -126,12 +126,12 @@ def print_baselines(prepared: PreparedRun):
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
-    """Format counts by name as a line."""
+    """Format counts by name as a text: "negative 1,200, positive 800"."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def report_run(prepared: PreparedRun, trainer: TaskTrainer, metrics: Mapping[str, float]):
-    """Save the baselines, thresholds, log, curves and card of one run, and print what a user should know about it."""
+    """Save the log, baselines, thresholds, curves and model card of one run; print a summary and warnings."""
     args, folder = trainer.args, Path(trainer.args.output_dir)
     if args.do_train:
         trainer.save_state()
@@ -152,7 +152,7 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer, metrics: Mapping[str
 
 
 def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
-    """Draw the curves of one run, and return the facts of its card.
+    """Draw the curves of one run, and return the content of its model card.
 
     The training results are read from all_results.json, so that a finished run that is resumed keeps its results.
     """
@@ -181,7 +181,7 @@ def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, recipe and hardware of a run for its card; `results` of all_results.json are empty for several seeds."""
+    """Return data, settings and hardware for a model card; `results` are those in all_results.json, {} for several seeds."""
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for path in chain.from_iterable(files.values())]
@@ -226,7 +226,7 @@ def run_facts(
 def training_facts(
     prepared: PreparedRun, args: FineTuningArguments, results: Mapping[str, Any], steps: str | None
 ) -> dict[str, Any]:
-    """Return the training settings for the card; see `run_facts` for the arguments."""
+    """Return the training settings for the model card; see `run_facts` for the arguments."""
     data, model_args = prepared.data, prepared.model_args
     training = {
         "data": shown_source(data.dataset),
@@ -283,7 +283,7 @@ def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> d
 
 
 def report_seeds(prepared: PreparedRun, summary: dict[str, Any]):
-    """Write all_results.json, a figure and a card over all seeds, and print them with better baselines and divergences."""
+    """Write all_results.json, a figure and a model card of all seeds; print scores, better baselines and diverged seeds."""
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
     if prepared.baselines:
         summary["baselines"] = prepared.baselines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output folders of fine-tuning runs with one or several seeds; overwritten, resumed or moved only if a flag says so."""
+"""Prepare output folders for one or several seeds; a run is resumed, or its folder renamed, only if a flag says so."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
     """Return the checkpoint to resume from, or None for a new run and for several seeds (see `seed_checkpoint`).
 
     Raises:
-        ValueError: if the folder of a new run is not empty (without --overwrite_output_dir), or there is no run to resume.
+        ValueError: if there is no run to resume, or the folder of a new run has files and --overwrite_output_dir is not set.
     """
     folder = Path(args.output_dir)
     if args.seeds and str(args.resume_from_checkpoint).lower() == "auto":
@@ -26,7 +26,7 @@ def first_checkpoint(args: FineTuningArguments) -> str | None:
     resume = args.resume_from_checkpoint
     if args.seeds and resume is not None:
         if str(resume).lower() not in ("true", "last"):
-            raise ValueError(f"--resume_from_checkpoint must be 'last' with --seeds, got {resume}")
+            raise ValueError(f"--resume_from_checkpoint must be 'last' with --seeds, got {resume!r}")
         if not (folder / ARGUMENTS_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume: remove --resume_from_checkpoint")
         sync_ranks(args, folder)
@@ -66,7 +66,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
     """Create and lock the folder of a run; --overwrite_output_dir first renames the old folder.
 
     Args:
-        arguments (`dict`): result of `repeated_arguments`; checked if several seeds are resumed.
+        arguments (`dict`): result of `repeated_arguments`; compared with the earlier run if several seeds are resumed.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
@@ -78,14 +78,14 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
 
 def begin_seed(args: FineTuningArguments):
-    """Create and lock the folder of a new, interrupted or finished seed; rename a folder without a complete checkpoint."""
+    """Create and lock the folder of a seed; first rename an old folder without results and without a complete checkpoint."""
     folder = Path(args.output_dir)
     resumed = seed_checkpoint(folder) or is_finished(folder)
     if not resumed:
         try:
             resume_checkpoint(folder, None)
         except ValueError:
-            print(f"{folder} has no complete checkpoint; renamed it to {move_aside(folder)} and restarting", flush=True)
+            print(f"{folder} has no complete checkpoint: renamed it to {move_aside(folder)} and restarting", flush=True)
     lock_folder(folder)
     if is_finished(folder):
         print(f"{folder} is already complete", flush=True)
@@ -100,7 +100,7 @@ def seed_checkpoint(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return True if a run has results and a card, which is written last."""
+    """Return True if a run has its results and its model card, the last file that a run writes."""
     return (folder / "README.md").is_file() and (folder / "all_results.json").is_file()
 
 

@@ -24,13 +24,13 @@ class EvaluationSet:
     """Rows to evaluate or predict.
 
     Args:
-        rows (`Dataset`): columns of the model's `forward`, and "labels" if the data has labels.
-        metrics (`Callable`, *optional*): maps predictions and labels of all rows (as in `EvalPrediction`) to metrics by
-            name, without a prefix such as "eval_"; None if the data has no labels.
+        rows (`Dataset`): encoded inputs of the model's `forward`, and "labels" if the data has labels.
+        metrics (`Callable`, *optional*): maps predictions and labels of all rows, in the format of `EvalPrediction`, to
+            metrics by name, without a prefix such as "eval_"; None if the data has no labels.
         write (`Callable`): (predictions, folder, stem) -> paths of the files written to `folder`. File names start with
             `stem`: "eval" or "predict", followed by the name of the set if it is not the main one ("eval_mm").
         examples (`int`): number of examples; an example can have several rows (windows).
-        failures (`Callable`, *optional*): predictions -> `Failures` of the model; only called if there are metrics.
+        failures (`Callable`, *optional*): predictions -> the model's errors (`Failures`); only called if `metrics` is set.
         table (`Callable`, *optional*): predictions -> result of `prediction_table`, one row for each example.
     """
 
@@ -43,9 +43,9 @@ class EvaluationSet:
 
 
 def cache_last(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Cache the result of a function of predictions for the last predictions.
+    """Cache the last result of `decode`, and return it if the next call has the same predictions object.
 
-    Metrics, files, error analysis and table of an evaluation set decode the same predictions.
+    The metrics, files, error analysis and table of an evaluation set all decode the same predictions.
     """
     last: list[Any] = [None, None]
 
@@ -82,15 +82,15 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` with at most one training, one evaluation and one test set."""
+        """Build an `EncodedTask` from at most one "train", "validation" and "test" set; `options` are its other fields."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 
 
 class TaskData:
-    """Data of a task; the constructors of subclasses read and check the data, and raise a ValueError if it is invalid.
+    """Base class for the data of a task; constructors of subclasses read the data, and raise a ValueError if it is invalid.
 
-    They take the flags of the task (a `DataArguments`) and of downloads (`HubArguments`, *optional*).
+    The constructors take the flags of the task (`DataArguments`) and of downloads (`HubArguments`, *optional*).
 
     Attributes:
         name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for user data.
@@ -114,14 +114,14 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Use the label numbers of `config` if it has the same labels; without training data, refuse other labels."""
+        """Use the label order of `config` if it has the same labels; if there is no training data, refuse other labels."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
         raise NotImplementedError
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; raises a ValueError if the task cannot use the tokenizer."""
+        """Encode all sets as inputs of the model; raise a ValueError if the task cannot use the tokenizer."""
         raise NotImplementedError
 
 
@@ -132,5 +132,5 @@ def label_fields(names: Sequence[str]) -> dict[str, Any]:
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return transformers' default label fields, for heads without labels; they replace the labels of another task."""
+    """Return transformers' default label fields, for heads without labels, to replace labels that a checkpoint may have."""
     return label_fields(["LABEL_0", "LABEL_1"])

@@ -44,7 +44,7 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
 
 
 class _TaskLossTrainer(Trainer):
-    """Trainer that computes the task's loss, if it has one, instead of the model's; SiFT is added on top of it."""
+    """Trainer that uses the task's loss, if there is one, instead of the model's; `SiftTrainer` adds its loss to it."""
 
     task: EncodedTask
     _loss_scale: torch.Tensor | float = 1.0
@@ -75,11 +75,11 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     """Train and evaluate any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
 
     - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
-    - The loss of a step is the mean of its micro-batches' mean losses. With token labels, tokens of micro-batches with few
-      labels therefore weigh more than others, as with several processes. In the last step of an epoch, all rows have the
+    - The loss of a step is the mean of its micro-batches' mean losses. Tokens with labels therefore weigh more in
+      micro-batches with few labels, as they also do with several processes. In the last step of an epoch, all rows have the
       same weight. `num_items_in_batch` is not passed to models: for a model that accepts but ignores it, Trainer would add
       up the losses, so that four accumulation steps would train on four times the loss.
-    - A `WeightedLoss` is the weighted mean over the whole step of all processes; evaluation uses the model's loss.
+    - A `WeightedLoss` is the weighted mean over all rows of a step, in all processes; evaluation uses the model's loss.
     - A NaN or infinite loss stops the training immediately.
 
     Args:
@@ -135,7 +135,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 batch["weight"] = count * parts / rows
 
     def scale_losses(self, batches: list[dict[str, Any]]):
-        """Add "loss_scale": a micro-batch's sum of class weights, divided by the mean of these sums over all processes."""
+        """Add "loss_scale" to each micro-batch: its sum of class weights divided by the mean sum in the step."""
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
@@ -154,7 +154,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     @functools.cached_property
     def uniform_loss(self) -> float:
-        """Loss of a uniform guess among labels, choices or positions; for regression, loss of predicting 0."""
+        """Return the loss of a uniform guess among labels, choices or positions; for regression, of predicting 0."""
         config, rows = self.model.config, self.train_dataset
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)
@@ -176,7 +176,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Evaluate all sets; return metrics named "eval_" + metric for the main set and "eval_mm_" + metric for a set "mm".
+        """Evaluate all sets; return metrics such as "eval_accuracy" of the main set and "eval_mm_accuracy" of a set "mm".
 
         Args:
             eval_dataset (`EvaluationSet` or `dict[str, EvaluationSet]`, *optional*): sets to evaluate; default: all sets of
@@ -205,7 +205,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
             self._measured = None
 
     def measure(self, names: Collection[str]) -> dict[str, float]:
-        """Evaluate or predict the sets with these prefixes ("eval", "predict_mm"); write their metrics and predictions."""
+        """Evaluate or predict the sets in `names` ("eval", "predict_mm", ...); write their metrics and predictions."""
         metrics: dict[str, float] = {}
         for stem, sets in dict(eval=self.task.evaluation, predict=self.task.test).items():
             for set_name, measured in sets.items():
@@ -223,7 +223,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return metrics
 
     def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
-        """Write the task's files for a set and its table, named "eval_predictions", "test_mm_predictions", ..."""
+        """Write the task's files for a set, and its table ("eval_predictions.csv", "test_mm_predictions.csv", ...)."""
         folder, stem = Path(self.args.output_dir), re.sub("^predict", "test", name)
         measured.write(predictions, folder, name)
         if measured.table is not None:
@@ -233,7 +233,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """Run Trainer's loop, then compute the metrics of the current set, even if its rows have no column of labels."""
+        """Run Trainer's loop, then compute the metrics of the current set; unlike Trainer, do not require a label column."""
         measured = self._measured
         if measured is None:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)

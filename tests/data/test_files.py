@@ -137,7 +137,7 @@ def test_files_are_joined_in_order_if_their_columns_are_the_same_or_are_named_se
     two = write(tmp_path / "a.csv.gz", "label,sentence\n1,two\n")
     assert [row["sentence"] for row in rows_of(one, two)] == ["one", "two"]
     assert shown_files([one, two]) == "b.jsonl, a.csv.gz"
-    with pytest.raises(ValueError, match="must have the same columns, but only one has label"):
+    with pytest.raises(ValueError, match="must have the same columns, but only one of them has label"):
         rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
     monkeypatch.chdir(tmp_path)
     entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
@@ -201,9 +201,9 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
         ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.; convert it"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .*a.jsonl is not JSON: Expecting value: line 2 column 1"),
-        ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be an object .*got 7"),
+        ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be a JSON object .*got 7"),
         ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: maximum recursion"),
-        ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be an object .*got 7"),
+        ("a.json", '[{"text": "A"}, 7]', "row 2 of .*a.json must be a JSON object .*got 7"),
         ("a.jsonl", '{"a": 1}\n{"a": null}\n{"a": "x"}\n', "a.jsonl cannot be converted to a table: .*'x'"),
         ("a.parquet", b"PAR2", "a.parquet cannot be read as parquet"),
         ("cut.csv.gz", GZIPPED[:-20], "cut.csv.gz is damaged, or not a gzip file"),

@@ -25,7 +25,7 @@ def test_weights_by_hand(flag, rows, weights):
     ("flag", "message"),
     [
         ("inverse", "--class_weights is not JSON"),
-        ("[1, 2]", r"must be balanced or JSON with the keys a, b, got \[1, 2\]"),
+        ("[1, 2]", r"must be 'balanced' or JSON with keys from a, b, got '\[1, 2\]'"),
         ('{"a": 0}', "--class_weights must be positive, got 0 for 'a'"),
         ('{"a": Infinity}', "--class_weights must be positive, got inf for 'a'"),
     ],

@@ -131,7 +131,7 @@ def test_a_long_table_is_cut_to_the_labels_of_lowest_f1():
     content = dict(tables=found.tables, remarks=found.remarks)
     table, remarks = failure_summary(content)
     assert len(table.splitlines()) == 14 and "| l14 |" in table.splitlines()[2]
-    assert remarks.startswith("The table has the 12 of 15 rows with the lowest F1.")
+    assert remarks.startswith("The table shows only the 12 rows (of 15) with the lowest F1.")
 
 
 def card_of(folder):

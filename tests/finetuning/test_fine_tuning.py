@@ -83,7 +83,7 @@ def test_errors_end_with_one_line(given, message, folder_of, tmp_path, capsys, m
         (["--do_eval"], dict(resume_from_checkpoint="last"), "--resume_from_checkpoint needs --do_train"),
         (["--do_train"], dict(resume_from_checkpoint="last"), "there is no checkpoint"),
         (["--do_train", "--overwrite_output_dir"], dict(resume_from_checkpoint="last"), "are mutually exclusive"),
-        (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got x"),
+        (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="x"), "must be 'last' with --seeds, got 'x'"),
         (["--do_train", "--seeds", 1], dict(resume_from_checkpoint="last"), r"there is no run in .* to resume"),
     ],
 )

@@ -62,5 +62,5 @@ def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, ca
 )
 def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(limit, wanted, expected, warned, caplog):
     assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
-    said = f"--max_seq_length {wanted} exceeds the model's limit; using {expected}"
+    said = f"--max_seq_length {wanted} exceeds the model's limit; using {expected} tokens"
     assert caplog.messages == [said] * warned

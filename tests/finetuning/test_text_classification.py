@@ -240,17 +240,17 @@ def test_rows_are_numbered_as_in_the_file(data, tokenizer):
     assert {(own[error["row"] - 1]["text"], error["text"]) for error in evaluated.failures(wrong).errors} == {
         (text, text) for text in held_out.rows["text"]
     }
-    with pytest.raises(ValueError, match="the first is row 3: remove them"):
+    with pytest.raises(ValueError, match=r"the first is row 3\): remove them"):
         data(train=own, on_empty="drop", on_duplicates="refuse")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "2 of 10 rows of --train_file have no text or no label, the first is row 8: fill them, .*on_empty drop"),
+        ({}, "2 of 10 rows of --train_file have no text or no label .the first is row 8.: fill them, .*on_empty drop"),
         (
             dict(on_empty="drop", on_duplicates="refuse"),
-            "2 of 8 rows of --train_file without its empty rows repeat an earlier row .*, the first is row 5: remove them",
+            "2 of 8 rows of --train_file without its empty rows repeat an earlier row .* .the first is row 5.: remove them",
         ),
     ],
 )
@@ -316,7 +316,7 @@ def test_too_long_rows_are_cut_with_a_warning(data, tokenizer, caplog):
     task = encoded(data(**flags), tokenizer)
     assert [len(ids) for ids in task.train["input_ids"]] == [32, 3]
     assert [message for message in caplog.messages if "--max_seq_length" in message] == [
-        "--max_seq_length 64 exceeds the model's limit; using 32",
+        "--max_seq_length 64 exceeds the model's limit; using 32 tokens",
         "--train_file: truncated 1 of 2 rows to 32 tokens (--max_seq_length)",
     ]
     caplog.clear()

@@ -95,7 +95,7 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
     # All names of the flag are labels, also names that do not occur in the data.
     assert of_user.labels == sorted_labels(tags)
     for names in ([], ["O"]):
-        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers with names"):
+        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers and their names"):
             data_of(tmp_path, numbers, label_names=names)
 
 
@@ -319,5 +319,5 @@ def test_files_without_labels_are_for_prediction_alone(tmp_path):
     with pytest.raises(ValueError, match=r"--train_file: .* must have tags, got only words: give .* --test_file"):
         TokenClassificationData(TokenClassificationArguments(train_file=[str(tmp_path / "rows.txt")]))
     labelled = write_lines(tmp_path / "rows.jsonl", *ROWS)
-    with pytest.raises(ValueError, match="--test_file: all files or none must have labels"):
+    with pytest.raises(ValueError, match="--test_file: either all files or none must have labels"):
         data_of(tmp_path, test_file=[labelled, str(tmp_path / "rows.txt")])

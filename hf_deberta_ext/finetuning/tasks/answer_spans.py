@@ -23,7 +23,7 @@ class Windows:
     Args:
         examples (`np.ndarray`): index of each window's example, int [W], ascending. An example can have no window.
         null (`np.ndarray`): position of [CLS] in each window, int [W].
-        bounds (`np.ndarray`): window w has the entries bounds[w] to bounds[w + 1] of `first` and `last`, including padding;
+        bounds (`np.ndarray`): window w has the tokens bounds[w] : bounds[w + 1] of `first` and `last`, including padding;
             int [W + 1].
         first, last (`np.ndarray`): start and end of each token in the context in characters, without white space, int
             [tokens]. Tokens outside of the context and white space have first >= last: no answer starts or ends there.
@@ -44,8 +44,8 @@ class Answers:
         predictions (`dict`): the answer; "" = no answer.
         best (`dict`): the best non-empty answer, regardless of the score of "no answer"; "" if no span is possible.
         nbest (`dict`): {text, probability, start_logit, end_logit} by descending score, at least one. Probabilities are a
-            softmax of the scores, including "no answer" (text "") with `with_null`.
-        null_odds (`dict`): score of "no answer" minus score of the best span; empty without `with_null`.
+            softmax of the scores; if `with_null`, "no answer" (text "") is included.
+        null_odds (`dict`): score of "no answer" minus score of the best span; empty if `with_null` is False.
     """
 
     predictions: dict[str, str]
@@ -70,7 +70,7 @@ def answers_from_logits(
 
     The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts,
     except that only tokens of the context are ranked. A span of characters in two windows counts once, with its higher
-    score. If scores are equal, the span that starts (then ends) earlier is better. Without a possible span (no window, or no
+    score. If scores are equal, the span that starts (then ends) earlier is better. If no span is possible (no window, or no
     start before an end), the answer is "" and its logits count as 0.
 
     Args:
@@ -79,7 +79,7 @@ def answers_from_logits(
         n_best (`int`, defaults to 20): number of starts and ends tried per window, and maximum length of `Answers.nbest`.
         max_answer_length (`int`, defaults to 30): maximum length of an answer in tokens.
         with_null (`bool`, defaults to `False`): whether questions can have no answer.
-        null_threshold (`float`, defaults to 0.0): null odds above which the answer is ""; -inf: always, inf: never.
+        null_threshold (`float`, defaults to 0.0): the answer is "" if null odds are above this; -inf: always, inf: never.
     """
     answers = Answers({}, {}, {}, {})
     # Question n has the windows begins[n] to begins[n + 1].
@@ -123,7 +123,7 @@ def answers_from_logits(
 def window_spans(
     start: np.ndarray, end: np.ndarray, first: np.ndarray, last: np.ndarray, n_best: int, max_answer_length: int
 ) -> dict[tuple[int, int], tuple[float, float, float]]:
-    """Return (score, start logit, end logit) of a window's spans, by their characters (start, end)."""
+    """Return the candidate spans of a window: (start, end) in characters -> (score, start logit, end logit)."""
     possible = np.flatnonzero(first < last)
     starts = possible[np.argsort(-start[possible], kind="stable")][:n_best, None]
     ends = possible[np.argsort(-end[possible], kind="stable")][None, :n_best]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of labelled texts, and checks before training: empty rows, duplicates, rare classes, texts with several labels."""
+"""Check labelled texts before training: empty rows, duplicates, rare classes, texts with several labels."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,7 +15,7 @@ __all__ = ["CheckedSet", "Part", "data_table", "treat_duplicates", "treat_empty_
 
 
 class CheckedSet(NamedTuple):
-    """Texts and labels [N] of a data set, its number of rows (or words) by class, and its number of dropped rows."""
+    """Data set to check: its texts and labels [N], number of rows (or words) by class, and number of rows dropped so far."""
 
     texts: Sequence[Hashable]
     labels: Sequence[Hashable]
@@ -23,7 +23,7 @@ class CheckedSet(NamedTuple):
     left_out: int = 0
 
     def irregular_rows(self) -> dict[str, int]:
-        """Return the number of rows, and of irregular rows of each kind."""
+        """Return counts by name: all rows, dropped rows, rows with repeated texts, texts with several labels."""
         labels_of_text = Counter(text for text, _ in {*zip(self.texts, self.labels, strict=True)})
         return {
             "rows": len(self.texts),
@@ -48,8 +48,8 @@ class Part:
     Args:
         rows (`Dataset`): rows with the text columns and any other columns.
         source (`str`): origin of the rows, for messages.
-        test (`bool`): whether labels are optional.
-        labels (`list`, *optional*): result of `Labels.encode`; None without labels.
+        test (`bool`): whether this is a test set, in which labels are optional.
+        labels (`list`, *optional*): result of `Labels.encode`; None if there are no labels.
         numbers (`np.ndarray`, *optional*): row numbers in the data, from 1; default: 1, 2, ...
         left_out (`int`, defaults to 0): number of dropped empty rows and duplicates.
     """
@@ -62,7 +62,7 @@ class Part:
     left_out: int = 0
 
     def select(self, places: Sequence[int]):
-        """Keep the rows at these places, which count from 0, with their labels and numbers."""
+        """Keep only the rows with these indices (from 0), and their labels and row numbers."""
         numbers = np.arange(1, len(self.rows) + 1) if self.numbers is None else self.numbers
         self.rows, self.numbers = self.rows.select(places), numbers[places]
         if self.labels is not None:
@@ -70,7 +70,10 @@ class Part:
 
 
 def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty: str):
-    """Refuse or drop rows without text or label, unless a column is empty in all rows, which is checked later."""
+    """Drop rows without text or label, or raise a ValueError if `on_empty` is "refuse".
+
+    `columns` maps a flag to the columns that it names. Columns without any content are ignored: a later check reports them.
+    """
     is_empty = np.zeros(len(part.rows), dtype=bool)
     for flag, names in columns.items():
         check_columns(part.rows, names, source=part.source, flag=flag)
@@ -81,8 +84,8 @@ def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty:
     part.left_out = int(is_empty.sum())
     if part.left_out and on_empty == "refuse":
         raise ValueError(
-            f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label, the first is row "
-            f"{is_empty.argmax() + 1}: fill them, or drop them with --on_empty drop"
+            f"{part.left_out} of {len(part.rows)} rows of {part.source} have no text or no label (the first is row "
+            f"{is_empty.argmax() + 1}): fill them, or drop them with --on_empty drop"
         )
     if part.left_out:
         part.select(np.flatnonzero(~is_empty))
@@ -90,7 +93,10 @@ def treat_empty_rows(part: Part, columns: Mapping[str, Sequence[str]], on_empty:
 
 
 def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
-    """Drop or refuse the training rows that are not in `kept` (see `CheckedSet.first_rows`)."""
+    """Drop the training rows that are not in `kept` (see `CheckedSet.first_rows`).
+
+    Raise a ValueError instead if `on_duplicates` is "refuse", or if no row would be left.
+    """
     duplicates = sorted({*range(len(train.rows))} - {*kept})
     if not duplicates:
         return
@@ -98,7 +104,7 @@ def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
         row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
         raise ValueError(
             f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
-            f"evaluation data, the first is row {row}: remove them, or give --on_duplicates drop or keep"
+            f"evaluation data (the first is row {row}): remove them, or give --on_duplicates drop or keep"
         )
     train.left_out += len(duplicates)
     train.select(kept)

@@ -31,7 +31,7 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def precision_recall_f1(hit: int, predicted: int, true: int) -> dict[str, float]:
-    """Compute precision, recall and F1 from counts; 0 / 0 = 0.0."""
+    """Compute precision, recall and F1 from the numbers of correct, predicted and true entities; 0 / 0 = 0.0."""
     return {
         "precision": hit / max(predicted, 1),
         "recall": hit / max(true, 1),

@@ -19,8 +19,8 @@ class KnownTask:
         dataset (`str`): id of the data set on the Hub.
         text_columns (`tuple[str]`): one text column, or two for pairs.
         labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; empty for regression.
-        train, evaluation, test (`dict[str, tuple[str, str]]`): configuration and split on the Hub by name of the set; the
-            main set is "".
+        train, evaluation, test (`dict[str, tuple[str, str]]`): set name ("" for the main set) -> (configuration, split) on
+            the Hub.
         files (`dict[str, str]`): name of the test set -> name of the file that GLUE's server expects.
         texts (`bool`, defaults to `False`): whether the server expects label names instead of numbers.
         metric (`str`, defaults to "accuracy"): metric that selects the best checkpoint.
@@ -53,7 +53,7 @@ def glue_task(
     diagnostic: bool = False,
     **fields: Any,
 ) -> KnownTask:
-    """Return a task with the splits train, validation and test of its configuration, or only test (`diagnostic`)."""
+    """Return a task with the splits train, validation and test of the configuration `name`; if `diagnostic`, only test."""
     train, evaluation = {"": (name, "train")}, {"": (name, "validation")}
     if diagnostic:
         train, evaluation = {}, {}
@@ -79,7 +79,7 @@ GLUE: Mapping[str, KnownTask] = {
     "qnli": glue_task("qnli", ("question", "sentence"), ("entailment", "not_entailment"), "QNLI.tsv", texts=True),
     "rte": glue_task("rte", PAIR, ("entailment", "not_entailment"), "RTE.tsv", texts=True),
     "wnli": glue_task("wnli", PAIR, ("not_entailment", "entailment"), "WNLI.tsv"),
-    # Predicted with a model that was fine-tuned on MNLI.
+    # Diagnostic set without training data, to predict with a model that was fine-tuned on MNLI.
     "ax": glue_task(
         "ax", ("premise", "hypothesis"), ENTAILMENT, "AX.tsv", diagnostic=True, texts=True, metric="matthews_correlation"
     ),
@@ -92,7 +92,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 def xnli_task(train_language: str, languages: Sequence[str], *, by_language: bool) -> KnownTask:
     """Return XNLI with one training language and one or more evaluation languages.
 
-    With `by_language`, each evaluation set has the name of its language; otherwise, `languages` must be only one language.
+    If `by_language` is True, each evaluation set is named after its language; else, only one language is allowed.
     """
     for language in (train_language, *languages):
         if language not in XNLI_LANGUAGES:
@@ -122,7 +122,10 @@ def known_task(data_args: Any) -> KnownTask | None:
         return GLUE.get(name)
     has_own_data = data_args.train_file or data_args.validation_file or data_args.test_file or data_args.dataset_name
     if languages and has_own_data:
-        raise ValueError("--language, --train_language, --eval_languages are for data of the Hub: pass files as NAME=FILE")
+        raise ValueError(
+            "--language, --train_language and --eval_languages are only for XNLI on the Hub: remove them, and pass files as "
+            "NAME=FILE"
+        )
     if not languages and not has_own_data:
         raise ValueError("XNLI needs a language: give --language, or --train_language en --eval_languages de fr ...")
     train = data_args.train_language or data_args.language or "en"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences with a label for each word: read from CoNLL files or from rows, and the order and kind of their labels."""
+"""Read sentences with a label for each word from CoNLL files or rows; sort labels, and recognise entity tags."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
     if not longest:
         raise ValueError(f"{source}: {file} must have at least one word, got none")
     if without and with_tags:
-        raise ValueError(f"{source}: all lines of {file} or none must have a tag, got {without[0]!r} without a tag")
+        raise ValueError(f"{source}: either all lines of {file} or none must have a tag, got {without[0]!r} without a tag")
     if len(longest) > 1 and all(re.fullmatch("#|[0-9]+([-.][0-9]+)?", word) for word in longest):
         raise ValueError(
             f"{source}: the first column of {file} must be words and the last one tags, got word numbers as in CoNLL-U"
@@ -70,7 +70,7 @@ def read_conll(file: Path, *, source: str, encoding: str = UTF_8) -> list[Senten
 def word_rows(
     rows: Dataset, text_column: str, label_column: str, *, source: str, names: Sequence[str] = (), labelled: bool = True
 ) -> list[Sentence]:
-    """Return the sentences of rows with lists of words and of labels; `names` are the names of numbered labels."""
+    """Convert rows with a list of words and a list of labels to sentences; `names` are the names of numbered labels."""
     check_columns(rows, [text_column], source=source, flag="--text_column_name")
     check_cells(rows, text_column, list, source=source)
     all_words = cells(rows, text_column)
@@ -92,8 +92,8 @@ def word_rows(
         tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
         if not all(tags):
             raise ValueError(
-                f"{place} the labels {labels}, expected texts, or numbers with names in this order: "
-                "--label_names O B-PER I-PER ..."
+                f"{place} the labels {labels}, expected texts, or numbers and their names in the order "
+                "0, 1, ...: give --label_names O B-PER I-PER ..."
             )
         sentences.append(Sentence(words, tags))
     return sentences
@@ -117,7 +117,7 @@ def are_entities(labels: Sequence[str]) -> bool:
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:
         raise ValueError(
-            f"all labels or none must be entity tags (O, or B-, I-, E- or S- and a type), got {min(others - entities)!r} "
-            f"and {min(entities)!r}"
+            f"either all labels or none must be entity tags (O, or B-, I-, E- or S- and a type), got "
+            f"{min(others - entities)!r} and {min(entities)!r}"
         )
     return bool(entities)

@@ -43,7 +43,7 @@ class Labels:
     Args:
         problem_type (`str`): one of PROBLEM_TYPES.
         names (`tuple[str]`): names of the labels in the data's order; empty for regression.
-        is_numbered (`bool`, defaults to `True`): whether cells may also be numbers 0, 1, ..., or names in another case.
+        is_numbered (`bool`, defaults to `True`): whether cells may also be numbers 0, 1, ..., or names in other letter case.
         order (`tuple[int]`): number of each label in the model; default: 0, 1, ...
         source (`str`): origin of the labels for messages: "--train_file", "sst2", ...
         thresholds (`dict[str, float]`, *optional*): the checkpoint's decision thresholds (probabilities) by label.
@@ -133,7 +133,7 @@ class Labels:
         return (logits > 0).astype(np.int64)
 
     def decided(self, logits: Any) -> np.ndarray:
-        """Return predictions in the format of `predicted`, by the checkpoint's thresholds (`decide`) if it has any."""
+        """Return predictions in the format of `predicted`, but use the checkpoint's decision thresholds if it has any."""
         is_multi = self.problem_type == MULTI
         if self.thresholds and (is_multi or len(self.names) == 2):
             return decide(self.probabilities(logits), self.names, self.thresholds, multi_label=is_multi)
@@ -160,7 +160,7 @@ class Labels:
         return label_fields(names) | dict(problem_type=self.problem_type)
 
     def in_order_of(self, label2id: Mapping[str, int] | None) -> "Labels":
-        """Return the labels in the order of a checkpoint with the same names (in any case); otherwise, return `self`."""
+        """Return the labels in the order of a checkpoint with the same names (ignoring case); otherwise, return `self`."""
         names = {name.lower(): number for name, number in (label2id or {}).items()}
         numbers = [*range(len(self.names))]
         if sorted(names.values()) != numbers or all(name == f"label_{number}" for name, number in names.items()):
@@ -181,7 +181,7 @@ class Labels:
         is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
         thresholds = getattr(config, "decision_thresholds", None)
         if unknown := [label for label in thresholds or () if label not in names]:
-            raise ValueError(f"decision_thresholds of the checkpoint must be of {', '.join(names)}, got {unknown[0]!r}")
+            raise ValueError(f"decision_thresholds of the checkpoint must be for {', '.join(names)}, got {unknown[0]!r}")
         return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint", thresholds=thresholds)
 
 
@@ -230,8 +230,8 @@ def find_labels(
 ) -> Labels:
     """Infer problem type and names of the labels of the user's data.
 
-    Without `problem_type`, lists are multi-label, fractions are regression, and texts or integers are classes. Classes are
-    sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.
+    If `problem_type` is None, lists are multi-label, fractions are regression, and texts or integers are classes. Classes
+    are sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.
     """
     items = [cell for cell in column if cell not in (None, "")]
     lists = [cell for cell in items if isinstance(cell, list)]
@@ -272,7 +272,7 @@ def check_indicators(lists: Sequence[list], source: str):
 
 
 def are_fractions(cells: Sequence[Any]) -> bool:
-    """Return True if all cells are numbers (or texts of numbers) and at least one is a fraction."""
+    """Return True if all cells are numbers (or texts of numbers) and at least one has a decimal point or is a float."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     has_point = "." in "".join(texts) or any(isinstance(cell, float) for cell in cells)
     return has_point and all(map(DECIMAL.fullmatch, texts))

@@ -52,7 +52,7 @@ ABSENT = -100
 
 @dataclass
 class MultipleChoiceArguments(DataArguments):
-    """Flags of multiple choice; without column flags, the data must have the columns of a known data set."""
+    """Flags of multiple choice; if no flag names columns, the data must have the columns of a known data set."""
 
     context_column: str | None = option(None, "column of the text that the questions are about; truncated if too long")
     question_column: str | None = option(None, "column of the question, which is put in front of each choice")
@@ -65,7 +65,7 @@ class MultipleChoiceArguments(DataArguments):
         super().__post_init__()
         texts = self.context_column or self.question_column
         if bool(texts) != bool(self.choice_columns):
-            raise ValueError("--choice_columns needs --context_column or --question_column, and these need --choice_columns")
+            raise ValueError("--choice_columns must be given together with --context_column or --question_column")
         columns = [*self.choice_columns, *filter(None, (self.context_column, self.question_column, self.label_column))]
         if twice := next((column for column in columns if columns.count(column) > 1), None):
             raise ValueError(f"text, choices and label must be in different columns, got {twice!r} twice")
@@ -155,7 +155,7 @@ class MultipleChoiceData(TaskData):
         self.set_questions({split: rows[: limits[split]] for split, rows in sets.items()})
 
     def set_questions(self, questions: Mapping[str, Sequence[Mapping[str, Any]]]):
-        """Set the questions of "train", "validation" and "test", as `choice_rows` returns them."""
+        """Check and set the questions of "train", "validation" and "test", which are in the format of `choice_rows`."""
         self.questions = {split: checked_questions(rows, split) for split, rows in questions.items()}
         self.num_train, self.num_evaluation = (len(self.questions.get(split, ())) for split in ("train", "validation"))
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
@@ -165,17 +165,17 @@ class MultipleChoiceData(TaskData):
             self.loss = choice_loss
 
     def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:
-        """Return the questions of a file, or of a folder of RACE."""
+        """Read the questions of a file, or of a folder with RACE's raw release."""
         rows = read_raw_race(file, source=FLAGS[split]) if file.is_dir() else self.arguments.read(file, FLAGS[split])
         return self.from_rows(rows, f"{FLAGS[split]} {file.name}", split, race_level(str(file)))
 
     def from_hub(self, rows: Dataset, place: str, split: str) -> list[dict[str, Any]]:
-        """Return the questions of a split."""
+        """Return the questions in the rows of a split on the Hub."""
         rows = first(rows, self.arguments.limits[split])
         return self.from_rows(rows, place, split, race_level(self.arguments.dataset_config_name))
 
     def from_rows(self, rows: Dataset, place: str, split: str, level: str | None) -> list[dict[str, Any]]:
-        """Return the questions of rows with the columns of the flags or of a known data set."""
+        """Convert rows to questions; the columns are named by flags, or are those of a known data set."""
         arguments = self.arguments
         self.inputs[split].append(rows)
         if arguments.choice_columns:
@@ -215,7 +215,7 @@ class MultipleChoiceData(TaskData):
         return two_outputs() | dict(problem_type=None)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets."""
+        """Encode the questions of all sets, with a pair (context, choice) for each choice."""
         arguments = self.arguments
         max_length = longest_input(tokenizer, config, arguments.max_seq_length, default=512)
         sets = {}
@@ -233,7 +233,7 @@ class MultipleChoiceData(TaskData):
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
     def evaluation_set(self, rows: Dataset, questions: Dataset, inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set: the features `rows` of `questions`, and the rows `inputs` that these were read from."""
+        """Return an evaluation set; `rows` are the features of `questions`, `inputs` the original rows."""
         counts, labels = [*map(len, cells(questions, "choices"))], cells(questions, "label")
 
         @cache_last
@@ -255,7 +255,7 @@ class MultipleChoiceData(TaskData):
         return EvaluationSet(rows, metrics if "labels" in rows.column_names else None, write, len(questions), table=table)
 
     def write(self, answers: Mapping[str, int], folder: Path, stem: str) -> list[Path]:
-        """Write `{stem}_answers.json` and .tsv with the id and the answer of each question: letter (RACE) or number."""
+        """Write {stem}_answers.json and {stem}_answers.tsv with the answer to each question: letter (RACE) or number."""
         answers = {name: self.shown(answer) for name, answer in answers.items()}
         files = [Path(folder, f"{stem}_answers.json"), Path(folder, f"{stem}_answers.tsv")]
         files[0].write_text(json.dumps(answers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -28,12 +28,12 @@ class ChoiceColumns:
         choices (`list[str]`): the column with a list of choices (.csv: a JSON list), or one column for each choice.
         context (`str`, *optional*): column of the first segment: text, or a list of lines or turns.
         question (`str`, *optional*): column of the question, put in front of each choice in the second segment.
-        label (`str`, defaults to "label"): column of the correct choice, which can be missing: its number from 0 (-1 = none)
-            or its letter.
+        label (`str`, defaults to "label"): column with the number (from 0; -1 = unknown) or letter of the correct choice;
+            it may be missing.
         by_text (`bool`, defaults to `False`): whether the label is the text of the correct choice.
-        questions (`dict[str, str]`, *optional*): texts of questions by the value of the question column.
-        by_article (`bool`, defaults to `False`): whether rows are questions about articles: their ids come from example_id,
-            and a choice fills the blanks of its question.
+        questions (`dict[str, str]`, *optional*): question text for each value of the question column (COPA).
+        by_article (`bool`, defaults to `False`): whether rows are questions about articles (RACE): ids come from example_id,
+            and a choice replaces the blanks of its question.
         needs_label (`bool`, defaults to `False`): whether the label column is required.
     """
 
@@ -61,7 +61,7 @@ CLUE = ChoiceColumns(("choice",), "context", "question", "answer", by_text=True)
 
 
 def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
-    """Return the columns of the known data set that shares most columns with `rows` (CODAH can have SWAG's columns)."""
+    """Return the columns of the known data set that shares the most columns with `rows` (CODAH can have SWAG's columns)."""
     names = {*rows.column_names}
     forms = (RACE, SWAG, COPA, CODAH, C3, CLUE)
     known = max(forms, key=lambda form: len(names.intersection(form.texts())))
@@ -78,7 +78,7 @@ def known_columns(rows: Dataset, *, source: str) -> ChoiceColumns:
 
 
 def choice_rows(rows: Dataset, columns: ChoiceColumns, *, source: str, level: str | None = None) -> list[dict[str, Any]]:
-    """Convert rows with any known columns to questions in one format.
+    """Convert rows in the format that `columns` describes to questions in a common format.
 
     Args:
         source (`str`): origin of the rows for messages, such as "--train_file".
@@ -173,9 +173,9 @@ def fill_blank(question: str, option: str) -> str:
 
 
 def race_level(name: str | None) -> str | None:
-    """Return the school, "middle" or "high", in the last part of a path that names a school.
+    """Return the school that a path names, "middle" or "high"; the last part of the path that names a school decides.
 
-    None if no part names a school, or that part names both.
+    Return None if no part names a school, or if that part names both.
     """
     for part in reversed(Path(name or "").parts):
         levels = {*re.findall("(?<![a-z])(middle|high)(?![a-z])", part.lower())}

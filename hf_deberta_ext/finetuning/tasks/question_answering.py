@@ -71,7 +71,10 @@ def nested_rows(articles: Sequence[dict]) -> Dataset:
 
 
 def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optional: bool) -> list[Question]:
-    """Return the questions of rows; `columns` are those of questions, contexts and (possibly `optional`) answers."""
+    """Check rows and convert them to questions.
+
+    `columns` are the names of the columns question, context and answers; if `optional`, rows need no answers.
+    """
     question_column, context_column, answer_column = columns
     needed, answers = ["id", question_column, context_column], [[]] * len(rows)
     has_answers = answer_column in rows.column_names or not optional
@@ -98,10 +101,10 @@ def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optiona
 
 
 def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
-    """Return the texts of answers, and the span of the first answer that is at its start in the context.
+    """Return the texts of the answers, and the span of the first one that the context contains at its "answer_start".
 
     The cell is {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}, or JSON of either. The span is
-    in characters, without white space around the text; (-1, -1) without answers.
+    in characters, without white space around the text; (-1, -1) if there are no answers.
     """
     if isinstance(cell, str):
         cell = parse_json(cell, "the cell")
@@ -123,13 +126,17 @@ def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
 class QuestionAnsweringArguments(DataArguments):
     """Flags of question answering, named as in transformers' run_qa."""
 
-    max_seq_length: int | None = option(None, f"tokens of a window, including question and special ones; default: {LENGTH}")
+    max_seq_length: int | None = option(
+        None, f"maximum length of a window in tokens, including question and special tokens; default: {LENGTH}"
+    )
     doc_stride: int = option(128, "overlap of neighbouring windows of a context in tokens")
     version_2_with_negative: bool = option(False, "some questions have no answer; always set for squad_v2")
     null_score_diff_threshold: float = option(
         0.0, 'predict "" if the score of "no answer" exceeds the score of the best span by more than this'
     )
-    n_best_size: int = option(20, "number of starts and ends tried in each window, and of answers saved for each question")
+    n_best_size: int = option(
+        20, "number of starts and ends to try in each window, and maximum number of answers to save for each question"
+    )
     max_answer_length: int = option(30, "maximum length of an answer in tokens")
     question_column: str = option("question", "column of the question")
     context_column: str = option("context", "column of the text that contains the answer")
@@ -147,7 +154,7 @@ class QuestionAnsweringArguments(DataArguments):
 class QuestionAnsweringData(TaskData):
     """Questions about texts, for training, evaluation and prediction; see `TaskData`.
 
-    Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with these names or any id) or files:
+    Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with such a name or any id) or files:
     rows with the columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
 
     Raises:
@@ -229,7 +236,7 @@ class QuestionAnsweringData(TaskData):
         return two_outputs()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets.
+        """Encode the questions of all sets as windows.
 
         A question that is too long for windows is dropped from the training set, and answered with "" in other sets; a
         warning gives the number of such questions.
@@ -318,12 +325,11 @@ def encode_windows(
     positions: bool = True,
     source: str = "the set",
 ) -> tuple[Dataset, Windows | None]:
-    """Encode questions as windows, in order; return the features and, with `offsets`, the `Windows` to read answers from.
+    """Encode questions as windows, in order; return the features and, if `offsets`, the `Windows` to read answers from.
 
-    With `positions`, the features have start_positions and end_positions: the tokens of the first answer in windows that
-    contain all of it, the position of [CLS] in other windows.
+    If `positions`, the features have start_positions and end_positions: in windows that contain the first answer, its first
+    and last token; in all other windows, the position of [CLS].
     """
-
     texts = [question.question.strip() for question in questions]
     doc_stride, room = arguments.doc_stride, max_length - tokenizer.num_special_tokens_to_add(pair=True)
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
@@ -370,7 +376,7 @@ def encode_windows(
 def encode_batch(
     batch: dict[str, list], *, tokenizer, max_length: int, doc_stride: int, offsets: bool, positions: bool
 ) -> dict[str, list]:
-    """Return the windows of questions; the question comes first if the tokenizer pads on the right, else the context."""
+    """Encode questions as windows; the question comes first if the tokenizer pads on the right, else the context."""
     question_first = tokenizer.padding_side == "right"
     pair, truncation = (batch["context"], batch["question"]), "only_first"
     if question_first:

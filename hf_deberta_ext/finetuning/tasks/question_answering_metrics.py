@@ -27,7 +27,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def f1_of_tokens(prediction: str, reference: str, *, both_empty: float = 1.0) -> float:
-    """Compute F1 over the words of both texts after `normalise_answer`, as multisets: "to to" has 2 hits in "to be to".
+    """Compute F1 of the words of two texts after `normalise_answer`; repeated words count: "to to" has 2 hits in "to be to".
 
     Args:
         both_empty (`float`, defaults to 1.0): score of two texts without words: 1.0 in SQuAD 2.0, 0.0 in 1.1. If only one
@@ -50,7 +50,7 @@ def squad_v1(predictions: Mapping[Hashable, str], references: Mapping[Hashable, 
 
 
 def record(predictions: Mapping[Hashable, str], references: Mapping[Hashable, Sequence[str]]) -> dict[str, float]:
-    """Compute ReCoRD's metrics of entities by query: as in SQuAD 1.1, but from 0 to 1 as in SuperGLUE."""
+    """Compute ReCoRD's "exact_match" and "f1": as in SQuAD 1.1, but from 0 to 1, as in SuperGLUE; keys are queries."""
     results = {}
     for name, score in {"exact_match": exact_match, "f1": partial(f1_of_tokens, both_empty=0.0)}.items():
         total = math.fsum(_best(score, predictions[key], texts) for key, texts in references.items())
@@ -68,7 +68,7 @@ def squad_v2(
     no_answer_probabilities: Mapping[Hashable, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Compute SQuAD 2.0's metrics: as SQuAD 1.1, with questions that have no answer, for which "" is correct.
+    """Compute SQuAD 2.0's metrics: those of SQuAD 1.1, but for questions without an answer, the prediction "" is correct.
 
     References that are empty after `normalise_answer` are dropped; if none is left, the reference is "". If a probability of
     "no answer" is above the threshold, the prediction counts as "".
@@ -81,8 +81,8 @@ def squad_v2(
         threshold (`float`, defaults to 1.0): predictions with a probability of at most this value are kept.
     Returns:
         "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer ("HasAns_exact",
-        ..., "NoAns_total"), if there are such questions. With probabilities, also "best_exact" and "best_f1", the highest
-        scores of any threshold, and "best_exact_thresh" and "best_f1_thresh", the lowest thresholds with these scores. Only
+        ..., "NoAns_total"), if there are such questions. If there are probabilities, also "best_exact" and "best_f1", the
+        highest scores of any threshold, and "best_exact_thresh" and "best_f1_thresh", the lowest thresholds with them. Only
         thresholds between different probabilities count; the published script can report a score that no threshold reaches.
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
@@ -113,7 +113,10 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """Return the highest score of any threshold, in percent, and the lowest threshold with this score, in O(n log n)."""
+    """Return the highest score that any threshold reaches, in percent, and the lowest threshold with it, in O(n log n).
+
+    `kept_scores` and `dropped` are the scores of each prediction if it is kept, and if it counts as "no answer".
+    """
     order = np.argsort(probabilities, kind="stable")
     steps = probabilities[order]
     # totals[i]: the i questions with the lowest probabilities are kept; not reachable if the next probability is equal.

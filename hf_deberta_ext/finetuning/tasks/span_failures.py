@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error analysis of entities (by type and kind of error) and of answers (by question word and answer length)."""
+"""Analyse the errors of entities (by type and kind of error) and of answers (by question word and answer length)."""
 
 import math
 import re
@@ -114,4 +114,4 @@ def answer_failures(
         if not any(f1_of_tokens(predictions[name], text) for text in right):
             error = {"text": questions[name], "id": name, "answer": right[0], "predicted": predictions[name]}
             errors.append(error | {"probability": float(probabilities[name])})
-    return Failures(tables, [f"F1 by length of the answer (questions): {', '.join(parts)}."], errors[:MOST_ERRORS])
+    return Failures(tables, [f"F1 by length of the answer (number of questions): {', '.join(parts)}."], errors[:MOST_ERRORS])

@@ -30,7 +30,7 @@ class HubData(NamedTuple):
 
 
 def hub_source(arguments: DataArguments, dataset: str | None, tasks: Iterable[str]) -> str | None:
-    """Return the id of the data set to read from the Hub, or None if the flags name files."""
+    """Return the Hub id of the data set to read (--dataset_name, else `dataset`), or None if the flags name files."""
     name = arguments.dataset_name or dataset
     if arguments.train_file or arguments.validation_file or arguments.test_file:
         if arguments.dataset_name:
@@ -87,9 +87,9 @@ def hold_out(
 ) -> tuple[list[int], list[int]]:
     """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
-    The split is stratified by label or combination of labels, exact to within one text. Rows with equal texts stay
-    together. Every label occurs in the training rows, so the only row of a label is never held out. `texts` has the text or
-    texts of each row, `labels` a list of labels of each row.
+    The split is stratified: each label or combination of labels gives its share of texts, to within one text. Rows with
+    equal texts stay together. Every label occurs in the training rows, so the only row of a label is never held out.
+    `texts` has the text or texts of each row, `labels` a list of labels of each row.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):

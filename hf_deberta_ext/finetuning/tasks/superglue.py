@@ -37,7 +37,7 @@ BLANK = "@placeholder"
 
 
 _task = partial(glue_task, dataset="aps/super_glue", texts=True)
-# Predicted with a model that was fine-tuned on RTE.
+# Diagnostic sets without training data, to predict with a model that was fine-tuned on RTE.
 _diagnostic = partial(_task, labels=ENTAILMENT, diagnostic=True, max_seq_length=256)
 
 SUPERGLUE: Mapping[str, KnownTask] = {
@@ -124,7 +124,7 @@ class SuperGlueData(TextClassificationData):
                 shown = [*map(str.lower, shown)]
             numbers = [*range(len(rows))]
             if "idx" in rows.column_names:
-                # Of .csv files, numbers instead of texts
+                # .csv files have texts instead of numbers.
                 numbers = cells(as_numbers(rows, "idx"), "idx")
             lines = answer_lines(zip(numbers, shown, strict=True))
         file = f"{stem}_predictions.jsonl"
@@ -133,7 +133,7 @@ class SuperGlueData(TextClassificationData):
         return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
-        """Return the best entity of each query: its logit of "True" minus its logit of "False" is largest."""
+        """Return the entity of each query for which the logit of "True" minus the logit of "False" is largest."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)
@@ -183,7 +183,7 @@ def _record(rows: Dataset, source: str) -> Dataset:
     all_answers = [()] * len(rows)
     if "answers" in rows.column_names:
         all_answers = cells(rows, "answers")
-    # Columns, not rows: ReCoRD has a million entities.
+    # Lists of columns, because a dictionary for each of ReCoRD's million entities takes too much memory.
     columns = {name: [] for name in ("passage", "filled_query", "label", "query", "entity", "answers")}
     for number, (row, answers) in enumerate(zip(rows, all_answers, strict=True)):
         if BLANK not in row["query"] or not row["entities"]:
@@ -257,12 +257,12 @@ def plain_word(word: str) -> str:
 
 
 def answer_lines(answers: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-    """Convert (number of the row, answer) to the objects that the server expects."""
+    """Convert pairs (row number, answer) to the objects that SuperGLUE's server expects: {"idx": 0, "label": "True"}."""
     return [dict(idx=idx, label=label) for idx, label in answers]
 
 
 def nested_answers(rows: Dataset, predicted: np.ndarray) -> list[dict[str, Any]]:
-    """Convert the predictions of MultiRC to the server's format: an object per paragraph, with its questions' answers."""
+    """Convert predictions of MultiRC to the server's format: one object per paragraph, with the answers to its questions."""
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     for (paragraph, question, answer), label in zip(cells(rows, "numbers"), predicted.tolist(), strict=True):
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append(dict(idx=answer, label=label))

@@ -55,17 +55,17 @@ class TextClassificationArguments(DataArguments):
 
     validation_file: list[str] = option(
         list,
-        "evaluation files: FILEs are joined to one set; each NAME=FILE (mm=dev_mm.tsv, ko=dev_ko.jsonl) is a set with its "
-        "own metrics (eval_mm_accuracy)",
+        "evaluation files: FILE (several are joined to one set), or NAME=FILE for a separate set with its own metrics: "
+        "mm=dev_mm.tsv gives eval_mm_accuracy",
     )
     test_file: list[str] = option(list, "files to predict, FILE or NAME=FILE as in --validation_file; labels are optional")
     validation_share: float | None = option(
-        None, "without --validation_file: share of the training rows to hold out for evaluation, such as 0.2"
+        None, "share of the training rows to hold out for evaluation, such as 0.2; not with --validation_file"
     )
-    split_seed: int = option(0, "seed of the rows that --validation_share holds out (stratified by class)")
+    split_seed: int = option(0, "seed for choosing the rows that --validation_share holds out (stratified by class)")
     on_empty: str = option(
         "refuse",
-        "own data: stop at rows without text or label, or drop them; --test_file keeps all rows",
+        "without --task_name: refuse data with rows that lack text or label, or drop these rows; --test_file keeps all rows",
         choices=["refuse", "drop"],
     )
     on_duplicates: str = option(
@@ -77,14 +77,14 @@ class TextClassificationArguments(DataArguments):
     balanced_sampling: bool = option(False, "draw training rows with replacement, all classes equally often")
     text_columns: list[str] = option(
         list,
-        "column of the text, or two columns of a pair; default: the columns of the task, or names that GLUE uses",
+        "column of the text, or two columns of a pair; default: those of --task_name, or columns named as in GLUE",
         aliases=["--text_column_names"],
     )
     label_column: str = option("label", "column of the labels", aliases=["--label_column_name"])
     label_names: list[str] = option(list, "names of the labels 0, 1, ... of your data: negative positive")
     problem_type: str | None = option(
         None,
-        "problem type of your data; default: from the labels: lists are multi-label, fractions regression, others classes",
+        "problem type of your data; default: from its labels (lists: multi-label, fractions: regression, others: classes)",
         choices=[*PROBLEM_TYPES],
     )
     language: str | None = option(None, "language of XNLI for evaluation and training")
@@ -163,7 +163,7 @@ class TextClassificationData(TaskData):
         return chain.from_iterable(parts.values() for parts in self.parts.values())
 
     def encode_labels(self):
-        """Encode the labels of all sets, if `self.labels` is known."""
+        """Encode the labels of all sets that have labels, if `self.labels` is known."""
         column = self.data_args.label_column
         for part in self.all_parts():
             if self.labels is not None and not (part.test and column not in part.rows.column_names):
@@ -177,7 +177,7 @@ class TextClassificationData(TaskData):
             treat_duplicates(self.parts["train"][""], kept, self.data_args.on_duplicates)
 
     def checked(self, kind: str) -> CheckedSet:
-        """Return texts and labels of all training or evaluation sets."""
+        """Return texts and labels of all training or evaluation sets, for the data checks."""
         texts, labels, parts = [], [], self.parts[kind].values()
         for part in parts:
             texts += zip(*self.texts(part.rows), strict=True)
@@ -199,7 +199,7 @@ class TextClassificationData(TaskData):
             raise ValueError(f"{train.source} must have two or more labels, got {label!r} in all rows")
 
     def texts(self, rows: Dataset) -> list[list[str]]:
-        """Return the text columns."""
+        """Return the cells of the text columns, one list per column."""
         return [cells(rows, column) for column in self.text_columns]
 
     def known_task(self) -> KnownTask | None:
@@ -210,7 +210,9 @@ class TextClassificationData(TaskData):
         """Move a share of the training rows to the validation set."""
         train = self.parts["train"].get("")
         if self.task is not None or train is None or self.parts["validation"]:
-            raise ValueError(f"--validation_share {share:g} needs your own training data and no validation set: remove it")
+            raise ValueError(
+                f"--validation_share {share:g} needs your own training data and no validation set: remove --validation_share"
+            )
         # Encoded before the split, so that errors have the row numbers of the file.
         self.examples(train.rows, train.source)
         self.encode_labels()
@@ -244,12 +246,12 @@ class TextClassificationData(TaskData):
         return len(rows)
 
     def scores(self, part: Part, logits: np.ndarray) -> dict[str, float]:
-        """Compute the metrics of a set."""
+        """Compute the metrics of an evaluation or test set."""
         names = TASK_METRICS.get(self.name, METRICS[self.labels.problem_type])
         return compute(names, self.labels.predicted(logits), np.asarray(part.labels))
 
     def failures(self, part: Part, logits: np.ndarray) -> Failures:
-        """Analyse the model's errors on a set."""
+        """Analyse the model's errors on an evaluation or test set."""
         texts = [*map(" | ".join, zip(*self.texts(part.rows), strict=True))]
         kind, labels = self.labels.problem_type, np.asarray(part.labels)
         if kind == REGRESSION:
@@ -269,7 +271,7 @@ class TextClassificationData(TaskData):
         return self.counts_of("train")
 
     def counts_of(self, kind: str) -> dict[str, int]:
-        """Return the number of rows of each label in the sets of a kind; empty without rows or for regression."""
+        """Return the number of rows of each label in all sets of `kind` ("train", ...); {} if no rows or for regression."""
         labels = [*chain.from_iterable(part.labels for part in self.parts[kind].values())]
         if not labels or self.labels.problem_type == REGRESSION:
             return {}
@@ -303,7 +305,7 @@ class TextClassificationData(TaskData):
         return scores
 
     def write(self, part: Part, set_name: str, logits: np.ndarray, folder: Path, stem: str) -> list[Path]:
-        """Write the file of a test set for GLUE's server, if the server has one for it."""
+        """Write the predictions of a test set in the format of GLUE's server, if the server accepts this set."""
         if not part.test or self.task is None or set_name not in self.task.files:
             return []
         values = glue_values(self.task, self.labels.predicted(logits))
@@ -351,7 +353,7 @@ class TextClassificationData(TaskData):
         return hub
 
     def labels_of(self) -> Labels | None:
-        """Return the labels of a known task or of the data; None to use the labels of the checkpoint."""
+        """Return the labels of a known task or of the data; None if there are none, and the checkpoint's labels apply."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -369,7 +371,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, part: Part) -> tuple[str, ...]:
-        """Return the text columns: set by flags or task, else the only column besides the label, else `TEXT_COLUMNS`."""
+        """Return the text columns: set by flags or task, or the only one besides the label, or found by `TEXT_COLUMNS`."""
         rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
@@ -387,7 +389,7 @@ class TextClassificationData(TaskData):
         )
 
     def use_config(self, config: PretrainedConfig):
-        """Use the label order of a checkpoint with the same labels; without labels of the data, use the checkpoint's."""
+        """Use the checkpoint's label order if it has the same labels; if the data has no labels, use the checkpoint's."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
             self.encode_labels()
@@ -398,7 +400,7 @@ class TextClassificationData(TaskData):
         return self.labels.config_fields()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; long pairs are truncated at the end of the longer text, with a warning."""
+        """Encode the texts of all sets; long pairs are truncated at the end of the longer text, with a warning."""
         # The first set selects the best checkpoint: "", or the training language.
         metric, default, trained = METRICS[self.labels.problem_type][0], 128, ""
         if self.task is not None:
@@ -415,7 +417,7 @@ class TextClassificationData(TaskData):
         return EncodedTask(sets["train"].get(""), sets["validation"], sets["test"], collator, metric, **options)
 
     def weighted_loss(self) -> WeightedLoss | None:
-        """Return the loss with --class_weights; None for the model's loss."""
+        """Return the loss for --class_weights; None if the model's loss is used."""
         flag, kind = self.data_args.class_weights, self.labels.problem_type
         if (flag and kind == REGRESSION) or (self.data_args.balanced_sampling and kind != SINGLE):
             raise ValueError(

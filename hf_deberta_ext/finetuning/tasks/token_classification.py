@@ -2,8 +2,8 @@
 """Token classification with one label per word (named entities, parts of speech, ...), for any token classification model.
 
 The label and the prediction of a word belong to its first token. Long sentences are split into overlapping windows; each
-word is labelled in the window in which it has most context. If the tokenizer drops all characters of a word, it is predicted
-as "O"; such words count in metrics, which are computed over all words of all sentences.
+word is labelled in the window in which it has the most context. A word is predicted as "O" if the tokenizer drops all its
+characters; such words count in metrics, which are computed over all words of all sentences.
 """
 
 import copy
@@ -66,7 +66,7 @@ class TokenClassificationArguments(DataArguments):
     label_column_name: str = option("ner_tags", "column of the labels: one list per sentence")
     label_names: list[str] = option(list, "names of numbered labels, from 0: O B-PER I-PER ...")
     label_all_tokens: bool = option(
-        False, "train on all tokens of a word, not only the first; the others of a B- word have the label I-"
+        False, "train on all tokens of a word, not only the first; for a word labelled B-X, its other tokens have I-X"
     )
     return_entity_level_metrics: bool = option(False, "also return precision, recall and F1 of each entity type")
     long_sentences: str = option(
@@ -99,10 +99,10 @@ def take_prefix_space(tokenizer: PreTrainedTokenizerBase):
 def encode_words(
     batch: Mapping[str, list], *, tokenizer: PreTrainedTokenizerBase, max_length: int, inside: Sequence[int] | None
 ) -> dict[str, list]:
-    """Return the features of windows; a sentence of up to `max_length` tokens is one window.
+    """Encode sentences as windows and return their features; a sentence of up to `max_length` tokens is one window.
 
-    "sentence" is the index of a window's sentence. "word_tokens" has the position of the first token of each word in the
-    sentence, or -1 for words without a token and words that belong to another window, where they have no label.
+    "sentence" is the index of a window's sentence. "word_tokens" has the position of the first token of each word of the
+    sentence. It is -1, and the word has no label here, if the word has no token or belongs to another window.
 
     Args:
         max_length (`int`): maximum length of a window in tokens.
@@ -130,9 +130,9 @@ def encode_words(
 
 
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
-    """Return the positions of the first tokens of each window's words; -1 for words that belong to another window.
+    """Return, for each window, the position of the first token of each word; -1 for words that belong to another window.
 
-    A word belongs to the window in which it is farthest from the nearer end; if several are equal, to the first of them.
+    A word belongs to the window in which it is farthest from the nearer end; if windows are equal, to the first.
 
     Args:
         windows: for each window, the index of its sentence, and the word of each token (None for special tokens).
@@ -209,7 +209,7 @@ class TokenClassificationData(TaskData):
         for split, sentences in sets.items():
             tags = as_columns(sentences)[1]
             if None in tags and any(tags):
-                raise ValueError(f"{FLAGS[split]}: all files or none must have labels, got both")
+                raise ValueError(f"{FLAGS[split]}: either all files or none must have labels, got both kinds")
         if "train" in sets and not names:
             # From all training data, so that the labels do not depend on --max_train_samples.
             names = chain.from_iterable(as_columns(sets["train"])[1])
@@ -222,12 +222,12 @@ class TokenClassificationData(TaskData):
             logger.warning(table)
 
     def checked(self, split: str) -> CheckedSet:
-        """Return the words and tags of a set."""
+        """Return the words and tags of a set, for the data checks."""
         words, tags = as_columns(self.sets.get(split, ()))
         return CheckedSet([*map(tuple, words)], [*map(tuple, tags)], self.counts_of(split))
 
     def set_labels(self, labels: list[str]):
-        """Set the labels in the order of their ids, and check that the data has no others; [] = not known yet."""
+        """Set the labels, in the order of their ids ([] if not known yet), and check that the data has no other labels."""
         self.labels = labels
         self.entities = are_entities(labels)
         if not labels:
@@ -251,7 +251,7 @@ class TokenClassificationData(TaskData):
         return label_fields(self.labels)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> EncodedTask:
-        """Return the features of all sets; changes byte-level tokenizers with `take_prefix_space`."""
+        """Encode the sentences of all sets; change a byte-level tokenizer with `take_prefix_space`."""
         check_fast(tokenizer, "token classification", "which does not map tokens to words")
         take_prefix_space(tokenizer)
         max_length = longest_input(tokenizer, config, self.data_args.max_seq_length, default=512)
@@ -271,7 +271,7 @@ class TokenClassificationData(TaskData):
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy", loss)
 
     def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return the features of a set; warns of long sentences and of words without a token."""
+        """Return the features of a set; warn of long sentences, which may be refused, and of words without a token."""
         words, tags = as_columns(self.sets[split])
         ids = {label: index for index, label in enumerate(self.labels)}
         columns: dict[str, list] = {"words": words, "sentence": [*range(len(words))]}
@@ -288,7 +288,7 @@ class TokenClassificationData(TaskData):
             message = f"{len(long):,} of {len(words):,} sentences {data} have more than {max_length} tokens "
             message += f"(--max_seq_length), such as sentence {long[0] + 1:,} with {len(words[long[0]]):,} words"
             if self.data_args.long_sentences == "refuse":
-                raise ValueError(f"{message}: raise --max_seq_length, split them, or give --long_sentences window")
+                raise ValueError(f"{message}: raise --max_seq_length, split the sentences, or give --long_sentences window")
             logger.warning(f"{message}: they are split into overlapping windows (--long_sentences)")
         # Each word has a position in one of its windows, and -1 in the others.
         positions = [*chain.from_iterable(rows["word_tokens"][:])]
@@ -330,12 +330,12 @@ class TokenClassificationData(TaskData):
         return {MAJORITY: self.scores([[label] * len(row) for row in tags], tags)}
 
     def evaluation_set(self, rows: Dataset, sentences: Sequence[Sentence], inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set: features `rows` of the windows of `sentences`, and the rows `inputs` of the data."""
+        """Return an evaluation set; `rows` are the features of the windows of `sentences`, `inputs` the original rows."""
         numbers, positions = rows["sentence"][:], rows["word_tokens"][:]
         words, gold = as_columns(sentences)
 
         def by_word(values: np.ndarray, default: Any) -> list[list[Any]]:
-            """Return the value [n, N] of each word of each sentence; `default` for words without a token."""
+            """Return a list of `values` [n, N] per sentence, one value per word; `default` for words without a token."""
             cells = [[default] * len(sentence) for sentence in words]
             for row, number, tokens in zip(values.tolist(), numbers, positions, strict=True):
                 for word, position in enumerate(tokens):
