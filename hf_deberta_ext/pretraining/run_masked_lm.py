@@ -36,10 +36,12 @@ class MaskedLMRun(PretrainingRun):
         """Check that --packing makes pairs if and only if an objective needs them."""
         packing, readers = self.data_args.packing, pair_objectives([*self.args.objectives])
         if packing in PAIR_MODES and not readers:
-            raise ValueError(f"--packing {packing} makes pairs; pass --nsp_weight or --sop_weight, or use full_sentences")
+            raise ValueError(
+                f"--packing {packing} needs --nsp_weight or --sop_weight; pass one, or --packing full_sentences"
+            )
         if readers and packing not in PAIR_MODES:
             modes = " or ".join(PAIR_MODES)
-            raise ValueError(f"--{readers[0]}_weight needs pairs, got --packing {packing}; use {modes}")
+            raise ValueError(f"--{readers[0]}_weight needs pairs, got --packing {packing}; use --packing {modes}")
 
     def new_model(self) -> MultiObjectiveMaskedLM:
         """Return the model with random weights."""

@@ -79,7 +79,7 @@ def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused
     assert deberta_ext(["prepare", *preparing(text, prepared, workers=2, **flags)]) == 0
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
-    assert_refused(prepare_corpus, "was started with other values of --packing; repeat them", argv)
+    assert_refused(prepare_corpus, "was started with other values of --packing; pass the same values", argv)
 
 
 @pytest.mark.parametrize("mode", ["full_sentences", "document_sentences", "best_fit", "segment_pair"])
@@ -166,7 +166,7 @@ def with_another_token(content):
         (SHARD, lambda content: content[:-8], "bytes, expected"),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
         (None, other_shards, "differs from its digest in the manifest"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished: run its command again"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run its command again"),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
