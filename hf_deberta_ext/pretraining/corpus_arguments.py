@@ -36,10 +36,10 @@ class TokenizerArguments:
     """Flags of an existing tokenizer, or of training a new one."""
 
     tokenizer: str | None = option(
-        None, "folder or Hub id; default: the tokenizer of --model, or of prepared data", aliases=["--tokenizer_name"]
+        None, "tokenizer: folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
     )
     train_tokenizer: str | None = option(None, "tokenizer to train on --train_data", choices=["byte-level-bpe", "unigram"])
-    vocab_size: int = option(32000, "number of tokens of --train_tokenizer")
+    vocab_size: int = option(32000, "number of tokens of the tokenizer to train")
     byte_fallback: bool = option(False, "unigram: encode unknown characters as bytes")
     lowercase: bool = option(False, "unigram: lowercase all text")
 
@@ -86,7 +86,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are set; raise a ValueError if there are any, but not for unigram."""
+    """Return the options of `train_unigram` that are set. They raise a ValueError unless --train_tokenizer is unigram."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")

@@ -157,7 +157,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that sets the epoch of `NumberedExamples`; accelerate does not in resumed runs or with several processes."""
+    """Callback that sets the epoch of `NumberedExamples`: accelerate does not set it in resumed or multi-process runs."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)

@@ -277,7 +277,7 @@ def choose(
     Returns:
         `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. A span
         that is interrupted by a special token, or by the end of the text, continues under another number.
-        `torch.FloatTensor`: [B, N], the rate above which the token is masked, with the same random numbers.
+        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. A lower rate masks a subset.
     """
     B, N = unit_ids.shape
     U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0

@@ -236,7 +236,7 @@ def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[
 
 
 class WriteManifest(PipelineStep):
-    """Block that writes the manifest: the given fields, and the sums of the counts of all tasks."""
+    """Block that writes the final manifest: the fields of `manifest`, the shards, and the summed counts of all tasks."""
 
     type, name = "manifest", "manifest"
 

@@ -144,7 +144,7 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(
-            f"--train_tokenizer needs one machine, got {nodes}; train a tokenizer there first, and pass --tokenizer"
+            f"--train_tokenizer needs one machine, got {nodes}; first train it on one machine, then pass --tokenizer"
         )
 
 

@@ -17,7 +17,7 @@ GROUPS = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse the flags of a command line and run all stages.
+    """Parse a command line, pre-train and evaluate a masked language model, and return its metrics.
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.

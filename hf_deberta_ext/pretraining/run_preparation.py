@@ -56,7 +56,7 @@ CONTENTS = dict(
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of a command line, run all stages, and return the manifest.
+    """Parse a command line, prepare the corpus, and return its manifest.
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.

@@ -62,7 +62,7 @@ GROUPS = (JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArg
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse the flags of a command line and run all stages; the arguments are those of `run_masked_lm.main`."""
+    """Parse a command line, train the joint model, and return its metrics; arguments are those of `run_masked_lm.main`."""
     return parse_and_run(ReplacedTokenRun, GROUPS, argv, description, program)
 
 

@@ -72,7 +72,7 @@ def parse_and_run(
     description: str,
     program: str = "%(prog)s",
 ) -> dict[str, float]:
-    """Parse the flags in `groups`, and run all stages with them.
+    """Parse a command line, and do the pre-training run with its flags.
 
     Args:
         run: class of the pre-training run.
@@ -145,8 +145,8 @@ class PretrainingRun:
         check_arguments(data_args, model_args, args)
         if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
             raise ValueError(
-                "--train_longer same_schedule cannot be combined with --final_masking_rate, which changes the masking "
-                "rate over the number of steps; use --train_longer new_schedule"
+                "--train_longer same_schedule cannot be combined with --final_masking_rate: the masking rates depend "
+                "on the number of steps; use --train_longer new_schedule"
             )
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()

@@ -198,7 +198,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Compute the loss of a micro-batch from its sums [statistics, 3]; `counts` [losses] are the targets of the step."""
+        """Compute the loss of a micro-batch from its sums [statistics, 3] and the target counts of the step, [losses]."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)

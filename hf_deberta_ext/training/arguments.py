@@ -155,7 +155,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, so that a wrong `metric_for_best_model` fails at once, unless its name is in `certain`."""
+        """Unless `metric_for_best_model` is in `certain`, enable `eval_on_start`, so that a wrong name fails at once."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

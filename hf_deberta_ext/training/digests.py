@@ -30,7 +30,7 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Return the digest of vocabulary, normalisation and special tokens, without the settings that a call may change."""
+    """Return the digest of vocabulary, normalisation and special tokens. (Calls may change maximum length and padding.)"""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     state: Any = sorted(tokenizer.get_vocab().items())

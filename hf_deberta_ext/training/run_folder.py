@@ -78,7 +78,7 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
 
 
 def run_contents(trainer: Trainer) -> dict[str, Any]:
-    """Return what determines the weights in data, model and tokenizer, as entries of run_arguments.json."""
+    """Return the properties of data, model and tokenizer that determine the weights, as entries of run_arguments.json."""
     args, model, collator, rows = trainer.args, trainer.model, trainer.data_collator, trainer.train_dataset
     if hasattr(model, "peft_config"):
         model = model.get_base_model()

@@ -221,13 +221,13 @@ class RunTrainer(HubTrainer):
         return self._micro_batch
 
     def seed_micro_batch(self, number: int, *further: int):
-        """Seed the random numbers of the micro-batch `number` of the current step."""
+        """Seed the random numbers of micro-batch `number` of the current step; `further` numbers give it other seeds."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
         numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Remove the rows that accelerate repeats at the end of an epoch. An empty batch keeps one, marked as "repeated"."""
+        """Remove rows that accelerate repeats at the end of an epoch. If none remains, one is kept, marked as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
