@@ -37,7 +37,8 @@ class MaskedLMRun(PretrainingRun):
         packing, readers = self.data_args.packing, pair_objectives([*self.args.objectives])
         if packing in PAIR_MODES and not readers:
             raise ValueError(
-                f"--packing {packing} needs --nsp_weight or --sop_weight; pass one, or --packing full_sentences"
+                f"--packing {packing} makes pairs that no objective uses; pass --nsp_weight or --sop_weight, or "
+                "--packing full_sentences"
             )
         if readers and packing not in PAIR_MODES:
             modes = " or ".join(PAIR_MODES)
