@@ -131,7 +131,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Split into n shards: `most`, halved until their sizes are similar. Shard i has the files i, i + n, i + 2n, ..."""
+        """Split into n <= `most` shards: halve n until sizes are similar. Shard i has the files i, i + n, i + 2n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
@@ -198,7 +198,7 @@ def folder_files(path: str) -> list[str]:
 
 
 def has_columns(sources: Sequence[str]) -> bool:
-    """Return False if all sources are plain text files, or folders of plain text files."""
+    """Return True if a source has columns: it is remote, a Hub data set, or has a file that is not plain text."""
     for source in sources:
         files = None if "://" in source else list_files(source)
         if files is None or any(file_kind(path) != "text" for path, _, _ in files):
@@ -248,7 +248,7 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
 def file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """Iterate over the rows of all files; datasets splits the list among processes and workers.
+    """Iterate over the documents of all files. `datasets` divides the list `files` among processes and workers.
 
     Sizes, times and `version` are not used, but are part of the cache key, so that changed files are read again.
     """

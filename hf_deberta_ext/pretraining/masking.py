@@ -114,7 +114,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return True if Microsoft's code starts a word at the token. It lacks WordPiece: here, tokens without ## do."""
+    """Return True if Microsoft's code starts a word at the token; for WordPiece, which it lacks, if there is no ##."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)

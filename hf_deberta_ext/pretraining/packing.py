@@ -279,7 +279,7 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
-    """For each character index in `starts`, return the index of the first token that ends after it, or the token count."""
+    """For each character index in `starts`, return the index of the first token that ends after it; else the token count."""
     ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
     # Normalisers can reorder offsets: make them monotone.
     return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()

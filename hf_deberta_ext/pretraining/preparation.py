@@ -161,7 +161,7 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
 
 
 def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
-    """Return the language filter, by the reason that is counted for dropped documents; {} unless --languages is given."""
+    """Return {reason to report for dropped documents: language filter}, or {} unless --languages is given."""
     if not args.languages:
         return {}
     block = LanguageFilter([*args.languages], args.language_threshold)
@@ -171,7 +171,7 @@ def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
 
 
 def document_filters(args: PreparationArguments, evaluation_hashes: Collection[int]) -> dict[str, PipelineStep]:
-    """Return the other filters, by the reason that is counted for dropped documents.
+    """Return {reason to report for dropped documents: filter} for quality filters and decontamination.
 
     The filter "contaminated" reads the `evaluation_hashes` (see `ngram_hashes`) from a file, which is written here.
     """
@@ -237,7 +237,7 @@ def stages_of(
 
     Args:
         groups (`list[dict]`): result of `grouped_sources`.
-        filters (`dict`): datatrove filters, by the reason that is counted for dropped documents.
+        filters (`dict`): {reason to report for dropped documents: datatrove filter}.
         manifest (`dict`): initial fields for `WriteManifest`.
     """
     output, deduplicate = args.output_dir, args.deduplicate

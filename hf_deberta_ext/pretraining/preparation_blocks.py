@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""datatrove blocks for corpus preparation: documents, counted filters, tokenizer, shards of rows, manifest."""
+"""datatrove blocks that read documents, count what filters drop, train a tokenizer, and write shards and manifest."""
 
 import itertools
 import json

@@ -85,7 +85,7 @@ def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
 
 
 def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError for damage."""
+    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError if damaged."""
     content = manifest_content(folder)
     if content is None:
         return {}

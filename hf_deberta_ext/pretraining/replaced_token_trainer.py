@@ -362,5 +362,5 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
 
 
 def guess_loss(share: float) -> float:
-    """Return the loss of always predicting `share`, the share of replaced tokens, as the probability."""
+    """Return the cross-entropy loss of always predicting the probability `share`, the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)

@@ -95,7 +95,7 @@ class RunTrainer(HubTrainer):
         return divergence(self.state.log_history, self.uniform_loss)
 
     def print_divergence(self):
-        """Print the message of `divergence`, if there is one; call it last."""
+        """Print the message of `divergence`, if there is one. Call this at the end, so that it is the last line."""
         sentence = self.divergence()
         if sentence and self.is_world_process_zero():
             print(sentence, flush=True)
