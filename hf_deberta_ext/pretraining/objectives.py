@@ -185,7 +185,7 @@ def check_objectives(objectives: Sequence[str]):
         raise ValueError(f"objectives must contain mlm, got {list(objectives)}; add mlm")
     names = pair_objectives(objectives)
     if len(names) > 1:
-        raise ValueError(f"{' and '.join(names)} cannot be combined: they label the same pairs differently; choose one")
+        raise ValueError(f"{' and '.join(names)} cannot be combined: they label pairs differently; choose one of them")
 
 
 def row_statistics(
