@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load text files, JSON lines, tables, folders and Hub data sets as one data set with the column "text".
 
-One generator reads all local files row by row. Therefore, files of a folder may differ in their format and in the columns
-beside "text", streaming holds only one row in memory, and errors name the file and line.
+One generator reads all local files row by row. Therefore, files of a folder may differ in their format and in their
+other columns, streaming holds only one row in memory, and errors name the file and line.
 """
 
 import itertools
@@ -56,8 +56,8 @@ def load_corpus(
 
     Args:
         sources (`str`, path or a list of these): files (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz);
-            folders (all such files below, sorted; hidden files are skipped, other files and manifest.json are skipped with a
-            warning); otherwise names of data sets on the Hub.
+            folders (all such files in the folder and its subfolders, sorted; hidden files are skipped; other files and
+            manifest.json are skipped with a warning); otherwise names of data sets on the Hub.
         documents (`str`, default `"blank_line"`): document of a text file: the lines between blank lines ("blank_line"),
             each non-blank line ("line"), or the whole file ("file"). Line ends become "\\n", a byte order mark is removed. A
             document is held in memory, and so is a .json file that is one array.
@@ -105,7 +105,7 @@ def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 class DocumentStream:
-    """Documents of a stream after the first `held_out` ones, iterated as a whole or in shards of files.
+    """Stream of documents without its first `held_out` documents. It can be iterated over, or split into shards of files.
 
     Args:
         corpus (`datasets.IterableDataset`): the stream, with one shard per file.
@@ -131,7 +131,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Split into at most `most` shards, n, halved until their sizes are similar; shard i has the files i, i + n, ..."""
+        """Split into n <= `most` shards: halve n until sizes are similar. Shard i has the files i, i + n, i + 2n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
@@ -198,7 +198,7 @@ def folder_files(path: str) -> list[str]:
 
 
 def has_columns(sources: Sequence[str]) -> bool:
-    """Return False if all sources are plain text files, or folders of plain text files."""
+    """Return True if a source has columns: it is remote, a Hub data set, or has a file that is not plain text."""
     for source in sources:
         files = None if "://" in source else list_files(source)
         if files is None or any(file_kind(path) != "text" for path, _, _ in files):
@@ -248,9 +248,9 @@ def load_hub_corpus(source: str, text_column: str, *, config: str | None, stream
 def file_documents(
     files: list[File], documents: str, text_column: str, version: str = __version__
 ) -> Iterator[dict[str, str]]:
-    """Iterate over the rows of all files; datasets splits the list among processes and workers.
+    """Iterate over the documents of all files. `datasets` divides the list `files` among processes and workers.
 
-    Sizes, times and `version` are only part of the cache key, so that changed files are read again.
+    Sizes, times and `version` are not used, but are part of the cache key, so that changed files are read again.
     """
     for path, _, _ in files:
         if file_kind(path) == "text":

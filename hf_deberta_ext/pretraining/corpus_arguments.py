@@ -14,17 +14,17 @@ __all__ = ["ELSEWHERE", "CorpusArguments", "TokenizerArguments", "check_corpus",
 
 # Flags of transformers' own pre-training scripts -> their replacement.
 ELSEWHERE = {
-    "config_name": "--preset and --config_overrides",
-    "dtype": "--bf16 for computing in half precision; parameters are trained in float32",
-    "line_by_line": "--documents line",
-    "low_cpu_mem_usage": "leave it out",
-    "model_type": "--preset",
-    "overwrite_output_dir": "leave it out: a new run has a new --output_dir",
-    "pad_to_max_length": "leave it out: a batch is padded to its longest row",
-    "torch_dtype": "--bf16 for computing in half precision; parameters are trained in float32",
-    "trust_remote_code": "leave it out: models are this package's",
-    "validation_split_percentage": "--validation_documents",
-    "whole_word_mask": "--masking word",
+    "config_name": "use --preset and --config_overrides",
+    "dtype": "use --bf16 to compute in half precision; parameters are trained in float32",
+    "line_by_line": "use --documents line",
+    "low_cpu_mem_usage": "remove it",
+    "model_type": "use --preset",
+    "overwrite_output_dir": "remove it; a new run needs a new --output_dir",
+    "pad_to_max_length": "remove it; a batch is padded to its longest row",
+    "torch_dtype": "use --bf16 to compute in half precision; parameters are trained in float32",
+    "trust_remote_code": "remove it; all models are from this package",
+    "validation_split_percentage": "use --validation_documents",
+    "whole_word_mask": "use --masking word",
 }
 SMALLEST = {"max_length": 8} | dict.fromkeys(
     ["min_tokens", "validation_documents", "shuffle_buffer", "num_proc", "max_train_samples", "max_eval_samples"], 1
@@ -36,10 +36,10 @@ class TokenizerArguments:
     """Flags of an existing tokenizer, or of training a new one."""
 
     tokenizer: str | None = option(
-        None, "folder or Hub id; default: the tokenizer of --model, or of prepared data", aliases=["--tokenizer_name"]
+        None, "tokenizer: folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
     )
     train_tokenizer: str | None = option(None, "tokenizer to train on --train_data", choices=["byte-level-bpe", "unigram"])
-    vocab_size: int = option(32000, "number of tokens of --train_tokenizer")
+    vocab_size: int = option(32000, "number of tokens of the tokenizer to train")
     byte_fallback: bool = option(False, "unigram: encode unknown characters as bytes")
     lowercase: bool = option(False, "unigram: lowercase all text")
 
@@ -53,12 +53,12 @@ class CorpusArguments:
         "files, folders, one Hub data set, or a prepared corpus",
         aliases=["--train_file", "--dataset_name"],
     )
-    documents: str = option("blank_line", "end of a document in text files", choices=[*DOCUMENTS])
+    documents: str = option("blank_line", "what ends a document in text files", choices=[*DOCUMENTS])
     text_column: str = option("text", "text column of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
     train_split: str = option("train", "split of a Hub data set")
     validation_documents: int | None = option(
-        None, "documents to hold out without --validation_data; default: a tenth, at most 100 (--streaming: 100)"
+        None, "documents to hold out if --validation_data is not set; default: a tenth, at most 100 (--streaming: 100)"
     )
     packing: str = option("full_sentences", "how documents are packed into examples", choices=[*MODES])
     max_length: int = option(512, "maximum tokens of an example, including [CLS] and [SEP]", aliases=["--max_seq_length"])
@@ -86,7 +86,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the given options of `train_unigram`; raise a ValueError if no unigram tokenizer is trained."""
+    """Return the options of `train_unigram` that are set. They raise a ValueError unless --train_tokenizer is unigram."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")

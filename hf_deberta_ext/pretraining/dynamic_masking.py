@@ -30,7 +30,9 @@ __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStre
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
-    """Return the batch as if masked at a lower rate with the same draws, without the column "masked_from".
+    """Return the batch with only the masks of a lower rate, and without the column "masked_from".
+
+    The result is the same as if the batch had been masked at this rate with the same random numbers.
 
     Args:
         batch (`dict`): batch of a `MaskingCollator` with `options.final_rate`.
@@ -46,7 +48,10 @@ def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.T
 
 
 class SharedEpoch:
-    """Epoch number in memory shared with workers, which can outlive an epoch; 0 in every epoch if `fixed`."""
+    """Base class for data sets with an epoch number; 0 in every epoch if `fixed`.
+
+    The number is in shared memory, so that it also changes in DataLoader workers that run for several epochs.
+    """
 
     def __init__(self, fixed: bool = False):
         self.fixed = fixed
@@ -57,7 +62,7 @@ class SharedEpoch:
             self.epoch[0] = epoch
 
     def epoch_columns(self, epoch: int) -> dict[str, Any]:
-        """Return the columns "epoch" and, if `fixed`, "fixed" of a row."""
+        """Return the columns that are added to each row: "epoch" and, if `fixed`, "fixed"."""
         if self.fixed:
             return {"epoch": epoch, "fixed": True}
         return {"epoch": epoch}
@@ -84,21 +89,21 @@ class NumberedExamples(SharedEpoch, Dataset):
 
 
 class NumberedStream(SharedEpoch, IterableDataset):
-    """Interleave streams of examples in blocks; add the number of each row ("example") and its stream's epoch ("epoch").
+    """Interleaved streams of examples. Each row gets its number ("example") and the epoch of its stream ("epoch").
 
     Block i has `block` examples of stream i % streams. Process i % processes reads it in worker i // processes % workers.
-    If processes x workers divides the number of streams, each stream is read by one worker; otherwise by several. Numbers
-    and order of the examples do not depend on processes and workers. In a shuffled stream, rows may have a column "example"
-    with their number before shuffling, so that their static masks stay the same.
+    If processes x workers divides the number of streams, each stream is read by one worker; otherwise by several. The
+    numbers and the order of the examples do not depend on processes and workers. If rows already have a column "example",
+    such as their number before shuffling, it is used as their number, so that static masks do not change with the order.
 
     Args:
         streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch;
             their `set_epoch`, if any, is called first.
-        endless (`bool`, default False): start the next epoch of a stream at its end. Trainer does not know the length of a
-            stream, so it resumes a run at the right place only if the stream never ends. An empty stream is a ValueError.
-        block (`int`, default 1): consecutive examples of a stream, read by one worker: the batch size of a process.
+        endless (`bool`, default False): at the end of a stream, start its next epoch. Trainer does not know the length of a
+            stream, so it only resumes a run at the right place if the stream never ends. Empty streams raise a ValueError.
+        block (`int`, default 1): number of examples in a block, which one worker reads; use the batch size of a process.
         process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
-            processes are None: accelerate's `IterableDatasetShard` skips them. Several processes need an endless stream.
+            processes are None, which accelerate's `IterableDatasetShard` skips. Several processes need an endless stream.
     """
 
     def __init__(self, *streams: Any, endless: bool = False, block: int = 1, process: int = 0, processes: int = 1):
@@ -127,7 +132,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
                 del rows[stream]
 
     def stream_rows(self, stream: int) -> Iterator[dict[str, Any]]:
-        # Copy it: workers share the epoch of a datasets.IterableDataset, and the fastest may already be in the next.
+        # Use a copy: workers share the epoch of a datasets.IterableDataset, and the fastest may already be in the next one.
         dataset = copy.deepcopy(self.streams[stream])
         for epoch in itertools.count(int(self.epoch)):
             if hasattr(dataset, "set_epoch"):
@@ -139,11 +144,11 @@ class NumberedStream(SharedEpoch, IterableDataset):
             if not self.endless:
                 return
             if number < 0:
-                raise ValueError(f"stream {stream} of {len(self.streams)} has no example: check its sources")
+                raise ValueError(f"expected an example, got none in stream {stream} of {len(self.streams)}; check its data")
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all rows; a loop over a `datasets.IterableDataset` yields only some files in a DataLoader worker."""
+    """Iterate over all rows. (In a worker, a loop over a `datasets.IterableDataset` would yield rows of some files only.)"""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return
@@ -152,7 +157,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Set the epoch of `NumberedExamples`, which accelerate does not set with several processes or when a run is resumed."""
+    """Callback that sets the epoch of `NumberedExamples`: accelerate does not set it in resumed or multi-process runs."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)
@@ -161,7 +166,7 @@ class EpochCallback(TrainerCallback):
 
 
 class MaskingCollator:
-    """Mask each example of a batch and pad them.
+    """Collator that masks and pads the examples of a batch.
 
     Args:
         vocabulary (`MaskingVocabulary`): vocabulary of the tokenizer that encoded the examples.
@@ -172,7 +177,7 @@ class MaskingCollator:
         sentence_order (`bool`, default False): swap the segments of half of the examples, which must be pairs of consecutive
             segments, and set "sentence_labels" to 1 for swapped pairs (ALBERT section 3.1).
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of this number; default: to the longest example.
-        max_length (`int`, *optional*): maximum length of padding to a multiple.
+        max_length (`int`, *optional*): limit of the length to which `pad_to_multiple_of` pads; default: no limit.
     """
 
     def __init__(
@@ -203,8 +208,8 @@ class MaskingCollator:
                 are ignored.
         Returns:
             `dict` of `torch.LongTensor`: "input_ids", "attention_mask", "labels" [B, N] (-100 = not a target); if given,
-            "token_type_ids" and "document_ids" [B, N], padded with 0, and "sentence_labels" [B]. With `options.final_rate`
-            also "masked_from" [B, N] for `lower_rate`, except for `fixed` examples, which are masked at the final rate.
+            "token_type_ids" and "document_ids" [B, N], padded with 0, and "sentence_labels" [B]. If `options.final_rate` is
+            set, `fixed` examples are masked at this rate, and all others also get "masked_from" [B, N] for `lower_rate`.
         """
         generator = RowGenerator([self.seed_of(feature) for feature in features])
         tensors = ("input_ids", "token_type_ids", "document_ids")
@@ -223,7 +228,7 @@ class MaskingCollator:
         if self.max_length is not None:
             more = max(0, min(more, self.max_length - longest))
         batch = {}
-        # A KeyError, if an entry is only in some examples.
+        # Raises a KeyError if only some of the examples have an entry.
         for name in dict.fromkeys(itertools.chain(*rows)):
             values = [row[name] for row in rows]
             if name in tensors:

@@ -7,10 +7,10 @@ a row depends only on its tokens and its seed.
 
 The default policy masks every position equally often. Microsoft's code selects 1/6 of the units, masks them from left to
 right, and stops when 15 % of the tokens are masked, so the end of a full sequence is never masked. `policy="official"` does
-the same, with the same units: a word starts at its marker or at a single punctuation character, so several such characters,
-`--` and `),`, belong to the previous word, even if [UNK], [SEP] or a line break lies between. Random tokens are drawn from
-the whole vocabulary including special tokens, and special tokens other than [MASK], [CLS], [SEP], [PAD] and [UNK] are masked
-like words.
+the same, with Microsoft's units: a word starts at a token with a marker, or at a token of one punctuation character. A token
+of several punctuation characters, such as `--` or `),`, belongs to the previous word, even after [UNK], [SEP] or a line
+break. Random tokens are drawn from the whole vocabulary including special tokens. Special tokens other than [MASK], [CLS],
+[SEP], [PAD] and [UNK] are masked like words.
 """
 
 import string
@@ -103,7 +103,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """Return two flags: the token starts a unit; the token ends a unit, so that the next token starts another."""
+    """Return whether the token starts a unit, and whether it ends a unit, so that the next token starts another one."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
@@ -114,7 +114,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return whether Microsoft's code starts a word at the token; for WordPiece, which it lacks: tokens without ##."""
+    """Return True if Microsoft's code starts a word at the token; for WordPiece, which it lacks, if there is no ##."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)
@@ -148,11 +148,11 @@ class MaskingOptions:
         span_p (`float`), max_span (`int`): parameters of the span length: n <= `max_span` words, P(n) proportional to
             (1 - span_p)^n.
         mask_share, random_share (`float`): shares of masked tokens that become [MASK] or a random token; others are kept.
-        policy (`str`): "uniform" over positions, or "official", DeBERTa's masker with its units (see the module), only for
-            tokens and n-grams.
+        policy (`str`): "uniform" masks all positions equally often; "official" masks like Microsoft's code (see the module),
+            only tokens and n-grams.
         max_length (`int`): maximum example length; "official" masks at most ceil(max_length * rate / 10) * 10 tokens.
-        final_rate (`float`, *optional*): rate at the end of training and in all evaluations; `lower_rate` lowers `rate` to
-            it step by step. Only for "uniform".
+        final_rate (`float`, *optional*): rate at the end of training and in all evaluations. During the training, the rate
+            falls from `rate` to `final_rate` (see `lower_rate`). Only for "uniform".
     """
 
     unit: str = "token"
@@ -231,8 +231,8 @@ def mask(
         input_ids (`torch.LongTensor`): [B, N], including special tokens.
         lengths (`torch.LongTensor`, *optional*): [B], see `choose`.
     Returns:
-        masked ids [B, N]; labels [B, N], the original ids of targets (including kept tokens), otherwise -100; and the rates
-        [B, N] of `choose`.
+        masked ids [B, N]; labels [B, N], the original ids of all chosen tokens (also of kept ones), otherwise -100;
+        and the rates [B, N] of `choose`.
     """
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
@@ -267,8 +267,8 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose units to mask until the share `options.rate` of a row's tokens is reached.
 
-    The last unit is included if that is nearer to the rate; at least one unit is chosen. The last n-gram or span may be
-    shortened for this, so the others are on average slightly longer than the mean of all.
+    The last unit is included if the share is then nearer to the rate; at least one unit is chosen. To reach the rate, the
+    last n-gram or span may be shortened, so that the other ones are on average slightly longer than the mean of all.
 
     Args:
         unit_ids (`torch.LongTensor`): [B, N], from `units`.
@@ -277,7 +277,7 @@ def choose(
     Returns:
         `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. A span
         that is interrupted by a special token, or by the end of the text, continues under another number.
-        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. Lower rates mask a subset.
+        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. A lower rate masks a subset.
     """
     B, N = unit_ids.shape
     U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0
@@ -294,7 +294,7 @@ def choose(
     else:
         order, owners = random_order(sizes, options, generator)
         taken = sizes.gather(1, order) * (owners > 0)
-        # The rate that is equally near with and without the unit. The first unit is taken at any rate.
+        # A unit is masked if the rate is nearer to the share with it than without it. The first unit is always masked.
         needed = (taken.cumsum(1) - taken / 2) / sizes.sum(1, keepdim=True)
         needed[:, 0] = 0
         needed.masked_fill_(owners == 0, torch.inf)
@@ -307,7 +307,7 @@ def choose(
 
 
 def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGenerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the order in which units are masked, and number the n-gram or span of each.
+    """Draw the order in which units are masked, and the number of the n-gram or span to which each unit belongs.
 
     N-grams and spans are placed on a circle, so that all positions are equivalent. Because their numbers of tokens are not
     known in advance, more are placed than needed; if these are still too few, they fill the whole circle.
@@ -354,7 +354,7 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Draw lengths until they fill a circle of U units (the last one is cut), then 0. U, gap [B, 1], draws [B, W]."""
+    """Draw lengths of spans until they fill a circle of U units (cut the last one), then 0. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -376,9 +376,12 @@ def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: t
 def official_order(
     sizes: torch.Tensor, lengths: torch.Tensor, options: MaskingOptions, generator: RowGenerator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Order units as NGramMaskGenerator does (microsoft/DeBERTa, apps/tasks/mlm_task.py); return also their rates.
+    """Choose units like NGramMaskGenerator of Microsoft's code (microsoft/DeBERTa, apps/tasks/mlm_task.py).
 
     One n-gram is placed in each context of n * int(1 / rate) units, from the left until the budget is reached.
+
+    Returns:
+        units [B, U] and n-gram numbers [B, U] as in `random_order`, and rates [B, U]: 0 = masked, otherwise infinity.
     """
     width, window = sizes.shape[1], int(1 / options.rate)
     # The last cumulative probability, 1, is not needed: draws are below it.
@@ -413,10 +416,10 @@ def replace(
 ) -> torch.Tensor:
     """Replace the chosen tokens by [MASK] (`mask_share`), by a random token (`random_share`), or not at all.
 
-    The choice is made for each token; for spans, it is made once per span (SpanBERT 3.1), but random tokens differ.
+    The choice is made for each token, or once for each span (SpanBERT 3.1), whose random tokens differ from each other.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [B, N], as the result; `span_ids` is from `choose`.
+        input_ids, span_ids (`torch.LongTensor`): [B, N], which is also the shape of the result; `span_ids` is from `choose`.
     """
     N = input_ids.shape[1]
     chance = generator.uniform(N)

@@ -32,7 +32,7 @@ Batch = Mapping[str, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Objective:
-    """Row of the table of objectives: title for tables and cards, model that introduced it, and its functions."""
+    """Pre-training objective: its title in tables and cards, the model that introduced it (`paper`), and its functions."""
 
     title: str
     paper: str
@@ -44,7 +44,7 @@ class Objective:
     predict: Callable[[nn.Module, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
     # Whether rows must be pairs of segments with "sentence_labels".
     reads_pairs: bool = False
-    # Whether it predicts tokens.
+    # Whether the objective predicts tokens, so that its perplexity is reported.
     has_perplexity: bool = False
     # Default weight.
     weight: float = 0.0
@@ -77,7 +77,7 @@ class MultiObjectiveOutput(ModelOutput):
         loss (`torch.Tensor`): scalar, sum of the objectives' losses, each averaged over its targets in this batch.
         statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32: sum of losses, correct predictions (0 in
             training mode) and number of targets of each row.
-        z_statistics (`torch.Tensor`, *optional*): [B, 3], as `statistics` with (log Z)^2 of the masked tokens as the loss.
+        z_statistics (`torch.Tensor`, *optional*): [B, 3]: sum of (log Z)^2 over masked tokens, 0, number of masked tokens.
     """
 
     loss: torch.Tensor | None = None
@@ -86,15 +86,15 @@ class MultiObjectiveOutput(ModelOutput):
 
 
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
-    """`DebertaExtForMaskedLM` with the heads of other objectives.
+    """`DebertaExtForMaskedLM` with additional heads for other objectives.
 
-    Saved folders are masked language models: every Auto class loads them, and ignores the heads that it does not have. The
-    other heads read the last layer, as fine-tuning does, not the Enhanced Mask Decoder. The pooler (`pooler.dense`) has the
-    name and shape of the pooler for sequence classification, which is thus initialised from it.
+    It is saved as a masked language model: every Auto class loads it, and ignores heads that its model does not have. The
+    additional heads read the last layer, as fine-tuning does, not the Enhanced Mask Decoder. The pooler (`pooler.dense`) has
+    the name and shape of the pooler for sequence classification, so that a classifier starts with the trained pooler.
 
     Args:
         config (`DebertaExtConfig`): model configuration.
-        objectives (`Sequence[str]`, default `("mlm",)`): "mlm", optionally "nsp" or "sop", optionally "sbo".
+        objectives (`Sequence[str]`, default `("mlm",)`): "mlm", and optionally "sbo" and one of "nsp" and "sop".
     """
 
     def __init__(self, config: DebertaExtConfig, objectives: Sequence[str] = ("mlm",)):
@@ -130,7 +130,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         document_ids: torch.Tensor | None = None,
         output_z: bool = False,
     ) -> MultiObjectiveOutput:
-        """Compute the losses of all objectives; the other arguments are as in `DebertaExtForMaskedLM`.
+        """Compute the losses of all objectives. Arguments not listed here are those of `DebertaExtForMaskedLM.forward`.
 
         Args:
             labels (`torch.LongTensor`): [B, N], ids of the masked tokens; -100 = not a target.
@@ -145,7 +145,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             columns = "labels and sentence_labels" if reads_pairs else "labels"
             raise ValueError(f"the objectives {', '.join(self.objectives)} need {columns} in each batch")
         if document_ids is not None and reads_pairs:
-            raise ValueError(f"{reads_pairs[0]} needs rows with one [CLS], got document_ids: pack sentence pairs")
+            raise ValueError(f"{reads_pairs[0]} needs rows with one [CLS], got document_ids; pack with mode='segment_pair'")
         needs_last_layer = len(self.objectives) > 1
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         predicted = self.predict(
@@ -177,15 +177,15 @@ def pair_objectives(objectives: Sequence[str]) -> list[str]:
 
 
 def check_objectives(objectives: Sequence[str]):
-    """Check that objectives are known and can be summed."""
+    """Check that all objectives are known, that "mlm" is one of them, and that they can be trained together."""
     unknown = sorted({*objectives} - {*OBJECTIVES})
     if unknown:
         raise ValueError(f"objectives must be among {', '.join(OBJECTIVES)}, got {', '.join(unknown)}")
     if "mlm" not in objectives:
-        raise ValueError(f"objectives must contain mlm, got {list(objectives)}: add mlm")
+        raise ValueError(f"objectives must contain mlm, got {list(objectives)}; add mlm")
     names = pair_objectives(objectives)
     if len(names) > 1:
-        raise ValueError(f"{' and '.join(names)} label the same pairs differently: choose one of them")
+        raise ValueError(f"{' and '.join(names)} cannot be combined: they label pairs differently; choose one of them")
 
 
 def row_statistics(
@@ -198,7 +198,7 @@ def row_statistics(
         targets (`torch.LongTensor`): [n], classes; -100 = not a target.
         rows (`torch.LongTensor`): [n], row number of each prediction.
         B (`int`): number of rows.
-        count_right (`bool`, default True): count correct predictions; otherwise 0.
+        count_right (`bool`, default True): count correct predictions; if False, their number is 0.
     Returns:
         [B, 3] float32: sum of losses, correct predictions, number of targets.
     """

@@ -3,7 +3,7 @@
 
 Implements the four input formats that RoBERTa compares (Liu et al. 2019, section 4.2), and best-fit packing of whole
 documents for attention within documents. A document is tokenised as a whole; sentence starts only determine between which
-tokens it can be split. Rows and exchanged segments stay within a batch of `batch_size` documents.
+tokens it can be split. Only documents of the same batch of `batch_size` documents share rows or exchange segments.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class PackingReport:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], examples: int, tokens: int, max_length: int) -> "PackingReport":
-        """Create a report from `counts` and from the number of `examples` and of their `tokens`, with special tokens."""
+        """Create a report from `counts`, the number of `examples`, and their number of `tokens` with special tokens."""
         mean = tokens / examples
         kept = {name: counts[name] for name in COUNTS}
         return cls(**kept, examples=examples, max_length=max_length, mean_length=mean, fill=mean / max_length)
@@ -96,11 +96,11 @@ def pack(
     | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a last single sentence joins B      | sentence_labels |
     | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
 
-    Text that does not fit is split between sentences, and a longer sentence at any token.
+    Text that does not fit is split between sentences. A sentence that is longer than an example is split at any token.
 
-    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2, and drawn
-    pairs of different documents exchange their segments B (sentence_labels 1); pairs without a partner keep label 0.
-    "consecutive" pairs have label 0; for sentence order prediction, `MaskingCollator` swaps them.
+    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2. Two drawn
+    pairs of different documents exchange their segments B, and get sentence_labels 1. Drawn pairs without a partner keep
+    label 0. "consecutive" pairs have label 0; for sentence order prediction, `MaskingCollator` swaps their segments later.
 
     Args:
         corpus (`Dataset` or `IterableDataset`): documents in the column "text", one per row; null is an empty document.
@@ -110,10 +110,10 @@ def pack(
         sentence_pairs (`str`, default `"nsp"`): "nsp" or "consecutive", only for pairs.
         language (`str`, default `"en"`): ISO 639-1 code for `sentencex`, which uses the rules of a related language or of
             English for unknown codes.
-        min_tokens (`int`, default 1): minimum number of tokens; shorter documents are dropped. At least 2 for pairs.
+        min_tokens (`int`, default 1): minimum tokens of a document; shorter documents are dropped. At least 2 for pairs.
         seed (`int`, default 0): seed of the random choices; a batch draws from (seed, index of its first document).
-        num_proc (`int`, *optional*): number of processes. The corpus is first split into as many shards, so the rows at
-            their borders depend on it. Not for an `IterableDataset`.
+        num_proc (`int`, *optional*): number of processes. Each packs its own part of the corpus, so that the rows at the
+            borders of these parts depend on this number. Not for an `IterableDataset`.
         batch_size (`int`, default 1000): number of documents that are packed together.
         cache (`bool`, default True): reuse the result of an earlier call with the same corpus and arguments.
     Returns:
@@ -156,13 +156,13 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
         raise ValueError(f"max_length must be at least 8, including special tokens, got {max_length}")
     if tokenizer is not None and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise ValueError(
-            f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token} and sep_token "
-            f"{tokenizer.sep_token}; load it with hf_deberta_ext.tokenization.load_tokenizer"
+            f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token!r} and sep_token "
+            f"{tokenizer.sep_token!r}; load it with hf_deberta_ext.tokenization.load_tokenizer"
         )
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
-    """Sum the column "counts", which only the first row of a batch has; remove the column, and rows without tokens."""
+    """Return the data set without the column "counts" and without empty rows, and a report of the sums of this column."""
     import pyarrow.compute as pc
 
     counts = np.asarray(pc.list_flatten(packed.data.column("counts")))
@@ -194,7 +194,7 @@ def _pack_batch(
         packing (`dict`): arguments of `pack_documents`.
         counted (`bool`): if True, add a column "counts", which only the first row fills (an empty row if there are no
             examples). If False, return rows as lists, which an `IterableDataset` needs.
-        version (`str`): only part of the cache key, so that rows of another release are not reused.
+        version (`str`): not used, but part of the cache key, so that rows packed by another release are not reused.
     """
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
     rows = len(columns["input_ids"])
@@ -219,7 +219,7 @@ def pack_documents(
     min_tokens: int,
     draws: str,
 ) -> tuple[dict[str, list], dict[str, int]]:
-    """Pack documents together; return the columns of the examples, with arrays as rows, and their `COUNTS`.
+    """Pack a batch of documents; return the columns of the examples (lists of arrays or labels), and a dict of `COUNTS`.
 
     `draws` is the seed of the random choices; `pack` describes the other arguments.
     """
@@ -252,9 +252,10 @@ def pack_documents(
 def tokenize_documents(
     texts: Iterable[str | None], tokenizer: Any, language: str, least: int, counts: dict[str, int]
 ) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Yield (token ids, end index of each sentence) of documents with at least `least` tokens.
+    """Yield (token ids, end index of each sentence) for each document with at least `least` tokens.
 
-    `counts` also counts the other documents."""
+    `counts` is updated for all documents, including empty and shorter ones.
+    """
     texts = [text or "" for text in texts]
     ends = itertools.accumulate(map(len, texts))
     for _, group in itertools.groupby(zip(texts, ends, strict=True), key=lambda item: item[1] // TOKENIZED_TOGETHER):
@@ -278,7 +279,7 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
-    """Return the index of the first token that ends after each start, or the number of tokens if there is none."""
+    """For each character index in `starts`, return the index of the first token that ends after it; else the token count."""
     ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
     # Normalisers can reorder offsets: make them monotone.
     return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
@@ -287,7 +288,7 @@ def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
 def sentence_starts(text: str, language: str) -> list[int]:
     """Return the character index at which the second and each later sentence starts.
 
-    White space between two sentences belongs to the first, except its last space, which is part of the next subword token.
+    White space between two sentences belongs to the first sentence, except the last space, which belongs to the next token.
     """
     from sentencex import get_sentence_boundaries
 
@@ -357,7 +358,7 @@ def full_sentences(
 
 
 def best_fit(pieces: list[np.ndarray], max_length: int) -> dict[str, list[np.ndarray]]:
-    """Pack pieces by best fit and return the columns of the rows; the pieces of a row are its documents 1, 2, ..."""
+    """Pack pieces of documents by best fit, and return the columns; "document_ids" numbers the pieces of a row from 1."""
     lengths = [len(piece) for piece in pieces]
     columns: dict[str, list[np.ndarray]] = {"input_ids": [], "document_ids": []}
     for row in _best_fit_decreasing(lengths, max_length):
@@ -385,7 +386,7 @@ def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]
 
 
 def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[SegmentPair]:
-    """Return the pairs of all documents; a single sentence is split in the middle."""
+    """Return the segment pairs of all documents. A pair with only one sentence can only be split in the middle."""
     pairs = []
     sentences = 2 if mode == "sentence_pair" else None
     for document, (ids, ends) in enumerate(documents):
@@ -400,7 +401,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
 
 
 def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Merge a last span of one sentence into the span before it if both fit; extend a last span of one token to two."""
+    """Merge the last span into the previous one if it has one sentence and both fit; else give it at least two tokens."""
     n = ends[-1]
     if len(spans) < 2:
         return

@@ -8,8 +8,8 @@
     rows          parts without duplicates -> shards of rows        a task for each part
     manifest      counts and digests of all shards                  one task
 
-Groups and parts depend only on the files. The result is therefore independent of the executor and of the number and order of
-parallel tasks, and only failed tasks run again.
+A part contains the documents of one shard. Groups and parts depend only on the files and --part_bytes. Therefore, the result
+does not depend on the executor or on the number and order of parallel tasks. A repeated command only runs unfinished tasks.
 """
 
 import os
@@ -72,7 +72,7 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
 
 
 class Words(WordTokenizer):
-    """Word tokenizer for datatrove's filters and signatures in any language; datatrove's need a package per language."""
+    """Word tokenizer of any language for datatrove's filters and signatures; datatrove's own need a package per language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return WORD.findall(text)
@@ -122,7 +122,7 @@ MINHASH = MinhashConfig(hash_config=HASH)
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
     """Group the sources into tasks; return a dict for each task with its input and its number of output shards ("parts").
 
-    The input is files with up to --part_bytes of text, or a shard of a Hub data set.
+    The input of a task is consecutive files until they have --part_bytes of text, or a shard of a Hub data set.
     """
     part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []
@@ -156,12 +156,12 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
     found = {files.unstrip_protocol(name): entry["size"] for name, entry in files.find(path, detail=True).items()}
     chosen = [(name, size, 0) for name, size in sorted(found.items()) if file_kind(name)]
     if not chosen:
-        raise FileNotFoundError(f"no data file with a known suffix at {url}")
+        raise FileNotFoundError(f"{url} must contain files with a known suffix, such as .txt or .jsonl.gz, got none")
     return chosen
 
 
 def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
-    """Return {reason to drop a document: language filter}; empty without --languages."""
+    """Return {reason to report for dropped documents: language filter}, or {} unless --languages is given."""
     if not args.languages:
         return {}
     block = LanguageFilter([*args.languages], args.language_threshold)
@@ -171,7 +171,10 @@ def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
 
 
 def document_filters(args: PreparationArguments, evaluation_hashes: Collection[int]) -> dict[str, PipelineStep]:
-    """Return {reason to drop a document: filter}; write the `ngram_hashes` of evaluation sets to a file."""
+    """Return {reason to report for dropped documents: filter} for quality filters and decontamination.
+
+    The filter "contaminated" reads the `evaluation_hashes` (see `ngram_hashes`) from a file, which is written here.
+    """
     filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in args.quality}
     if evaluation_hashes:
         folder = get_datafolder(f"{args.output_dir}/{WORK}/contamination")
@@ -193,7 +196,7 @@ def evaluation_files(sources: Sequence[str]) -> list[File]:
 
 
 def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
-    """Return the `text_hashes` of all strings in the evaluation sets, in any column."""
+    """Return hashes of the word n-grams in all strings of the evaluation files, in all columns."""
     hashes = set()
     for path, size, changed in files:
         if file_kind(path) == "text":
@@ -203,7 +206,10 @@ def ngram_hashes(files: Sequence[File], n: int) -> set[int]:
         for text in strings_of(rows):
             hashes.update(text_hashes(text, n))
     if files and not hashes:
-        raise ValueError(f"no text of {files[0][0]} has {n} words: lower --decontaminate_ngram")
+        raise ValueError(
+            f"--decontaminate needs texts of at least {n} words, got none in {len(files)} files: {files[0][0]}, ...; lower "
+            "--decontaminate_ngram"
+        )
     return hashes
 
 
@@ -231,7 +237,7 @@ def stages_of(
 
     Args:
         groups (`list[dict]`): result of `grouped_sources`.
-        filters (`dict`): reason to drop a document -> datatrove filter.
+        filters (`dict`): {reason to report for dropped documents: datatrove filter}.
         manifest (`dict`): initial fields for `WriteManifest`.
     """
     output, deduplicate = args.output_dir, args.deduplicate
@@ -291,7 +297,7 @@ def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: Preparat
             continue
         missing = len(previous.get_incomplete_ranks())
         if missing:
-            print(f"{name}: {missing} of {tasks} tasks", flush=True)
+            print(f"{name}: running {missing} of {tasks} tasks", flush=True)
             previous.run()
         missing = len(previous.get_incomplete_ranks())
         if missing:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""datatrove blocks for corpus preparation: documents, counted filters, tokenizer, shards of rows, manifest."""
+"""datatrove blocks that read documents, count what filters drop, train a tokenizer, and write shards and manifest."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
 
 
 class ReadDocuments(PipelineStep):
-    """Block that reads the non-blank documents of the task's group of files, and assigns each to a part."""
+    """Block that reads the files of a task, skips blank documents, and assigns each other document to a part."""
 
     type, name = "reader", "documents"
 
@@ -113,7 +113,7 @@ class Counted(PipelineStep):
 
 
 class ReadPart(ParquetReader):
-    """Block that reads the documents of the task's part, which may be empty."""
+    """Block that reads the documents of one part, which may be empty. The rank of the task is the number of the part."""
 
     name = "part"
 
@@ -123,7 +123,7 @@ class ReadPart(ParquetReader):
 
 
 class TrainTokenizer(PipelineStep):
-    """Block that trains a tokenizer on the first documents of every part, with `characters` characters in total."""
+    """Block that trains a tokenizer on the first documents of every part, in total about `characters` characters."""
 
     type, name = "tokenizer", "tokenizer"
 
@@ -158,11 +158,12 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Block that packs the documents of a part into a shard of rows, and holds out the first ones, equally many per part.
+    """Block that packs the documents of a part into a shard of rows. It holds out the first documents of each part.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
-        held_out (`int`, *optional*): held-out documents of all parts together; None: `HELD_OUT`, at most a tenth of a part.
+        held_out (`int`, *optional*): number of held-out documents in all parts together, spread equally; None: `HELD_OUT`,
+            but at most a tenth of each part.
     """
 
     type, name = "packing", "rows"
@@ -187,7 +188,7 @@ class WriteRows(PipelineStep):
             json.dump(report, file)
 
     def write_shard(self, path: str, texts: Iterator[str], tokenizer: Any) -> dict[str, Any]:
-        """Write a shard unless it is empty; return its entry in the manifest, its tokens and its counts."""
+        """Write a shard unless it is empty; return its manifest entry, its number of tokens and its packing counts."""
         packing, counts = dict(self.packing), Counter()
         seed = packing.pop("seed")
 
@@ -235,7 +236,7 @@ def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[
 
 
 class WriteManifest(PipelineStep):
-    """Block that writes the manifest: the given fields, and the sums of the counts of all tasks."""
+    """Block that writes the final manifest: the fields of `manifest`, the shards, and the summed counts of all tasks."""
 
     type, name = "manifest", "manifest"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read prepared corpora: folders with shards of packed rows and a manifest; and order their rows for training.
+"""Read prepared corpora (folders with shards of packed rows and a manifest), and order their rows for training.
 
 A shard is a memory-mapped Arrow file; its digest is checked when it is opened. In each epoch, shards are permuted,
 consecutive windows of rows are distributed to streams, and rows are permuted within each window. Batch i is from stream
@@ -79,13 +79,13 @@ def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
     files, path = open_folder(folder)
     files.makedirs(path, exist_ok=True)
     text = json.dumps({"checksum": json_digest(manifest), **manifest}, indent=1) + "\n"
-    # Write and rename: a full disk must not leave half of it.
+    # Write and rename: a full disk must not leave half of the manifest.
     files.pipe_file(f"{path}/{MANIFEST_FILE}.part", text.encode())
     files.mv(f"{path}/{MANIFEST_FILE}.part", f"{path}/{MANIFEST_FILE}")
 
 
 def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError for damage."""
+    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError if damaged."""
     content = manifest_content(folder)
     if content is None:
         return {}
@@ -95,23 +95,23 @@ def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
             return manifest
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged: copy it again, or prepare the corpus in another folder")
+    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged; copy it again, or prepare the corpus in another folder")
 
 
 def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     """Read the manifest of a prepared corpus, and check that it is finished and that shards have the right sizes."""
     manifest = load_manifest(folder)
     if not manifest:
-        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}: copy it, too, or prepare the corpus again")
+        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}; copy it, too, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the preparation of {folder} is unfinished: run its command again")
+        raise ValueError(f"the preparation of {folder} is unfinished; run its command again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])
     for shard, size in zip(shards, sizes, strict=True):
         if size != shard["bytes"]:
             raise ValueError(
-                f"the shard {shard['file']} of {folder} has {size:,} bytes, expected {shard['bytes']:,}: copy it again"
+                f"the shard {shard['file']} of {folder} must have {shard['bytes']:,} bytes, got {size:,}; copy it again"
             )
     return manifest
 
@@ -133,11 +133,11 @@ a prepared corpus: {report["examples"]:,} rows, {report["packed_tokens"]:,} toke
 
 
 def tokenizer_folder(folder: str | os.PathLike) -> str:
-    """Return the local folder of a prepared corpus's tokenizer; download a remote one."""
+    """Return the local folder of the tokenizer of a prepared corpus. If the corpus is remote, download the tokenizer."""
     url = f"{os.fspath(folder).rstrip('/')}/{TOKENIZER}"
     if "://" not in url:
         return os.path.expanduser(url)
-    # Always the same folder, because a resumed run must use the same.
+    # Always the same folder, because a resumed run must have the same --tokenizer.
     target = cache(None) / f"{TOKENIZER}-{json_digest(url)}"
     # An unfinished manifest has no file names, and an HTTP server may not list files.
     names = load_manifest(folder).get("tokenizer", {}).get("files")
@@ -209,7 +209,7 @@ class PreparedRows(Dataset):
             if not file.is_file():
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
-            raise ValueError(f"the shard {file} differs from its digest in the manifest: remove it, and copy {url} again")
+            raise ValueError(f"the shard {file} differs from its digest in the manifest; remove it, and copy {url} again")
         return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
 
 
@@ -221,12 +221,12 @@ def cell(value: Any) -> Any:
 
 
 def max_streams(args: Any) -> int:
-    """Return the maximum number of streams: 8 per micro-batch of a step, so that 1, 2, 4 or 8 workers can share them."""
+    """Return the maximum number of streams: 8 per micro-batch of a step, which 1, 2, 4 or 8 workers can share."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 
 def halved(streams: int) -> int:
-    """Halve the number of streams, so that processes and workers can still divide it; 1 if it is odd."""
+    """Return half the number of streams, which processes and workers can still divide; 1 if the number is odd."""
     if streams % 2:
         return 1
     return streams // 2
@@ -241,7 +241,7 @@ class ShardOrder(Sampler):
     Args:
         examples (`NumberedExamples`): examples of `PreparedRows`.
         batch (`int`): number of rows in a batch.
-        streams (`int`): maximum number of streams, halved until each has `rows.buffer` rows.
+        streams (`int`): maximum number of streams, halved until each stream has `rows.buffer` rows.
         seed (`int`): seed of the order.
     """
 
@@ -261,7 +261,7 @@ class ShardOrder(Sampler):
         counts = np.diff(self.rows.ends, prepend=0)
         order = draws.permutation(len(counts))
         ends = np.cumsum(counts[order])
-        # Add it to a position in the permuted shards to get the row number.
+        # The number of a row is its position in the permuted shards plus the shift of its shard.
         shifts = self.rows.ends[order] - ends
         size = self.streams * self.window
         for start in range(0, len(self), size):

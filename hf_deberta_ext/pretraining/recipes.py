@@ -52,7 +52,7 @@ class Recipe:
     learning_rate: float
     # Values below 1 are a share of all steps.
     warmup_steps: float
-    # With decoupled steps, it matters only for clipped gradients, because Adam divides by the size of the gradients.
+    # In decoupled steps, this weight only matters for clipped gradients, because Adam divides by the gradients' size.
     rtd_lambda: float
     stepping: Literal["joint", "decoupled"]
     embedding_sharing: Literal["gdes", "es", "nes", "all"] = "gdes"
@@ -153,7 +153,7 @@ def chosen_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Return values for flags that the user did not set, from --recipe or for a new model, and a text that lists them.
 
-    Further training of a checkpoint without a recipe uses Trainer's defaults.
+    If a checkpoint is trained further without --recipe, Trainer's defaults are used: the result is ({}, None).
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
@@ -163,7 +163,9 @@ def chosen_settings(
     if name is not None:
         if not (rtd or RECIPES[name].trains_mlm):
             others = ", ".join(other for other, recipe in RECIPES.items() if recipe.trains_mlm)
-            raise ValueError(f"--recipe {name} is only for replaced token detection (run_rtd.py); expected {others}")
+            raise ValueError(
+                f"--recipe must be one of {others}, got {name}, which is only for run_rtd.py (replaced token detection)"
+            )
         settings = recipe_arguments(RECIPES[name], given_flags, processes=processes, device=device)
         if not rtd:
             for flag in RTD_FLAGS:
@@ -191,7 +193,7 @@ def recipe_arguments(
 
     per_device_train_batch_size x gradient_accumulation_steps x processes equals the recipe's batch. The default per-device
     size is as many tokens as 8 examples of 512 on CPU, and on an accelerator the largest power of two that is estimated to
-    fit in its memory. Give both numbers to train with another batch.
+    fit in its memory. Give both arguments to train with another batch.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.

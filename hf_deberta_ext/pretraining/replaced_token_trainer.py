@@ -45,10 +45,16 @@ class ReplacedTokenArguments(TargetArguments):
         "generator's new embeddings, as in the official code",
         choices=[*STEPPING],
     )
-    discriminator_learning_rate: float | None = option(None, "learning rate; default: --learning_rate")
-    discriminator_warmup_steps: float | None = option(None, "steps, or a share below 1; default: --warmup_steps")
-    discriminator_lr_scheduler_type: str | None = option(None, "schedule; default: --lr_scheduler_type")
-    discriminator_max_grad_norm: float | None = option(None, "only for decoupled steps; default: --max_grad_norm")
+    discriminator_learning_rate: float | None = option(None, "learning rate of the discriminator; default: --learning_rate")
+    discriminator_warmup_steps: float | None = option(
+        None, "warm-up of the discriminator: number of steps, or a share below 1; default: --warmup_steps"
+    )
+    discriminator_lr_scheduler_type: str | None = option(
+        None, "learning rate schedule of the discriminator; default: --lr_scheduler_type"
+    )
+    discriminator_max_grad_norm: float | None = option(
+        None, "maximum gradient norm of the discriminator, only for decoupled steps; default: --max_grad_norm"
+    )
 
     needs: ClassVar = dict.fromkeys(("warmup_steps", "discriminator_warmup_steps"), (WITHOUT_WARMUP, warms_up))
 
@@ -71,16 +77,18 @@ class ReplacedTokenArguments(TargetArguments):
 class ReplacedTokenTrainer(TargetTrainer):
     """Trainer for `DebertaExtForPreTraining`.
 
-    Joint: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled: the gradient of
-    the generator over all micro-batches, and its step; then the gradient and step of the discriminator, on the inputs that
-    the generator replaced before its step (also weighted by rtd_lambda, as in the official code). Generator and
-    discriminator have separate moments, clipping, learning rates and schedules, in one optimizer object and one checkpoint.
+    Joint steps: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled steps: first
+    the generator's step, with its gradient over all micro-batches; then the discriminator's step, on the inputs that the
+    generator replaced before its step (also weighted by rtd_lambda, as in the official code), with separate clipping. In
+    both cases, generator and discriminator have separate moments, learning rates and schedules, in one optimizer object and
+    one checkpoint.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of the
     class "replaced", at a threshold of 1/2), and replaced_share, the share of replaced tokens among the counted tokens. With
-    decoupled steps, grad_norm is the discriminator's, and generator_grad_norm is logged too. An evaluation also computes the
-    average cosine similarity of the word embeddings of both, and discriminator_guess_loss, the loss of a constant guess at
-    replaced_share: if the discriminator's loss stays there, it has collapsed. Each evaluation draws the same replacements.
+    decoupled steps, grad_norm is the discriminator's, and generator_grad_norm is logged too. Evaluations also compute, for
+    generator and discriminator, the average cosine similarity of the word embeddings; and discriminator_guess_loss, the loss
+    of always predicting replaced_share. A discriminator whose loss stays at that value has collapsed. All evaluations use
+    the same random replacements.
     """
 
     args: ReplacedTokenArguments
@@ -91,7 +99,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
         if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
             raise ValueError(
-                f"{', '.join(self._own_settings)} cannot be combined with `optimizers`; set them in these objects"
+                f"{', '.join(self._own_settings)} cannot be combined with `optimizers`; set them in these `optimizers`"
             )
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
@@ -247,7 +255,7 @@ class ReplacedTokenTrainer(TargetTrainer):
             self._waiting = []
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
-            # Schedule-free optimizers also have a mode.
+            # Schedule-free optimizers also have a training mode.
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         repeated = inputs.pop("repeated", None) is not None
@@ -273,7 +281,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return total
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
-        """Run one `half` (generator or discriminator) forward and backward; return its share of the loss and the outputs."""
+        """Run one `half` (generator or discriminator) forward and backward; return its part of the loss and the outputs."""
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
@@ -288,7 +296,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Return True if this trainer must average gradients over processes, because DDP would wait for the other half."""
+        """Return True if this trainer must average gradients over processes, because DDP waits for both halves."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):
@@ -313,7 +321,7 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager:
-    """Return a context manager that makes parameters complete; with ZeRO-3, each process only has a part of them."""
+    """Return a context manager in which each process has the complete parameters; ZeRO-3 divides them among processes."""
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed
@@ -327,12 +335,15 @@ def check_stepping(stepping: str, embedding_sharing: str):
         raise ValueError(
             f"embedding_sharing = {embedding_sharing!r} needs joint steps: in decoupled steps, the discriminator's gradient "
             "would change shared weights after the generator's step (the official code drops it); use stepping = 'joint', "
-            "or 'gdes' or 'nes'"
+            "or embedding_sharing = 'gdes' or 'nes'"
         )
 
 
 def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return bool tensors [B, N]: replaced, predicted as replaced (logit > 0), counted; the first two imply counted."""
+    """Return bool tensors [B, N] of tokens that are replaced, predicted as replaced (logit > 0), and counted in the loss.
+
+    The first two are False for tokens that are not counted.
+    """
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
 
@@ -351,5 +362,5 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
 
 
 def guess_loss(share: float) -> float:
-    """Return the loss of a constant guess at the share of replaced tokens."""
+    """Return the cross-entropy loss of always predicting the probability `share`, the share of replaced tokens."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of all pre-training scripts, and checks of them before any long computation."""
+"""Flags of all pre-training scripts, and checks of these flags before any long computation."""
 
 import dataclasses
 import os
@@ -45,8 +45,12 @@ class ModelArguments(TokenizerArguments, HubArguments):
     )
     recipe: str | None = option(None, "name of predefined settings, which other flags override", choices=[*RECIPES])
     preset: str = option("v3-base", "preset of a new model (DebertaExtConfig.from_preset): base, v3-small, ...")
-    config_overrides: str | None = option(None, "fields to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1")
-    attn_implementation: str | None = option(None, f"{', '.join(BACKENDS)}; default: the best for each call")
+    config_overrides: str | None = option(
+        None, "fields of the configuration to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1"
+    )
+    attn_implementation: str | None = option(
+        None, f"attention backend: {', '.join(BACKENDS)}; default: the best one for each call"
+    )
     license: str | None = option(None, "license of the model for its card, as named on the Hub: apache-2.0, mit, ...")
 
     needs: ClassVar = {
@@ -57,7 +61,7 @@ class ModelArguments(TokenizerArguments, HubArguments):
 
 
 def may_train_tokenizer(args: Any) -> bool:
-    """Return True if a tokenizer is trained, or if there is no tokenizer yet."""
+    """Return True if a tokenizer is trained, or if no flag gives an existing tokenizer."""
     return args.train_tokenizer is not None or not (args.tokenizer or args.model or is_prepared(*args.train_data))
 
 
@@ -66,12 +70,12 @@ class DataArguments(CorpusArguments):
     """Flags for the text data, and how it is split into examples."""
 
     validation_data: list[str] = option(
-        list, "held-out data, like --train_data; default: a split of it", aliases=["--validation_file"]
+        list, "held-out data, in the forms of --train_data; default: a part of --train_data", aliases=["--validation_file"]
     )
     validation_split: str = option("validation", "split of the Hub data set with the held-out data")
     streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
     shuffle_buffer: int = option(10_000, "buffer size, in examples, for shuffling with --streaming or prepared data")
-    num_proc: int | None = option(None, "processes to tokenise and pack with", aliases=["--preprocessing_num_workers"])
+    num_proc: int | None = option(None, "processes for tokenization and packing", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "maximum number of training examples, for tests")
     max_eval_samples: int | None = option(None, "maximum number of evaluation examples")
     card_language: str | None = option(None, "ISO language code of the text for the model card")
@@ -90,14 +94,22 @@ class MaskingArguments:
 
     masking: str = option("word", "unit that is masked as a whole", choices=[*UNITS])
     masking_rate: float = option(0.15, "share of tokens to mask", aliases=["--mlm_probability"])
-    final_masking_rate: float | None = option(None, "decrease the masking rate to this value; also used in evaluations")
+    final_masking_rate: float | None = option(
+        None, "final masking rate; the rate falls linearly from --masking_rate, and evaluations use the final rate"
+    )
     max_ngram: int = option(3, "maximum length of an n-gram, in words; P(n) is proportional to 1/n")
     span_p: float = option(0.2, "parameter of the geometric distribution of span lengths")
     max_span: int = option(10, "maximum length of a span, in words")
     mask_share: float = option(0.8, "share of masked tokens that are replaced by [MASK]")
     random_share: float = option(0.1, "share of masked tokens that are replaced by random tokens; the rest is unchanged")
-    masking_policy: str = option("uniform", "official: as in the released code, never at a row's end", choices=[*POLICIES])
-    masking_duplicates: int | None = option(None, "static masking with this many copies (RoBERTa: 10); default: dynamic")
+    masking_policy: str = option(
+        "uniform",
+        "uniform: all positions equally often; official: as in the released code, never the end of a full row",
+        choices=[*POLICIES],
+    )
+    masking_duplicates: int | None = option(
+        None, "static masking: number of masks of an example (RoBERTa: 10); default: new masks in each epoch"
+    )
 
     needs: ClassVar = {
         "max_ngram": ("without --masking ngram", lambda args: args.masking == "ngram"),
@@ -116,20 +128,24 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
             f"--train_sampling_strategy {args.train_sampling_strategy} only works for text that is packed before training: "
-            "--streaming and prepared data define the order; remove it"
+            "--streaming and prepared data define the order; remove the flag"
         )
     if data_args.streaming:
         if args.max_steps < 1:
             raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
         if data_args.num_proc is not None:
-            raise ValueError("--num_proc only works for data that is packed before training; remove it, or --streaming")
+            raise ValueError(
+                "--num_proc only works for data that is packed before training; remove --num_proc or --streaming"
+            )
         if args.accelerator_config.split_batches:
             raise ValueError("--accelerator_config split_batches and --streaming are mutually exclusive; remove one of them")
         # Each process reads the stream and selects its share, because rows of unequal length cannot be dispatched.
         args.accelerator_config.dispatch_batches = False
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
-        raise ValueError(f"{nodes} machines would train {nodes} tokenizers; train it on one machine, and pass --tokenizer")
+        raise ValueError(
+            f"--train_tokenizer needs one machine, got {nodes}; first train it on one machine, then pass --tokenizer"
+        )
 
 
 def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +159,7 @@ def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check the flags against a prepared folder; a new model gets the tokenizer of the folder."""
+    """Check that the flags fit a prepared corpus, whose tokenizer a new model gets unless --tokenizer is set."""
     folder = data_args.train_data[0]
     if len(data_args.train_data) > 1:
         raise ValueError(
@@ -176,7 +192,7 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
 
 
 def masking_options(arguments: MaskingArguments, max_length: int) -> MaskingOptions:
-    """Return the masking options for the flags."""
+    """Return the masking options that the flags set."""
     return MaskingOptions(
         unit=arguments.masking,
         rate=arguments.masking_rate,
@@ -213,7 +229,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
             raise ValueError("a new model needs a tokenizer; pass --tokenizer, or --train_tokenizer unigram")
         return DebertaExtConfig.from_preset(model_args.preset, **changes)
     if model_args.train_tokenizer is not None:
-        raise ValueError(f"{model_args.model} needs its own tokenizer; remove --train_tokenizer")
+        raise ValueError(f"--model {model_args.model} needs its own tokenizer; remove --train_tokenizer")
     download = model_args.model_download()
     check_source(model_args.model, "--model: ")
     announce_official(model_args.model, **download)

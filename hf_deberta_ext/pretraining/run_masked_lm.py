@@ -17,7 +17,7 @@ GROUPS = (ModelArguments, DataArguments, MaskingArguments, PretrainingArguments)
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse the flags of a command line and run all stages.
+    """Parse a command line, pre-train and evaluate a masked language model, and return its metrics.
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.
@@ -36,10 +36,13 @@ class MaskedLMRun(PretrainingRun):
         """Check that --packing makes pairs if and only if an objective needs them."""
         packing, readers = self.data_args.packing, pair_objectives([*self.args.objectives])
         if packing in PAIR_MODES and not readers:
-            raise ValueError(f"--packing {packing} makes pairs; pass --nsp_weight or --sop_weight, or use full_sentences")
+            raise ValueError(
+                f"--packing {packing} makes pairs that no objective uses; pass --nsp_weight or --sop_weight, or "
+                "--packing full_sentences"
+            )
         if readers and packing not in PAIR_MODES:
             modes = " or ".join(PAIR_MODES)
-            raise ValueError(f"--{readers[0]}_weight needs pairs, got --packing {packing}; use {modes}")
+            raise ValueError(f"--{readers[0]}_weight needs pairs, got --packing {packing}; use --packing {modes}")
 
     def new_model(self) -> MultiObjectiveMaskedLM:
         """Return the model with random weights."""

@@ -22,11 +22,17 @@ __all__ = ["PreparationArguments", "main"]
 
 @dataclass
 class PreparationArguments(CorpusArguments, TokenizerArguments):
+    """Flags of corpus preparation, in addition to those of corpora and tokenizers."""
+
     output_dir: str | None = option(None, "folder or URL of the prepared corpus; required")
-    licenses: list[str] = option(list, "license for each --train_data, or one for all; for the manifest and model cards")
+    licenses: list[str] = option(list, "license of each --train_data, or one for all; for the manifest and model cards")
     tokenizer_sample: int = option(2 * 10**9, "maximum number of characters to train the tokenizer on")
-    sentence_pairs: str = option("consecutive", "nsp: replace B in half of the pairs", choices=["consecutive", "nsp"])
-    seed: int = option(0, "random seed of nsp")
+    sentence_pairs: str = option(
+        "consecutive",
+        "nsp: in about half of the pairs, the second segment is from another document; consecutive: in no pair",
+        choices=["consecutive", "nsp"],
+    )
+    seed: int = option(0, "random seed, only used for pairs (--packing segment_pair or sentence_pair)")
     languages: list[str] = option(list, "only keep documents in these languages")
     language_model: str | None = option(None, "fastText .bin file for language detection; default: download lid.176")
     language_threshold: float = option(0.65, "minimum probability of the detected language")
@@ -35,9 +41,9 @@ class PreparationArguments(CorpusArguments, TokenizerArguments):
         list, "remove duplicates (exact) or near-duplicates (minhash)", choices=["exact", "minhash"]
     )
     decontaminate: list[str] = option(list, "files of evaluation sets; remove documents that share an n-gram with them")
-    decontaminate_ngram: int = option(13, "length of these n-grams, in words")
+    decontaminate_ngram: int = option(13, "length of the n-grams of --decontaminate, in words")
     part_bytes: int = option(2**26, "bytes of text per shard")
-    executor: str = option("local", "executor of datatrove", choices=["local", "slurm", "ray"])
+    executor: str = option("local", "datatrove executor that runs the tasks", choices=["local", "slurm", "ray"])
     workers: int = option(1, "number of parallel tasks")
     executor_options: str | None = option(None, "additional executor arguments: partition=cpu,time=24:00:00")
 
@@ -50,7 +56,7 @@ CONTENTS = dict(
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of a command line, run all stages, and return the manifest.
+    """Parse a command line, prepare the corpus, and return its manifest.
 
     Args:
         argv (`list[str]`, *optional*): flags; default: the flags of the process.
@@ -132,23 +138,23 @@ def check(args: PreparationArguments):
     if args.output_dir is None:
         raise ValueError("--output_dir is missing; pass a folder or URL for the prepared corpus")
     if (args.tokenizer is None) == (args.train_tokenizer is None):
-        raise ValueError("expected one tokenizer; pass --tokenizer, or --train_tokenizer unigram (or byte-level-bpe)")
+        raise ValueError("expected one tokenizer; pass either --tokenizer, or --train_tokenizer unigram or byte-level-bpe")
     if len(args.licenses) not in (0, 1, len(args.train_data)):
         raise ValueError(
-            f"--licenses must have one entry, or one for each of the {len(args.train_data)} --train_data, got "
-            f"{len(args.licenses)}"
+            f"--licenses must have one entry, or one for each of the {len(args.train_data)} values of --train_data, got "
+            f"{len(args.licenses)} entries"
         )
     for name in ("workers", "part_bytes", "tokenizer_sample", "decontaminate_ngram"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.language_model is not None and not args.languages:
-        raise ValueError("--language_model needs --languages")
+        raise ValueError("--language_model needs --languages; pass the languages to keep, such as --languages en")
     tokenizer_options(args)
     check_packing(None, args.packing, args.max_length, args.sentence_pairs)
 
 
 def begin(output: str, manifest: dict[str, Any]):
-    """Write the manifest of an unfinished preparation; raise a ValueError if it was started with other files or flags."""
+    """Write the initial manifest; raise a ValueError if the folder already has a manifest with other files or flags."""
     begun = load_manifest(output)
     if not begun:
         write_manifest(output, manifest)
@@ -157,4 +163,4 @@ def begin(output: str, manifest: dict[str, Any]):
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
         names = ", ".join(CONTENTS.get(name, f"--{name}") for name in changed)
-        raise ValueError(f"{output} was started with other values of {names}; repeat them, or pass another --output_dir")
+        raise ValueError(f"{output} was started with other values of {names}; pass the same values, or another --output_dir")

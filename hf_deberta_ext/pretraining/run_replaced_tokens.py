@@ -36,21 +36,22 @@ class JointModelArguments(ModelArguments):
 
     embedding_sharing: str | None = option(
         None,
-        "sharing of embeddings; default: the value of --model if it has a generator and a discriminator, else gdes",
+        "how generator and discriminator share embeddings; default: the value of --model if it has both, else gdes",
         choices=["gdes", "es", "nes", "all"],
     )
     rtd_lambda: float | None = option(
         None,
-        "weight of the discriminator's loss; default: the value of --model if it has a generator and a discriminator, "
-        "else 50",
+        "weight of the discriminator's loss; default: the value of --model if it has generator and discriminator, else 50",
     )
     temperature: float | None = option(
-        None, "sampling temperature; default: the value of --model if it has a generator and a discriminator, else 1"
+        None, "sampling temperature; default: the value of --model if it has generator and discriminator, else 1"
     )
-    generator_layers: int | None = option(None, "layers of the generator; default: half of the discriminator's")
-    generator_overrides: str | None = option(None, "fields to replace in the generator: hidden_size=256,emd_layers=1")
+    generator_layers: int | None = option(None, "number of generator layers; default: half as many as in the discriminator")
+    generator_overrides: str | None = option(
+        None, "fields to replace in the configuration of the generator: hidden_size=256,emd_layers=1"
+    )
     generator_model: str | None = option(
-        None, "checkpoint of the generator; default: pytorch_model.generator.bin of --model, or its first layers"
+        None, "generator checkpoint; default: pytorch_model.generator.bin in --model, else the first layers of --model"
     )
     loss_without_special_tokens: bool = option(False, "exclude [CLS] and [SEP] from the discriminator's loss")
     # Digest of the generator's weight files, which must not change when a run is resumed.
@@ -61,7 +62,7 @@ GROUPS = (JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArg
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse the flags of a command line and run all stages; arguments are as in `run_masked_lm.main`."""
+    """Parse a command line, train the joint model, and return its metrics; arguments are those of `run_masked_lm.main`."""
     return parse_and_run(ReplacedTokenRun, GROUPS, argv, description, program)
 
 
@@ -72,7 +73,7 @@ class ReplacedTokenRun(PretrainingRun):
     defaults: ClassVar = dict(masking="token", mask_share=1.0, random_share=0.0)
 
     def configuration(self) -> DebertaExtConfig:
-        """Return the configuration of the joint model; without a flag, the value of --model is kept."""
+        """Return the configuration of the joint model. A field that no flag sets keeps its value in --model."""
         args = self.model_args
         source, start = args.generator_model, args.model
         generator = config_overrides(args.generator_overrides, "--generator_overrides")
@@ -88,16 +89,16 @@ class ReplacedTokenRun(PretrainingRun):
         if args.loss_without_special_tokens:
             fields["rtd_special_tokens"] = False
         if source is not None and start is None:
-            raise ValueError("--generator_model needs --model, a discriminator or a masked language model")
+            raise ValueError("--generator_model needs --model; pass a discriminator or a masked language model")
         if source is not None and generator:
-            raise ValueError(f"{source} defines the layers; remove --generator_layers and --generator_overrides")
+            raise ValueError(f"{source} sets the generator's layers; remove --generator_layers and --generator_overrides")
         if start is not None:
             saved = model_config(args)
             other_sharing = fields.get("embedding_sharing", saved.embedding_sharing) != saved.embedding_sharing
             if saved.is_joint and (other_sharing or generator or source):
                 raise ValueError(
-                    f"{start} is a joint model, whose generator and embedding_sharing cannot be changed; start from its "
-                    f"parts, with --model {start}/discriminator --generator_model {start}/generator"
+                    f"--model {start} is a joint model, whose generator and embedding_sharing cannot be changed; start from "
+                    f"its two parts: --model {start}/discriminator --generator_model {start}/generator"
                 )
         args.generator_digest = weights_digest(source)
         return model_config(args, **fields)
@@ -106,7 +107,7 @@ class ReplacedTokenRun(PretrainingRun):
         """Check --packing, --stepping and the generator's input length."""
         packing = self.data_args.packing
         if packing in PAIR_MODES:
-            raise ValueError(f"--packing {packing} makes pairs, which this model does not use; use full_sentences")
+            raise ValueError(f"--packing {packing} makes pairs, which this model does not use; use --packing full_sentences")
         check_stepping(self.args.stepping, self.config.embedding_sharing)
         check_length(self.config.generator_config(), self.data_args.max_length, self.model_args)
 
@@ -124,7 +125,7 @@ class ReplacedTokenRun(PretrainingRun):
     def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtForPreTraining:
         """Return the joint model to train, whose generator never samples special or unused ids."""
         model = super().build(tokenizer, vocabulary)
-        # The model may have more rows than the tokenizer has tokens.
+        # The embeddings may have more rows than the tokenizer has tokens.
         model.config.special_token_ids = sorted({*range(model.config.vocab_size)} - {*vocabulary.ordinary.tolist()})
         if self.args.should_save:
             sharing = model.config.embedding_sharing
@@ -156,11 +157,11 @@ class ReplacedTokenRun(PretrainingRun):
         for name, half in {"discriminator": config, "generator": config.generator_config()}.items():
             rows[name] = {"layers": half.num_hidden_layers, "width": half.hidden_size}
         if self.model_args.generator_model is not None:
-            rows["generator's start"] = shown_source(self.model_args.generator_model)
+            rows["generator initialised from"] = shown_source(self.model_args.generator_model)
         rows["embedding sharing"] = config.embedding_sharing
-        rows["steps of the two"] = self.args.stepping
+        rows["optimizer steps of generator and discriminator"] = self.args.stepping
         rows["temperature"] = config.rtd_temperature
-        rows["discriminator's loss"] = "over all tokens" if config.rtd_special_tokens else "over all but special tokens"
+        rows["discriminator's loss"] = "over all tokens" if config.rtd_special_tokens else "without special tokens"
         for name, value in vars(self.args).items():
             if name.startswith("discriminator_") and value is not None:
                 rows[name.replace("_", " ")] = value

@@ -72,7 +72,7 @@ def parse_and_run(
     description: str,
     program: str = "%(prog)s",
 ) -> dict[str, float]:
-    """Parse the flags in `groups`, and run all stages with them.
+    """Parse a command line, and do the pre-training run with its flags.
 
     Args:
         run: class of the pre-training run.
@@ -98,7 +98,7 @@ def parse_and_run(
 def settings_of_run(
     run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return default values of flags, from prepared data and `chosen_settings`, and the text that describes the latter."""
+    """Return defaults of flags (from prepared data and `chosen_settings`), and the text of `chosen_settings` to print."""
     prepared = prepared_settings(flags)
     settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
     return settings | prepared, text
@@ -108,8 +108,9 @@ class PretrainingRun:
     """Pre-training run, from flags to report. Subclasses define the model and the trainer."""
 
     trainer_class: ClassVar[type[RunTrainer]]
-    # Default values of flags; whether --recipe selects recipes of replaced token detection.
+    # Default values of flags.
     defaults: ClassVar[Mapping[str, Any]] = {}
+    # True if the run trains replaced token detection, which determines the recipes that --recipe accepts.
     rtd: ClassVar[bool] = False
 
     def __init__(
@@ -124,7 +125,7 @@ class PretrainingRun:
         return model_config(self.model_args)
 
     def check(self):
-        """Check the flags against each other and the configuration."""
+        """Check that the flags fit together and fit the model configuration. The base class checks nothing."""
 
     def new_model(self) -> DebertaExtPreTrainedModel:
         """Return the model with random weights."""
@@ -143,7 +144,10 @@ class PretrainingRun:
         checkpoint = find_checkpoint(args)
         check_arguments(data_args, model_args, args)
         if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
-            raise ValueError("--final_masking_rate depends on the number of steps; use --train_longer new_schedule")
+            raise ValueError(
+                "--train_longer same_schedule cannot be combined with --final_masking_rate: the masking rates depend "
+                "on the number of steps; use --train_longer new_schedule"
+            )
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()
         check_length(self.config, data_args.max_length, model_args)
@@ -188,7 +192,7 @@ class PretrainingRun:
         return metrics
 
     def given_tokenizer(self) -> Any:
-        """Load the tokenizer from --tokenizer or --model, and check it against the model and prepared rows."""
+        """Load the tokenizer from --tokenizer or --model, and check that it fits the model and the prepared rows."""
         model_args, config = self.model_args, None
         source, flag, options = model_args.model, "--model", model_args.model_download()
         if model_args.tokenizer is not None:
@@ -205,8 +209,8 @@ class PretrainingRun:
             if prepared["digest"] != digest:
                 raise ValueError(
                     f"expected the tokenizer of the prepared rows in {folder} ({prepared['vocabulary']} tokens, digest "
-                    f"{prepared['digest']}), got {source} ({len(tokenizer)}, {digest}); use {folder}/tokenizer, or prepare "
-                    "the corpus with this tokenizer"
+                    f"{prepared['digest']}), got {source} ({len(tokenizer)} tokens, digest {digest}); pass --tokenizer "
+                    f"{folder}/tokenizer, or prepare the corpus with this tokenizer"
                 )
         return tokenizer
 
@@ -231,7 +235,7 @@ class PretrainingRun:
             return tokenizer
 
     def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtPreTrainedModel:
-        """Return the new or loaded model, with the tokenizer's special ids (and vocabulary size if it is new)."""
+        """Create or load the model, and set special ids (in a new model also the vocabulary size) as in the tokenizer."""
         config, model_args = self.config, self.model_args
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
         if model_args.model is None:
@@ -256,7 +260,7 @@ class PretrainingRun:
             seconds (`float`): duration of all stages.
             table (`str`): table of the results to print.
             rows (`dict`): first rows of the training table in the card.
-            objectives: name in the results -> title.
+            objectives (`str`): title of each objective, by the name of the objective in the results.
         """
         folder = self.args.output_dir
         facts = self.facts(trainer, seconds, rows, objectives)
@@ -272,7 +276,7 @@ class PretrainingRun:
         print(f"\n{table}\n\n{folder_summary(folder)}")
 
     def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
-        """Return the facts of the run for its model cards; arguments are as in `write_report`."""
+        """Return the description of the run that its model cards show; the arguments are those of `write_report`."""
         model_args, data_args, args = self.model_args, self.data_args, self.args
         sources, licenses = data_args.train_data, {}
         if data_args.is_prepared:
@@ -330,7 +334,7 @@ class PretrainingRun:
 def corpora(
     data_args: DataArguments, model_args: ModelArguments
 ) -> "tuple[Dataset | DocumentStream | PreparedRows, Dataset | PreparedRows]":
-    """Return the training documents and the held-out documents; for a prepared folder, its rows."""
+    """Load the training documents and the held-out documents. From a prepared corpus, load packed rows instead."""
     from datasets import Dataset
 
     common = dict(
@@ -349,7 +353,7 @@ def corpora(
         if held_out is None:
             held_out = cached(held_out=True, limit=data_args.max_eval_samples)
         if not len(held_out):
-            raise ValueError(f"{folder} has no held-out rows; pass --validation_data")
+            raise ValueError(f"the prepared corpus {folder} has no held-out rows; pass --validation_data")
         return cached(limit=data_args.max_train_samples, buffer=data_args.shuffle_buffer), held_out
     corpus = load_corpus(data_args.train_data, split=data_args.train_split, streaming=data_args.streaming, **common)
     if data_args.streaming:
@@ -374,7 +378,7 @@ def corpora(
 
 
 def stream_digest(sources: Sequence[str], corpus: Any, held_out: Any) -> str:
-    """Return a digest of a stream: names and sizes of its files, held-out documents and first 100 documents."""
+    """Return a digest of the names and sizes of a stream's files, its held-out documents and its first 100 documents."""
     names = []
     for source in sources:
         files = list_files(source)
@@ -393,7 +397,7 @@ def numbered_examples(
     Args:
         nsp (`bool`, defaults to False): make pairs for next sentence prediction, instead of consecutive segments.
     Returns:
-        The training examples, the evaluation examples, and packing reports by set.
+        The training examples, the evaluation examples, and a dict with the packing reports ("train", "held_out").
     """
     packing = dict(
         mode=data_args.packing,
@@ -420,8 +424,8 @@ def numbered_examples(
         return packed_stream(corpus, tokenizer, packing, data_args, args), eval_set, reports
     if nsp and not reports["train"].negative_pairs:
         raise ValueError(
-            f"next sentence prediction needs pairs with a B of another document, got none from {reports['train'].documents} "
-            "documents; add documents (--documents defines what a document is)"
+            "next sentence prediction needs pairs whose segments are from different documents, got none from "
+            f"{reports['train'].documents} documents; add documents, or check --documents, which sets where a document ends"
         )
     return NumberedExamples(corpus), eval_set, reports
 
@@ -429,7 +433,7 @@ def numbered_examples(
 def packed_stream(
     corpus: DocumentStream, tokenizer: Any, packing: dict[str, Any], data_args: DataArguments, args: TrainingArguments
 ) -> NumberedStream:
-    """Pack the documents of a stream while reading."""
+    """Return a stream of examples, which reads and packs the documents during the training."""
     most = data_args.max_train_samples
     if most is not None:
         # One stream, so that the first rows come from the first files.

@@ -36,7 +36,7 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Predict from the [CLS] state; states [B, N, d] -> logits [B, 2], sentence labels [B], row numbers [B]."""
+    """Predict from the [CLS] states in `states` [B, N, d]; return logits [B, 2], sentence labels [B] and row numbers [B]."""
     from ..model.modeling_deberta_ext import cls_states
 
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
@@ -59,7 +59,9 @@ class SegmentPair:
 
 
 def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exchange: bool) -> list[int]:
-    """Split each pair at a random allowed position; with `exchange`, about half of the pairs exchange segments B.
+    """Split each pair at a random position in `cuts`. If `exchange`, about half of the pairs exchange their segments B.
+
+    After an exchange, both pairs have at most `room` tokens.
 
     Returns:
         `list[int]`: sentence label of each pair, 1 if B is from another document.
@@ -78,7 +80,7 @@ def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exc
 def find_partners(
     pairs: list[SegmentPair], drawn: list[int], room: int, generator: random.Random
 ) -> Iterator[tuple[int, int]]:
-    """Find partners (i, j) among the drawn pairs, and split both so that they fit in `room` with segments B exchanged."""
+    """Yield indices i, j of drawn pairs that can exchange segments B, and split both so that they then fit in `room`."""
     generator.shuffle(drawn)
     half = len(drawn) // 2
     candidates = drawn[half:]
@@ -96,7 +98,7 @@ def find_partners(
 
 
 def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator: random.Random) -> tuple[int, int] | None:
-    """Draw split positions such that neither pair is longer than `room` after exchanging segments B."""
+    """Draw positions to split two pairs, so that both have at most `room` tokens after exchanging B; None if impossible."""
     n, m = len(first.tokens), len(second.tokens)
     for a in generator.sample(first.cuts, len(first.cuts)):
         # a + m - b <= room and b + n - a <= room
@@ -118,9 +120,14 @@ def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dic
     N, first = len(ids), int((types == 0).sum())
     is_pair = len(types) == N and 2 < first < N - 1 and bool((types[first:] == 1).all())
     if not is_pair or not special[ids[[0, first - 1, -1]]].all():
-        raise ValueError("sentence_order needs [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1: pack as segment_pair")
+        raise ValueError(
+            "sentence_order needs rows [CLS] A [SEP] B [SEP] with token_type_ids 0 and 1, got another format; pack with "
+            "mode='segment_pair'"
+        )
     if row.get("sentence_labels", 0):
-        raise ValueError("sentence_order needs consecutive segments, got sentence_labels 1: pack them as consecutive")
+        raise ValueError(
+            "sentence_order needs consecutive segments, got sentence_labels 1; pack with sentence_pairs='consecutive'"
+        )
     if swap:
         places = torch.arange(N)
         order = torch.cat([places[:1], places[first:-1], places[first - 1 : first], places[1 : first - 1], places[-1:]])

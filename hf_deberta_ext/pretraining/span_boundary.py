@@ -21,7 +21,7 @@ def span_boundaries(
     document_ids: torch.Tensor | None = None,
     max_span_tokens: int = MAX_SPAN_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find x_{s-1} and x_{e+1} for every token i of a masked span (s, e), and its position i - s + 1 in the span.
+    """Find the positions s - 1 and e + 1 around each masked span (s, e), and the position i - s + 1 of each token i in it.
 
     A span is a run of labels other than -100. Its first `max_span_tokens` tokens are targets, if both boundaries are real
     tokens of the same document.
@@ -57,7 +57,7 @@ class SpanBoundaryHead(nn.Module):
 
     h_0 = [x_{s-1}; x_{e+1}; p_{i-s+1}],  h_1 = LayerNorm(GeLU(W_1 h_0)),  y_i = LayerNorm(GeLU(W_2 h_1)).
 
-    The position table p is [max_span_tokens, position_size]. y has `embedding_size` and is decoded with the word embeddings.
+    The position table p is [max_span_tokens, position_size]. y has the size of the word embeddings, which decode it.
     """
 
     def __init__(

@@ -39,10 +39,10 @@ def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **options:
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, *, model_max_length: int = 512, show_progress: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer in the form of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
+    """Train a tokenizer in the format of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
 
     The vocabulary contains all bytes, so no token is unknown. The same texts give the same vocabulary. Merges must occur at
-    least twice, so a short text gives fewer than `vocab_size` tokens. No text, or a size below 261, is a ValueError.
+    least twice, so a short text gives fewer than `vocab_size` tokens. No text, or a size below 261, raises a ValueError.
     """
     if vocab_size < 261:
         raise ValueError(f"vocab_size must be at least 261 (256 bytes and 5 special tokens), got {vocab_size}")
@@ -123,7 +123,7 @@ def train_unigram(
                 f"vocab_size must be at least {int(needed[1]) + 1} for the characters of this text, got {vocab_size}: raise "
                 "it, or train a byte-level-bpe tokenizer, which needs 261"
             ) from error
-        raise ValueError(f"SentencePiece cannot train {vocab_size} pieces (with [MASK]) on this text: {error}") from error
+        raise ValueError(f"SentencePiece cannot train {vocab_size} tokens (with [MASK]) on this text: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "spm.model")
         file.write_bytes(model.getvalue())

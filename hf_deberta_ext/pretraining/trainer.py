@@ -39,11 +39,11 @@ class TargetArguments(RunArguments):
     )
     eval_steps: float | None = option(0.1, "number of steps between evaluations; below 1: share of all steps")
     ddp_find_unused_parameters: bool | None = option(False, "not needed: every parameter is used in every step")
-    remove_unused_columns: bool = option(False, "must be False: the collator needs columns that the model does not")
+    remove_unused_columns: bool = option(False, "must be False: the collator needs columns that the model does not have")
 
     needs: ClassVar = {
         "data_seed": (
-            "without --train_sampling_strategy random (group_by_length uses --seed) or drawn pairs",
+            "without --train_sampling_strategy random (group_by_length uses --seed) or a --packing that makes pairs",
             lambda args: args.train_sampling_strategy == "random" or args.packing in PAIR_MODES,
         )
     }
@@ -65,7 +65,9 @@ WeightArguments = make_dataclass("WeightArguments", WEIGHTS, bases=(TargetArgume
 class PretrainingArguments(WeightArguments):
     """`TargetArguments` with a weight for each objective of `OBJECTIVES`, such as "mlm_weight"; 0 = not trained."""
 
-    z_loss: float = option(0.0, "weight of the mean of (log Z)^2 at masked tokens, Z = sum of exp(logits) (PaLM: 1e-4)")
+    z_loss: float = option(
+        0.0, "weight of the mean of (log Z)^2 over masked tokens; Z is the sum of exp(logits) (PaLM: 1e-4)"
+    )
 
     def __post_init__(self):
         for name, *_ in [("z_loss",), *WEIGHTS]:
@@ -94,7 +96,7 @@ class TargetTrainer(RunTrainer):
 
     Args:
         weights (`dict[str, float]`): weight of each loss.
-        statistics (`list[str]`): names of the sums, starting with the losses of `weights`.
+        statistics (`list[str]`): names of what `batch_sums` and `row_sums` return, starting with the names in `weights`.
     Raises:
         ValueError: if a loss has no target in the evaluation data, or if one process has several GPUs.
     """
@@ -103,7 +105,7 @@ class TargetTrainer(RunTrainer):
 
     def __init__(self, model, args: TargetArguments, *, weights: dict[str, float], statistics: list[str], **kwargs):
         if args.n_gpu > 1:
-            raise ValueError(f"{args.n_gpu} GPUs in one process, expected one: start a process for each GPU with torchrun")
+            raise ValueError(f"expected one GPU in a process, got {args.n_gpu}; start a process for each GPU with torchrun")
         args.find_best_metric({"eval_loss"})
         self.objectives, self.statistics = weights, statistics
         super().__init__(model, args, compute_metrics=self.compute_metrics_of_rows, **kwargs)
@@ -128,7 +130,7 @@ class TargetTrainer(RunTrainer):
         raise NotImplementedError
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
-        """Return the outputs, and (loss sum, correct, targets) of each statistic, [statistics, 3], with gradient."""
+        """Return the model's outputs, and (loss sum, correct, targets) of each statistic, [statistics, 3] with gradient."""
         raise NotImplementedError
 
     def row_sums(self, model, inputs) -> torch.Tensor:
@@ -136,11 +138,11 @@ class TargetTrainer(RunTrainer):
         raise NotImplementedError
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        """Compute the metrics to log from the sums since the last log, by name."""
+        """Compute the metrics to log; `sums` has (loss sum, correct, targets) since the last log for each statistic."""
         return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:
-        """Compute the metrics of an evaluation from all rows, [R, statistics, 3]."""
+        """Compute the metrics of an evaluation from the `row_sums` of all R rows, [R, statistics, 3]."""
         return evaluation_metrics(statistics[:, : len(self.objectives)], self.objectives)
 
     def check_wrappers(self):
@@ -196,7 +198,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Compute the loss of a micro-batch from its sums [statistics, 3]; `counts` [losses] are the step's targets."""
+        """Compute the loss of a micro-batch from its sums [statistics, 3] and the target counts of the step, [losses]."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
@@ -238,7 +240,7 @@ class PretrainingTrainer(TargetTrainer):
     """Trainer of `MultiObjectiveMaskedLM` with L = sum over objectives o of weight_o * (losses of o / targets of o).
 
     Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation returns the loss, accuracy and (for objectives that predict
-    tokens) perplexity of each objective. With `z_loss`, also logs "z_loss", which is added only to the training loss.
+    tokens) perplexity of each objective. If `z_loss` is set, also logs "z_loss", which only the training loss includes.
     """
 
     args: PretrainingArguments
@@ -286,4 +288,4 @@ def evaluation_metrics(statistics: torch.Tensor, weights: dict[str, float]) -> d
 
 
 def _no_targets(names: list[str], rows: int) -> str:
-    return f"none of the {rows} rows of evaluation data has a target of {', '.join(names)}: use more or longer texts"
+    return f"none of the {rows} rows of evaluation data has a target of {', '.join(names)}; use more or longer texts"

@@ -3,7 +3,7 @@
 
 The sum of a model's embeddings x is normalised, n = (x - mean) / std, and a perturbation δ is added to n before the model's
 embedding LayerNorm. Because n has unit variance in every model, the same size of δ suits all models. A few steps of gradient
-ascent maximise the distance D between the outputs with δ and without it, and training adds this distance to the loss:
+ascent maximise the distance D between the outputs with δ and without δ, and training adds this distance to the loss:
 
     loss + weight · D(f(n), f(n + δ)),    δ ← Π(δ + lr · g / |g|),    g = ∂D / ∂δ
 
@@ -134,8 +134,8 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
         matches = [path for path in norms if f".{path}".endswith(f".{name}")]
     if len(matches) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(matches) or 'no'} LayerNorm {kind}, expected one; pass layer_norm=... "
-            f"(--sift_layer_norm) for the one after the embeddings. It has: {', '.join((matches or [*norms])[:8])}"
+            f"expected one LayerNorm {kind} in {type(model).__name__}, got {len(matches)}; pass the name of the one after "
+            f"the embeddings as layer_norm (--sift_layer_norm). Names: {', '.join((matches or [*norms])[:8])}"
         )
     return matches[0], norms[matches[0]]
 
@@ -151,8 +151,9 @@ class Sift:
                 loss = outputs.loss + weight * sift(outputs, batch).loss
                 loss.backward()
 
-    Parameters receive gradients only from the returned loss, not from the ascent. With `same_dropout`, the loop draws the
-    same random numbers as without SiFT. Pass the unwrapped model, and wrap it (DDP, torch.compile) inside `with sift`.
+    Parameters receive gradients only from the returned loss, not from the ascent. If `same_dropout` is set, the loop
+    draws the same random numbers as without SiFT. Pass the unwrapped model, and wrap it (DDP, torch.compile)
+    inside `with sift`.
 
     Args:
         model (`nn.Module`): a transformers model with a head.
@@ -290,7 +291,7 @@ class Sift:
             self._delta = None
 
     def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw the initial δ; return it with the mask of real tokens [.., .., 1] and the row number of each token.
+        """Draw the initial δ. Return δ, the mask of real tokens [.., .., 1], and the row number of each token.
 
         If the model removes padding before its embeddings, the T real tokens of all rows form one row, [1, T, E].
         """
@@ -305,7 +306,7 @@ class Sift:
         elif mask is not None:
             raise ValueError(
                 f"the input of {self.layer_norm} must have one vector for each token of the mask {list(mask.shape)}, got "
-                f"shape {list(shape)}; choose another LayerNorm by layer_norm=... (--sift_layer_norm)"
+                f"shape {list(shape)}; choose another LayerNorm by layer_norm (--sift_layer_norm)"
             )
         drawn_on = device if generator is None else generator.device
         noise = torch.randn(shape, generator=generator, device=drawn_on, dtype=dtype).to(device)
@@ -332,7 +333,7 @@ class Sift:
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Compute the `norm` of x [.., .., E] for each token, [.., .., 1].
 
-    For "sequence_rms", all tokens with the same number in `rows` get the norm of their sequence. x must be 0 where `real` is
+    For "sequence_rms", all tokens with the same number in `rows` get the norm of this sequence. x must be 0 where `real` is
     False.
     """
     if norm == "linf":

@@ -27,15 +27,17 @@ class SiftArguments(TrainingArguments):
     sift_learning_rate: float | None = option(None, "size of an ascent step, in standard deviations of the embeddings")
     sift_init_size: float | None = option(None, "standard deviation of the initial noise")
     sift_steps: int | None = option(None, "number of ascent steps K")
-    sift_radius: float | None = option(None, "maximum size of the perturbation")
+    sift_radius: float | None = option(None, "maximum size of the perturbation, in the norm --sift_norm")
     sift_norm: str | None = option(None, "norm of gradient and perturbation", choices=[*NORMS])
     sift_projection: str | None = option(None, "how the perturbation is limited to --sift_radius", choices=[*PROJECTIONS])
     sift_loss: str | None = option(None, "distance between clean and perturbed outputs", choices=[*LOSSES])
     sift_form: str | None = option(None, "virtual: compare outputs; adversarial: use the loss on labels", choices=[*FORMS])
     sift_same_dropout: bool | None = option(None, "use the same dropout noise in all passes of a step")
     sift_detach_embeddings: bool | None = option(None, "pass no gradient from the perturbed pass to the embeddings")
-    sift_gradient_eps: float | None = option(None, "number added to the gradient norm; it shortens steps of small gradients")
-    sift_start_step: int = option(0, "optimizer steps before SiFT starts")
+    sift_gradient_eps: float | None = option(
+        None, "number added to the gradient norm; shortens the steps of small gradients"
+    )
+    sift_start_step: int = option(0, "number of optimizer steps before SiFT starts")
     sift_layer_norm: str | None = option(None, "name of the LayerNorm over the embeddings; default: found automatically")
 
     needs: ClassVar = {
@@ -44,11 +46,11 @@ class SiftArguments(TrainingArguments):
             for name in ("preset", "start_step", "layer_norm", *(field.name for field in dataclasses.fields(SiftOptions)))
         },
         "sift_radius": (
-            "without --sift_weight and a --sift_projection",
+            "unless --sift_weight is set and --sift_projection is ball or clamp",
             lambda args: args.sift_weight > 0 and (args.sift_projection or PRESETS[args.sift_preset].projection) != "none",
         ),
         "sift_loss": (
-            "without --sift_weight and --sift_form virtual",
+            "unless --sift_weight is set and --sift_form is virtual",
             lambda args: args.sift_weight > 0 and (args.sift_form or PRESETS[args.sift_preset].form) == "virtual",
         ),
     }
@@ -62,7 +64,7 @@ class SiftArguments(TrainingArguments):
 
     @property
     def sift_options(self) -> SiftOptions:
-        """Options of `sift_preset`; fields that are not None replace its values."""
+        """Options of `sift_preset`, with the values of all sift_ arguments that are not None."""
         given = {}
         for field in dataclasses.fields(SiftOptions):
             value = getattr(self, f"sift_{field.name}")
@@ -96,7 +98,9 @@ class SiftTrainer(Trainer):
         if not getattr(self.args, "sift_weight", 0):
             return
         if self.args.n_gpu > 1:
-            raise ValueError(f"{self.args.n_gpu} GPUs in one process: SiFT needs one process for each GPU; use torchrun")
+            raise ValueError(
+                f"SiFT needs one GPU per process, got {self.args.n_gpu}; start a process for each GPU with torchrun"
+            )
         self.sift = Sift(self.model, self.args.sift_options, layer_norm=self.args.sift_layer_norm)
         # Sums since the last log: loss, size, change, number of micro-batches, number of steps.
         self._sift_sums = torch.zeros(5, device=self.args.device)
@@ -137,11 +141,11 @@ class SiftTrainer(Trainer):
         )
         extra, accumulated = adversarial.loss, self.current_gradient_accumulation_steps
         if self.sift.options.form == "virtual" and items is not None and self.args.average_tokens_across_devices:
-            # Items are counted over all processes, and gradients are averaged over them.
+            # Items are counted over all processes, but gradients are averaged over the processes.
             extra = extra * self.args.world_size
         part = extra.detach() / accumulated
         if items is not None:
-            # Trainer does not divide by the micro-batches a loss that is already divided by the items of the step.
+            # This loss is already divided by the items of the step, so Trainer does not divide it by the micro-batches.
             part = extra.detach()
         elif self.compute_loss_func is not None:
             extra = extra / accumulated

@@ -65,8 +65,8 @@ def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
 class RunArguments(TrainingArguments):
     """`TrainingArguments` for a `RunTrainer`.
 
-    Without an accelerator, `use_cpu` is set and distributed runs use the gloo backend. Values that would have no effect,
-    or an unexpected one, raise a ValueError.
+    If there is no accelerator, `use_cpu` is set, and distributed runs use the gloo backend. Values that would have no effect
+    or an unexpected effect raise a ValueError.
     """
 
     # Other values would silently change losses or metrics: the loss of a step is the mean over its micro-batches, metrics
@@ -104,12 +104,13 @@ class RunArguments(TrainingArguments):
     )
     train_longer: str | None = option(
         None,
-        "resume a run with more --max_steps or --num_train_epochs; same_schedule: as if started with them, only for "
-        "constant schedules; new_schedule: from the current step on, use the learning rates of a run of the new length",
+        "resume a run with more --max_steps or --num_train_epochs; same_schedule: as if the run had started with them, only "
+        "for constant schedules; new_schedule: from the current step on, use the learning rates of a run of the new length",
         choices=[*LONGER],
     )
     published_optimizer: bool = option(
-        False, "Adam without bias correction and decay by 1 - step / steps, as in microsoft/DeBERTa; set by recipes"
+        False,
+        "Adam without bias correction, and rates that decay as 1 - step / steps, as in microsoft/DeBERTa; set by recipes",
     )
     logging_steps: float = option(0.01, "number of steps between logs; a value below 1 is a share of all steps")
 
@@ -118,7 +119,7 @@ class RunArguments(TrainingArguments):
             raise ValueError("--output_dir is missing; pass a folder for checkpoints, model and results")
         for name, value in self.fixed.items():
             if getattr(self, name) != value:
-                raise ValueError(f"--{name} must be {value}, got {getattr(self, name)}: metrics and losses depend on it")
+                raise ValueError(f"--{name} must be {value}, got {getattr(self, name)}; metrics and losses depend on it")
         fields = TrainingArguments.__dataclass_fields__
         for name in sorted(OWN_OPTIMIZER):
             if self.published_optimizer and getattr(self, name) != fields[name].default:
@@ -154,7 +155,7 @@ class RunArguments(TrainingArguments):
                 raise
 
     def find_best_metric(self, certain: Collection[str]):
-        """Enable `eval_on_start`, so that a wrong `metric_for_best_model` fails at once, unless its name is in `certain`."""
+        """Unless `metric_for_best_model` is in `certain`, enable `eval_on_start`, so that a wrong name fails at once."""
         best = self.metric_for_best_model
         if self.eval_strategy != "no" and best is not None and not {best, f"eval_{best}"} & {*certain}:
             self.eval_on_start = True

@@ -37,7 +37,7 @@ def training_device(device: torch.device | None = None) -> torch.device:
 
 
 def half_precision(device: torch.device, flags: Mapping[str, Any]) -> dict[str, bool]:
-    """Return bf16 if the accelerator supports it, else fp16 on CUDA; nothing on CPU, or if the user's flags set either."""
+    """Return {"bf16": True} if the device supports it, else {"fp16": True} on CUDA; {} on CPU or if `flags` has either."""
     if device.type == "cpu" or "bf16" in flags or "fp16" in flags:
         return {}
     if is_torch_bf16_gpu_available():
@@ -52,9 +52,10 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
 
     Args:
         batch (`int`): examples per optimizer step, over all micro-batches and processes.
-        flags (`dict`): the user's flags by name; with both of these flags, the result is empty.
+        flags (`dict`): the user's flags by name. If both of these flags are among them, the result is {}.
         processes (`int`): number of processes, which share the batch equally.
-        fitting (`int`): examples that fit on a device; the size is the largest divisor of a process's share up to it.
+        fitting (`int`): examples that fit on a device. The per-device size is the largest divisor of a process's share
+            of the batch that is not above this number.
     """
     names = HARDWARE_FLAGS[:2]
     given = {name: flags[name] for name in names if flags.get(name) is not None}
@@ -64,7 +65,8 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
     share, rest = divmod(batch, processes)
     if rest or any(value < 1 or share % value for value in given.values()):
         raise ValueError(
-            f"the recipe's batch of {batch} must be divisible by {divisor}; change them, or pass --{' and --'.join(names)}"
+            f"the recipe's batch of {batch} must be divisible by {divisor}; change these values, or pass "
+            f"--{' and --'.join(names)}"
         )
     size = max(number for number in range(1, max(1, fitting) + 1) if share % number == 0)
     if "gradient_accumulation_steps" in given:

@@ -28,7 +28,7 @@ def place_aside(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Yield a new folder at `place_aside`. An error removes it, because it may have filled the disk."""
+    """Yield a new folder at `place_aside`. After an error, the folder is removed, because it may have filled the disk."""
     new = place_aside(folder)
     shutil.rmtree(new.parent, ignore_errors=True)
     new.mkdir(parents=True)
@@ -131,7 +131,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
             return f"its {name} is damaged: its content differs from what was saved"
     # Trainer would continue with a new optimizer. DeepSpeed's optimizer is in global_step*.
     if not any(name.startswith(("optimizer", "global_step")) for name in files):
-        return "its optimizer.pt is missing, as with --save_only_model"
+        return "its optimizer.pt is missing (--save_only_model does not save it)"
     return None
 
 

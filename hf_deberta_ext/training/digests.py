@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of values, Arrow arrays and tokenizers. Does not import torch, because every preparation process imports it."""
+"""Digests of values, Arrow arrays and tokenizers. Does not import torch: each preparation process imports this module."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ __all__ = ["add_values", "json_digest", "tokenizer_digest"]
 
 
 def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest. Its buffers may also contain values outside of the slice."""
+    """Add the values of an Arrow array to a digest. (Its buffers may also contain values that are outside of the slice.)"""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -30,7 +30,7 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Return the digest of vocabulary, normalisation and special tokens; calls may change maximum length and padding."""
+    """Return the digest of vocabulary, normalisation and special tokens. (Calls may change maximum length and padding.)"""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     state: Any = sorted(tokenizer.get_vocab().items())

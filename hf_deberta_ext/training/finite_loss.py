@@ -13,7 +13,7 @@ __all__ = ["check_loss", "divergence"]
 
 
 def check_loss(loss: torch.Tensor, trainer: Trainer):
-    """Raise a ValueError in all processes if the loss of a step is NaN or infinite, after its last micro-batch."""
+    """After the last micro-batch of a step, raise a ValueError in all processes if the step's loss is NaN or infinite."""
     loss = loss + trainer.unchecked_loss
     trainer.unchecked_loss = 0.0
     if not trainer.accelerator.sync_gradients:
@@ -37,8 +37,9 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
 def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None) -> str | None:
     """Return a message if the training diverged, else None.
 
-    It diverged if its loss (median of the last three logged) exceeds the loss of a uniform guess by a factor of 5, or if it
-    and the last held-out loss exceed it by a factor of 1.25. A high held-out loss without a high loss means overfitting.
+    It diverged if the training loss (median of the last three logged) is above 5 times the loss of a uniform guess, or if
+    both the training loss and the last held-out loss are above 1.25 times this loss. If only the held-out loss is high, the
+    model overfits.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
@@ -53,6 +54,6 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
     if loss <= 5 * level and min(loss, held_out) <= 1.25 * level:
         return None
     return (
-        f"The training diverged: its loss is {loss:.4g}, higher than a guess or the first steps ({level:.4g}); lower the "
-        "learning rate, or warm up longer."
+        f"The training diverged: its loss is {loss:.4g}, above that of a guess or of the first steps ({level:.4g}); lower "
+        "the learning rate, or use more warm-up steps."
     )

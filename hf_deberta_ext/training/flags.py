@@ -22,7 +22,7 @@ __all__ = ["command_line", "option", "overrides", "parse_flags"]
 
 
 def option(default: Any, text: str, **options) -> Any:
-    """Return a dataclass field for a flag."""
+    """Return a dataclass field for a flag with the help `text`; `options` are arguments of `add_argument`, or aliases."""
     metadata = {"help": text, **options}
     if default is list:
         return field(default_factory=list, metadata=metadata)
@@ -30,7 +30,7 @@ def option(default: Any, text: str, **options) -> Any:
 
 
 class FlagParser(HfArgumentParser):
-    """`HfArgumentParser` that omits the flags `hidden` from --help, and shows one spelling of all other flags."""
+    """`HfArgumentParser` that omits the flags `hidden` from --help, and shows only one spelling of each other flag."""
 
     def __init__(self, groups: Sequence[type], hidden: Collection[str], **options):
         self.hidden = hidden
@@ -65,13 +65,13 @@ def parse_flags(
         description (`str`): description; `--help` shows its first paragraph.
         usage (`str`, *optional*): usage line for `--help`.
         defaults (`dict`, *optional*): defaults of this script, by name.
-        elsewhere (`dict[str, str]`, *optional*): flag of another script -> hint on what to use instead.
+        elsewhere (`dict[str, str]`, *optional*): what to use instead of a flag of other scripts, by the name of the flag.
         recipe (`Callable`, *optional*): maps (flags of the command line, processes, device) to (defaults by name, text to
             print or None).
     Returns:
         Instances of the dataclasses, and the flags of the command line by name.
     Raises:
-        ValueError: a flag is unknown, its value is wrong, or it has no effect without another.
+        ValueError: a flag is unknown, its value is wrong, or it has no effect with the given values of other flags.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -116,7 +116,7 @@ def flags_of_file(file: Path) -> list[str]:
 
 
 def command_line(flags: Mapping[str, Any]) -> list[str]:
-    """Return the command line for a dict of flags; values are JSON, except texts; the items of a list follow their flag."""
+    """Convert a dict of flags to a command line. Values that are not texts become JSON; list items follow their flag."""
     argv = []
     for name, value in flags.items():
         if as_list(value):
@@ -145,7 +145,7 @@ def overrides(text: str | None, flag: str = "--config_overrides") -> dict[str, A
 
 
 def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapping[str, str]):
-    """Raise a ValueError for unknown flags, which suggests the flag with the most similar name."""
+    """Raise a ValueError for unknown flags. The message suggests the flags with the most similar names."""
     problems = []
     for text in [*filter(lambda text: text.startswith("--"), unknown)] or unknown[:1]:
         flag = text.partition("=")[0].lstrip("-").replace("-", "_")
@@ -162,7 +162,7 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
     """Raise a ValueError for flags of the command line that would have no effect, unless they have their default value.
 
     The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to a pair: a text that says when the flag
-    has no effect ("without --lora"), and a function that returns, for the values of all groups, whether it has an effect.
+    has no effect ("without --lora"), and a function of the values of all groups that returns True if it has an effect.
     """
     values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:

@@ -53,7 +53,7 @@ def locked_folder(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def unlock_folders(*folders: str | os.PathLike):
-    """Unlock these folders, or without arguments all folders that this process has locked."""
+    """Unlock these folders. If no folder is given, unlock all folders that this process has locked."""
     files = [Path(folder).resolve() / LOCK_FILE for folder in folders] or _held
     for file in _held.keys() & {*files}:
         file.unlink(missing_ok=True)

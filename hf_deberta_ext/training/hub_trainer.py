@@ -76,9 +76,9 @@ class HubTrainer(Trainer):
     def _linked(self, checkpoint: Path, place: str) -> Path:
         """Link the model of a checkpoint into a new folder, because the checkpoint may be deleted before it is uploaded.
 
-        With `place`, the model and the files that a resumed run needs are also linked into this subfolder."""
+        If `place` is not empty, the model and the files that a resumed run needs are also linked into this subfolder."""
         files = published_files(checkpoint)[0]
-        # This file is peft's template.
+        # The card in a checkpoint is only a template of peft.
         files.pop("README.md", None)
         if place:
             model = [file for path, file in files.items() if "/" not in path]

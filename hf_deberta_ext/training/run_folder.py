@@ -29,7 +29,7 @@ __all__ = ["ARGUMENTS_FILE", "begin_run", "find_checkpoint", "repeated_arguments
 ARGUMENTS_FILE, TOKENIZER_FOLDER = "run_arguments.json", "tokenizer"
 
 # Arguments that do not change the weights of a run: what is printed, saved, measured and published, how the data is read,
-# and the machine. All other arguments do. attn_implementation is compared in the configuration of the model.
+# and the machine. All other arguments change the weights. attn_implementation is compared in the configuration of the model.
 FREE_PREFIXES = tuple(
     "ddp_ dataloader_mult dataloader_num dataloader_p eval_ hub_ include_ log_ logging_ resume_ save_ trackio_".split()
 )
@@ -78,7 +78,7 @@ def repeated_arguments(groups: Sequence[Any], args: TrainingArguments) -> dict[s
 
 
 def run_contents(trainer: Trainer) -> dict[str, Any]:
-    """Return the data, model and tokenizer facts that determine the weights, as entries of run_arguments.json."""
+    """Return the properties of data, model and tokenizer that determine the weights, as entries of run_arguments.json."""
     args, model, collator, rows = trainer.args, trainer.model, trainer.data_collator, trainer.train_dataset
     if hasattr(model, "peft_config"):
         model = model.get_base_model()
@@ -114,8 +114,8 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
 def examples_digest(dataset: Any) -> str | None:
     """Return the number of rows and the digest of their values; None for a stream.
 
-    All values of a list or a `datasets.Dataset` are hashed; about `MOST_ROWS` rows of other data sets, or none if their
-    values are random.
+    All rows of a list or a `datasets.Dataset` are hashed. Of other data sets, about `MOST_ROWS` rows are hashed, or none if
+    reading them twice gives different values.
     """
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
@@ -157,7 +157,7 @@ def folder_summary(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """Return the checkpoint to resume from; also resolve "auto" in the arguments, and call `sync_ranks`."""
+    """Return the checkpoint to resume from, or None. Replace the argument "auto" by this result, and call `sync_ranks`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint
@@ -223,7 +223,7 @@ def begin_run(
     resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the arguments of a run to its folder, and return them; compare those of a resumed run with its initial ones.
+    """Write the arguments of a run to its folder, and return them. For a resumed run, compare them with its initial ones.
 
     Args:
         folder (`str` or path): output folder of the run.
@@ -233,7 +233,7 @@ def begin_run(
         anyway (`list[str]`): names of arguments that are allowed to change; `accepted_changes` returns the changes.
 
     Raises:
-        ValueError: an argument has changed that is not in `anyway`, or that is restored from the checkpoint.
+        ValueError: an argument has changed, and is not in `anyway` or is restored from the checkpoint (`STORED`).
     """
     record = json.loads(json.dumps(arguments, default=str))
     if resumed:
@@ -249,7 +249,7 @@ def begin_run(
             if {*LENGTH} & {*refused}:
                 hint = "To train longer, pass --train_longer same_schedule or new_schedule. "
             raise ValueError(
-                f"a resumed run must have its initial arguments, but got {values}. {hint}Start a new run from its model "
+                f"a resumed run must have its initial arguments, but got {values}. {hint}Start a new run from this model "
                 f"in another --output_dir, or pass --allow_changed_args {' '.join(changed)} (not for "
                 f"{', '.join(sorted(STORED))}, which are restored from the checkpoint)"
             )

@@ -17,8 +17,8 @@ NOTICE = b"\nCtrl-C: saving a checkpoint after this step; press it again to stop
 class Termination:
     """Context manager: the first SIGTERM or SIGINT only sets `requested` to its number; a second has its default effect.
 
-    Custom handlers are not replaced. At the end of the context, a requested signal is raised again, unless an exception
-    has ended it.
+    Custom handlers are not replaced. At the end of the context, a requested signal is raised again, unless the context
+    ends with an exception.
     """
 
     requested = 0

@@ -53,12 +53,13 @@ class NewScheduleCallback(TrainerCallback):
 
 
 class RunTrainer(HubTrainer):
-    """Trainer with atomic files, so that its process can be killed at any time, and with NaN detection.
+    """Trainer that writes its files atomically, so that it can be killed at any time, and that stops at NaN losses.
 
     - Random numbers are seeded by (seed, number of the micro-batch in the order of the data). They are therefore the same
-      for two processes as for one process with twice the accumulation, and the same when a run is resumed.
+      for two processes as for one process with twice the accumulation steps, and the same when a run is resumed.
     - A NaN or infinite loss stops training in every process. If the loss diverges, a warning and "diverged" are logged.
-    - SIGTERM ends the program with status 143 after the current step and a checkpoint; the first Ctrl-C also saves one.
+    - After SIGTERM, the program finishes the current step, saves a checkpoint, and exits with status 143. After the first
+      Ctrl-C, it also saves a checkpoint before it stops.
     - The output folder is locked, so that no other process trains in it at the same time.
     - Checkpoints are written to a temporary folder, flushed to disk and renamed. Before resuming, all files and weights are
       verified. Resuming a finished run loads its result. Models, results and states are replaced atomically.
@@ -94,7 +95,7 @@ class RunTrainer(HubTrainer):
         return divergence(self.state.log_history, self.uniform_loss)
 
     def print_divergence(self):
-        """Print the message of `divergence`, if there is one; call it last."""
+        """Print the message of `divergence`, if there is one. Call this at the end, so that it is the last line."""
         sentence = self.divergence()
         if sentence and self.is_world_process_zero():
             print(sentence, flush=True)
@@ -102,8 +103,8 @@ class RunTrainer(HubTrainer):
     def train(self, resume_from_checkpoint=None, *args, allow_changed_args: Sequence[str] | None = None, **kwargs):
         """Train, or resume from a complete checkpoint (True: from the last one; see `resume_checkpoint`).
 
-        Resuming a finished run loads its result, unlike `Trainer`, which takes one more step. The metrics returned are then
-        empty if metrics and model are in the output folder; else only the epoch is returned, the other metrics are lost.
+        Resuming a finished run loads its result, unlike `Trainer`, which takes one more step. If metrics and model are in
+        the output folder, the returned metrics are then empty. Otherwise, they are lost, and only the epoch is returned.
 
         Args:
             allow_changed_args (`list[str]`, *optional*): names of arguments that may differ from the initial arguments;
@@ -153,14 +154,14 @@ class RunTrainer(HubTrainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args, model=None):
-        """Return `PublishedAdam` with --published_optimizer, else the optimizer of `Trainer`."""
+        """Return `PublishedAdam` if --published_optimizer is set, else the optimizer of `Trainer`."""
         if getattr(args, "published_optimizer", False):
             betas = (args.adam_beta1, args.adam_beta2)
             return PublishedAdam, dict(lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
         return HubTrainer.get_optimizer_cls_and_kwargs(args, model)
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Create the published schedule with --published_optimizer, else the schedule of `Trainer`."""
+        """Create the published schedule if --published_optimizer is set, else the schedule of `Trainer`."""
         if getattr(self.args, "published_optimizer", False) and self.lr_scheduler is None:
             self.lr_scheduler = published_schedule(optimizer or self.optimizer, num_training_steps, self.args.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -220,13 +221,13 @@ class RunTrainer(HubTrainer):
         return self._micro_batch
 
     def seed_micro_batch(self, number: int, *further: int):
-        """Seed the random numbers of the micro-batch `number` of the current step."""
+        """Seed the random numbers of micro-batch `number` of the current step; `further` numbers give it other seeds."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
         numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
 
     def without_repeated_rows(self, batches: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Remove rows that accelerate repeats at the end of an epoch; if none remains, keep one, marked as "repeated"."""
+        """Remove rows that accelerate repeats at the end of an epoch. If none remains, one is kept, marked as "repeated"."""
         if self.args.world_size == 1 or not is_split_free(self.args) or not hasattr(self.train_dataset, "__len__"):
             return batches
         size, processes = self.args.train_batch_size, self.args.world_size
@@ -245,7 +246,7 @@ class RunTrainer(HubTrainer):
         """Evaluate without changing the random state of the training, from which data loaders draw."""
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Only reported by processes that have not trained; removed so that metric names do not depend on it.
+        # Only processes that have not trained report this metric. Without it, all report the same names.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
@@ -269,7 +270,7 @@ class RunTrainer(HubTrainer):
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         """Log, evaluate and save after a step; after SIGTERM, save and exit; after Ctrl-C, save and raise KeyboardInterrupt.
 
-        Private: callbacks run before the evaluation of the step, which the resumed run would then skip.
+        Private, because callbacks run before the evaluation of the step, which the resumed run would then skip.
         """
         stops = self._termination.requested
         if self.args.world_size > 1:
@@ -301,7 +302,7 @@ class RunTrainer(HubTrainer):
         return super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        """Save a checkpoint to a temporary folder, flush it to disk and rename it (private: no public method saves)."""
+        """Save a checkpoint to a temporary folder, flush it to disk and rename it (private: no public method does)."""
         self._saved_step = self.state.global_step
         folder = Path(self._get_output_dir(trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
@@ -354,7 +355,7 @@ class RunTrainer(HubTrainer):
             self.args.hub_token = token
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True):
-        """Write the metrics of a split atomically, and with `combined` also add them to all_results.json."""
+        """Write the metrics of a split atomically. If `combined`, also add them to all_results.json."""
         files = {f"{split}_results.json": metrics}
         if combined:
             files[RESULTS_FILE] = read_json(Path(self.args.output_dir, RESULTS_FILE)) | metrics
@@ -378,7 +379,7 @@ def _is_no_comparison(record: LogRecord) -> bool:
 
 
 def first_rows(batch: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return a batch's first `count` rows without excess padding. If `count` <= 0, return one row, marked "repeated"."""
+    """Return a batch's first `count` rows without excess padding. If `count` <= 0, return one row, marked as "repeated"."""
     if count >= len(next(iter(batch.values()))):
         return batch
     batch = {name: values[: max(count, 1)] for name, values in batch.items()}

@@ -248,7 +248,7 @@ NO_PAIRS = {
 
 @pytest.mark.parametrize("name", NO_PAIRS)
 def test_sentence_order_without_pairs_is_an_error(order_collator, name):
-    with pytest.raises(ValueError, match=r"needs \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1"):
+    with pytest.raises(ValueError, match=r"needs rows \[CLS\] A \[SEP\] B \[SEP\] with token_type_ids 0 and 1"):
         order_collator([numbered(NO_PAIRS[name])])
     assert order_collator([numbered({**pair([10], [11]), "sentence_labels": 0})])["sentence_labels"].shape == (1,)
     with pytest.raises(ValueError, match="needs consecutive segments, got sentence_labels 1"):

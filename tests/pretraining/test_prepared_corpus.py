@@ -79,7 +79,7 @@ def test_prepared_again_by_the_command_nothing_runs_and_other_values_are_refused
     assert deberta_ext(["prepare", *preparing(text, prepared, workers=2, **flags)]) == 0
     assert "tasks" not in capsys.readouterr().out
     argv = preparing(text, prepared, packing="best_fit", **flags)
-    assert_refused(prepare_corpus, "was started with other values of --packing; repeat them", argv)
+    assert_refused(prepare_corpus, "was started with other values of --packing; pass the same values", argv)
 
 
 PACKING = dict(max_length=24, sentence_pairs="nsp", language="en", min_tokens=1, seed=0)
@@ -170,10 +170,10 @@ def with_another_token(content):
     "file, change, message",
     [
         (SHARD, None, SHARD),
-        (SHARD, lambda content: content[:-8], "bytes, expected"),
+        (SHARD, lambda content: content[:-8], " bytes, got "),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
         (None, other_shards, "differs from its digest in the manifest"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished: run its command again"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run its command again"),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
@@ -258,7 +258,7 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
         (dict(tokenizer="mine", train_tokenizer="unigram"), "expected one tokenizer"),
         (dict(workers=0), "--workers must be at least 1"),
         (dict(decontaminate="glue-dev"), "no file or folder glue-dev"),
-        (dict(decontaminate="{folder}/dev.txt"), "has 13 words: lower"),
+        (dict(decontaminate="{folder}/dev.txt"), "--decontaminate needs texts of at least 13 words"),
         (dict(tokenizer="{folder}"), "tokenizer"),
         (dict(executor_options="color=red"), "--executor_options are invalid for the executor local"),
         (dict(validation_documents=1000), "no training rows are left of 124 documents"),

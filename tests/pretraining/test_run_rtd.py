@@ -89,7 +89,7 @@ def test_training_continues_from_a_joint_model_or_its_parts(finished, run_rtd, t
         # The name of a half of a joint model includes its folder.
         base = "joint/discriminator" if name == "parts" else start["model"].name
         assert f"trained further from {base}" in card
-        assert ("| generator's start | joint/generator |" in card) == (name == "parts")
+        assert ("| generator initialised from | joint/generator |" in card) == (name == "parts")
 
 
 def test_official_pair_keeps_both_tables(run_rtd, text, tmp_path, caplog):
@@ -156,7 +156,7 @@ def test_any_checkpoint_of_half_precision_is_trained_in_float32(start, finished,
         (dict(recipe="official-xsmall-continue", preset=None), "needs its own tokenizer; remove --train_tokenizer"),
         (dict(model="{}", generator_layers=2), "is a joint model, whose generator and embedding_sharing cannot be changed"),
         (dict(model="{}/discriminator", generator_model="{}/generator", generator_layers=1),
-         "generator defines the layers; remove --generator_layers"),
+         "generator sets the generator's layers; remove --generator_layers"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_anything_is_trained(flags, message, finished, run_rtd, text, tmp_path, monkeypatch):

@@ -306,9 +306,9 @@ def test_options_out_of_range_and_models_whose_norm_is_not_found_or_not_unique_a
     )
     joint = DebertaExtForPreTraining(tiny_config(generator=dict(num_hidden_layers=1)))
     for model, name, message in (
-        (stock, None, r"has no LayerNorm over its embeddings.*It has: transformer\.h\.0\.ln_1"),
-        (DebertaExtModel(tiny_config()), "norm_of_all", "has no LayerNorm named 'norm_of_all'"),
-        (joint, None, r"has 2 LayerNorm over its embeddings.*generator"),
+        (stock, None, r"one LayerNorm over its embeddings in GPT2.*, got 0; .*Names: transformer\.h\.0\.ln_1"),
+        (DebertaExtModel(tiny_config()), "norm_of_all", "one LayerNorm named 'norm_of_all' in DebertaExtModel, got 0"),
+        (joint, None, r"one LayerNorm over its embeddings in .*, got 2; .*generator"),
     ):
         with pytest.raises(ValueError, match=message):
             Sift(model, layer_norm=name)

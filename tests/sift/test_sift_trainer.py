@@ -199,5 +199,5 @@ def test_presets_flags_over_them_and_what_is_refused(tiny_config, tmp_path, monk
             SiftArguments("out", **wrong)
     args = arguments(tmp_path, sift_weight=1.0)
     monkeypatch.setattr(type(args), "n_gpu", property(lambda self: 2))
-    with pytest.raises(ValueError, match="2 GPUs in one process"):
+    with pytest.raises(ValueError, match="one GPU per process, got 2"):
         SiftTrainer(model_of(tiny_config), args, train_dataset=rows())
