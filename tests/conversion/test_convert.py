@@ -267,7 +267,7 @@ OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
     ("change", "options", "message"),
     [
         (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
-        (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size is only supported with --to"),
+        (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size requires --to deberta-ext, got"),
         (OTHER_TOKENIZER.save_pretrained, [], "the tokenizer has 85 tokens"),
         (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the model by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
