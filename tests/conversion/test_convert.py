@@ -272,7 +272,7 @@ OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
         (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the model by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
         (truncate, [], r"official cannot be converted:\n.*PytorchStreamReader failed"),
-        (classifier, ["--head", "sequence-classification"], r"classifier.weight has shape \[3, 32\] in the files"),
+        (classifier, ["--head", "sequence-classification"], r"classifier.weight .*, got \[3, 32\] in the files"),
         (lambda source: (source / "config.json").write_text('{"model_type": "bert"}'), [], "model_type 'bert'"),
         (lambda source: (source / "config.json").unlink(), [], "official has no config.json"),
     ],
