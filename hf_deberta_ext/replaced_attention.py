@@ -234,7 +234,7 @@ class _ReplacedSelfAttention(_Replaced):
         """Return the reason why a call must run transformers' code; None if a backend can run it."""
         if query_states is not None and self.is_v1:
             # transformers calls query_states.t(), which fails for a batch.
-            return "v1 with a query stream"
+            return "query_states of a v1 model"
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
@@ -262,7 +262,8 @@ class _ReplacedSelfAttention(_Replaced):
         if reason is not None:
             if self.attn_implementation is not None:
                 raise ValueError(
-                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; use None"
+                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; pass None to "
+                    "replace_attention, which then runs transformers' code for such calls"
                 )
             self.last_backend = "stock", reason
             if attention_mask is None:
@@ -358,7 +359,7 @@ class _ReplacedEncoder(_Replaced):
         return mask[:, None, None]
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
-        """Return one relative position per distance, [2N - 1].
+        """Return one relative position per offset i - j, [2N - 1].
 
         If `query_states` or `relative_pos` is passed, or a layer is not replaced, return what transformers returns.
         """

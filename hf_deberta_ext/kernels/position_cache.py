@@ -97,7 +97,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def module_states(modules: list[nn.Module], table: torch.Tensor | None = None) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return two lists, of versions and samples, with the `module_state` of each module. Autocast's state is a version."""
+    """Return the versions and the samples of `module_state` as two lists; the first version is the state of autocast."""
     states = [module_state(module, table) for module in modules]
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     return [autocast, *(versions for versions, _ in states)], [sample for _, sample in states]

@@ -71,7 +71,7 @@ def model_forward(forward: Callable) -> Callable:
 
 
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
-    """Raise a ValueError unless labels are integers in one of the `shapes`; others would be truncated or reshaped."""
+    """Raise a ValueError unless labels are integers in one of the `shapes` (floats would be truncated)."""
     if list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
     check_integers(name, labels)
@@ -363,8 +363,8 @@ class DebertaExtEncoder(PositionCache):
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
-        """Return relative embeddings [R, hidden], and a dict of delta and max_distance, for up to `length` tokens. With
-        gradients enabled, only the rows that these tokens read are returned, otherwise the whole table."""
+        """Return relative embeddings [R, hidden], and a dict of delta and max_distance, for up to `length` tokens. If
+        gradients are enabled, return only the table rows that these tokens read, otherwise the whole table."""
         if not self.relative_table_size:
             return None, {}
         delta, max_distance = self.relative_position(length), self.relative_position.max_distance
@@ -474,8 +474,8 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions [B, Q] of labels [B, N] other than -100, in order, and a mask [B, Q] that is False on filler. Q
-    is the largest number of such labels in a row, at least 1; rows with fewer end with filler."""
+    """Return the positions [B, Q] of labels [B, N] other than -100, in order, and a mask [B, Q] that is False at padding.
+    Q is the largest number of such labels in a row, at least 1; rows with fewer labels are padded."""
     labelled = labels != -100
     counts = labelled.sum(1)
     Q = max(int(counts.max()), 1)
@@ -530,7 +530,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load a model as in transformers. With the package installed, also load official `deberta` and `deberta-v2`
+        """Load a model as in transformers. In the package, not in remote code, also load official `deberta` and `deberta-v2`
         checkpoints, and set `model.loading_report`: the loaded, converted, newly initialised and unused tensors."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -861,7 +861,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> MaskedLMPrediction:
-        """Run encoder, decoder and head without a loss; see `forward` for the arguments.
+        """Run encoder, decoder and head, but compute no loss; see `forward` for the arguments.
 
         If EMD runs, the encoder's own pass of the last layer is only run for output_hidden_states or output_attentions.
         """
@@ -1005,7 +1005,7 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
     ) -> TokenClassifierOutput:
         """Score entities. Returns the mean binary cross-entropy and logits [B, E], -10,000 for an entity without tokens.
         `entity_indices` [B, E, T] ints: token indices of each entity, padded with 0. `labels` [B, E]: 1 = correct,
-        0 = wrong, -100 = without tokens (ignored)."""
+        0 = wrong, -100 = ignored (no tokens)."""
         if entity_indices is None:
             raise ValueError("entity_indices [B, E, T] is required: the token indices of each entity, padded with 0")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
