@@ -40,7 +40,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     The program takes keyword arguments, int64 [B, N] ([B, C, N] for multiple choice): input_ids, attention_mask (1 = token;
     required, all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict of last_hidden_state,
     logits, or start_logits and end_logits, depending on the model. Padding is computed like any token, never skipped. If
-    the model reads absolute positions, in the input or in EMD, the length is limited to `max_position_embeddings`.
+    the input or Enhanced Mask Decoder (EMD) reads absolute positions, the length is at most `max_position_embeddings`.
 
     Args:
         model: Model of this package, of any dtype, on any device; not the joint model or the entity-scoring model.
@@ -111,7 +111,7 @@ def exported_head(model: nn.Module) -> Head:
     if head is None or model.config.model_type != DebertaExtConfig.model_type:
         raise TypeError(f"expected a model of hf_deberta_ext, got {type(model).__name__}; merge adapters first")
     if getattr(model, "is_quantized", False):
-        raise ValueError("an int8 model cannot be exported: export the float32 model, and convert the file by quantise_onnx")
+        raise ValueError("an int8 model cannot be exported: export the float32 model, then call quantise_onnx on the file")
     if head == HEADS["pretraining"]:
         raise ValueError(
             f"{head.model_class} cannot be exported as one graph; export model.export_discriminator() or "
@@ -218,7 +218,7 @@ def quantise_onnx(
     """
     path, out = Path(path), check_new_file(out, overwrite)
     if path.resolve() == out.resolve():
-        raise ValueError(f"the int8 file must have another name than {path}")
+        raise ValueError(f"out must have another name than the input file, got {str(path)!r} for both")
     operations = ["MatMul"]
     if embeddings:
         operations.append("Gather")

@@ -45,7 +45,7 @@ def format_size(size: int) -> str:
 
 
 def shown_source(source: str | os.PathLike) -> str:
-    """Return a name of `source` to show to others: a Hub id unchanged; a local file or folder without its path.
+    """Return a name for `source` that may be published: a Hub id unchanged, a local file or folder without its path.
 
     The subfolders "generator" and "discriminator" of a joint model are shown with the name of the joint model's folder. For
     "NAME=FILE", the name of FILE is shown.

@@ -19,8 +19,9 @@ class Head:
         model_class (`str`): name of the class.
         description (`str`): beginning of the first sentence in a new model card.
         outputs (`tuple[str, ...]`): names of the output tensors without the loss, also in exported graphs.
-        labels (*optional*): "words": vocabulary ids [B, N]; "tokens": classes [B, N]; "row": classes [B]; "span":
-            start_positions and end_positions [B]; "choice": [B], for inputs [B, choices, N]; "entities": 0 or 1 [B, E].
+        labels (*optional*): kind of labels. "words": vocabulary ids [B, N]; "tokens": classes [B, N]; "row": classes [B];
+            "span": start_positions and end_positions [B]; "choice": index of the correct choice [B], for inputs
+            [B, choices, N]; "entities": 0 or 1 [B, E].
         stock_class (`str`, *optional*): transformers class that loads the model after conversion to deberta-v2.
         pipeline_tag (`str`, *optional*): pipeline tag on the Hub.
     """
@@ -44,7 +45,7 @@ def task_head(task: str, description: str, pipeline_tag: str, **fields) -> Head:
     return Head(f"DebertaExtFor{task}", description, pipeline_tag=pipeline_tag, stock_class=f"DebertaV2For{task}", **fields)
 
 
-# Keys are the names on the command line.
+# Keys are the values of --head on the command line.
 HEADS = {
     "base": Head(
         "DebertaExtModel",

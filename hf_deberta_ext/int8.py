@@ -7,7 +7,7 @@ table stay in float32.
 
 `quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again: importing
 hf_deberta_ext registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how many
-decisions stay the same.
+predictions stay the same.
 """
 
 import warnings
@@ -150,7 +150,7 @@ class Int8Config(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class Int8Quantizer(HfQuantizer):
-    """Loads and saves int8 models in `from_pretrained` and `save_pretrained`."""
+    """Quantizer with which `from_pretrained` and `save_pretrained` load and save int8 models."""
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs):
         if not self.pre_quantized:
@@ -158,7 +158,7 @@ class Int8Quantizer(HfQuantizer):
         replace_modules(model)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        # Scales and LayerNorm are float32, also with dtype="bfloat16".
+        # Scales and LayerNorm are float32, even if the caller passes dtype="bfloat16".
         return torch.float32
 
     def is_serializable(self) -> bool:
@@ -205,7 +205,7 @@ def quantise(model: PreTrainedModel) -> PreTrainedModel:
         ValueError: the model is not float32 on the CPU, or is already int8.
     """
     if getattr(model, "is_quantized", False):
-        raise ValueError("expected a float32 model, but the model is already quantised: load its source")
+        raise ValueError("expected a float32 model, but the model is already quantised: load the model it was made from")
     weights = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
     if weights != {(torch.float32, "cpu")}:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Use this package's attention backends in transformers' own DeBERTa models, and undo it.
+"""Make transformers' own DeBERTa models use this package's attention backends, and undo this.
 
 In this file, r is the relative position i - j after log buckets (`build_relative_position` in transformers), M is
 `max_relative_positions`, N the sequence length, and "stock" means transformers' own code.
@@ -25,7 +25,7 @@ class ReplacedAttention(NamedTuple):
 
     Attributes:
         replaced (`list[str]`): names of the replaced self-attention modules.
-        left_alone (`dict[str, str]`): names of the self-attention modules that were not replaced, with the reason.
+        left_alone (`dict[str, str]`): {name of a self-attention module that was not replaced: reason}.
     """
 
     replaced: list[str]
@@ -131,12 +131,12 @@ def _change_class(module: nn.Module, cls: type):
 
 
 def _table_of(module: nn.Module) -> tuple[int, int]:
-    """Return the number of log buckets (-1 = none) and M of an attention module or an encoder."""
+    """Return `position_buckets` (-1 = no log buckets) and `max_relative_positions` of an attention module or an encoder."""
     return getattr(module, "position_buckets", -1), module.max_relative_positions
 
 
 def _relative_positions(length: int, buckets: int, max_distance: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return r for each offset i - j = 1 - N ... N - 1, [2N - 1], as in transformers' `build_relative_position`."""
+    """Return r, in log buckets if `buckets` > 0, for each offset i - j = 1 - N ... N - 1, [2N - 1], as in transformers."""
     r = torch.arange(1 - length, length, device=device)
     if buckets > 0 and max_distance > 0:
         r = v2.make_log_bucket_position(r, buckets, max_distance).long()
@@ -150,7 +150,7 @@ def _as_stock(r: torch.Tensor) -> torch.Tensor:
 
 
 def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch.Tensor, int]:
-    """Return the row of the relative table for each r, [2N - 1], and half the number of its rows.
+    """Return the row of the relative table for each r, [2N - 1], and half the number of the table's rows.
 
     For r <= -M, the row is 0, as in transformers; `RelativePosition` uses the row of r = 1 - M instead.
     """
@@ -234,7 +234,7 @@ class _ReplacedSelfAttention(_Replaced):
         """Return the reason why a call must run transformers' code; None if a backend can run it."""
         if query_states is not None and self.is_v1:
             # transformers calls query_states.t(), which fails for a batch.
-            return "v1 with a query stream"
+            return "query_states of a v1 model"
         if query_states is not None and query_states.shape[-2] != N:
             return f"{query_states.shape[-2]} queries of {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
@@ -262,7 +262,8 @@ class _ReplacedSelfAttention(_Replaced):
         if reason is not None:
             if self.attn_implementation is not None:
                 raise ValueError(
-                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; use None"
+                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; pass None to "
+                    "replace_attention, which then runs transformers' code for such calls"
                 )
             self.last_backend = "stock", reason
             if attention_mask is None:
@@ -346,7 +347,10 @@ class _ReplacedEncoder(_Replaced):
         return all(isinstance(module, _ReplacedSelfAttention) for module in attentions)
 
     def get_attention_mask(self, attention_mask: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask [B, N] as bool [B, 1, 1, N], or None on CPU without padding. Other masks: as in transformers."""
+        """Convert a mask [B, N] to bool [B, 1, 1, N], or to None on CPU if there is no padding.
+
+        If the mask has another shape, or a layer is not replaced, return what transformers returns.
+        """
         if attention_mask.dim() != 2 or not self.on_backends():
             return super().get_attention_mask(attention_mask)
         mask = attention_mask.bool()
@@ -355,9 +359,9 @@ class _ReplacedEncoder(_Replaced):
         return mask[:, None, None]
 
     def get_rel_pos(self, hidden_states, query_states=None, relative_pos=None) -> torch.Tensor | None:
-        """Return one relative position per distance, [2N - 1].
+        """Return one relative position per offset i - j, [2N - 1].
 
-        With `query_states` or `relative_pos`, or if not all layers are replaced, return what transformers returns.
+        If `query_states` or `relative_pos` is passed, or a layer is not replaced, return what transformers returns.
         """
         if query_states is not None or relative_pos is not None or not self.relative_attention or not self.on_backends():
             return super().get_rel_pos(hidden_states, query_states, relative_pos)

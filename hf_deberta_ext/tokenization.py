@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers that are equal to the published ones in all supported versions of transformers.
 
-The tokenizers of transformers 5 differ from them: `DebertaTokenizer` (v1) encodes pairs as `[CLS] A [SEP] [SEP] B [SEP]`
-with token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer` (v2, v3, mDeBERTa) drops the
-SentencePiece normaliser and the byte fallback. Both are rebuilt when loaded, even from a correct tokenizer.json.
+The tokenizers of transformers 5 differ from the published ones: `DebertaTokenizer` (v1) encodes pairs as
+`[CLS] A [SEP] [SEP] B [SEP]` with token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer`
+(v2, v3, mDeBERTa) drops the SentencePiece normaliser and the byte fallback. Both rebuild the tokenizer when they load it,
+even from a correct tokenizer.json.
 
 transformers saves `type(tokenizer).__name__` as "tokenizer_class". It would rebuild a tokenizer of the class
 "DebertaV2Tokenizer", and transformers 4 does not know "TokenizersBackend", but all versions load "PreTrainedTokenizerFast"
@@ -75,8 +76,8 @@ def load_tokenizer(
 
     Raises:
         OSError: There is no tokenizer, or the Hub is not reachable.
-        ValueError: The vocabulary lacks [CLS] or [SEP], or only has special tokens, or an added token would get another id
-            than the recorded one.
+        ValueError: The vocabulary lacks [CLS] or [SEP], or only has special tokens, or an added token would not get the id
+            that the files record for it.
     """
     folder = Path(folder_or_repo)
     is_local = folder.is_dir()
@@ -215,8 +216,8 @@ def check_tokenizer(tokenizer: Any, model_or_config: Any = None, *, needs_mask: 
     A model may have more rows than the tokenizer has tokens (128100 for 128001).
 
     Raises:
-        ValueError: A text is not encoded as `[CLS] A [SEP]`, a pair not as `[CLS] A [SEP] B [SEP]` with token types 0 and
-            1, there is no pad token or, with `needs_mask`, no mask token, or `check_vocabulary` fails.
+        ValueError: A text is not encoded as `[CLS] A [SEP]`; a pair is not encoded as `[CLS] A [SEP] B [SEP]` with token
+            types 0 and 1; there is no pad token; there is no mask token and `needs_mask` is set; `check_vocabulary` fails.
     """
     advice = "; load it with hf_deberta_ext.tokenization.load_tokenizer"
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -428,7 +429,7 @@ def _add_recorded_tokens(tokenizer: Tokenizer, state: dict, config: dict, added:
     """Add the tokens of tokenizer.json, tokenizer_config.json and added_tokens.json in the order of their ids.
 
     Raises:
-        ValueError: A token would get another id than the recorded one.
+        ValueError: A token would not get the id that the files record for it.
     """
     tokens = {i: AddedToken(name, special=name in SPECIAL_TOKENS, normalized=False) for name, i in added.items()}
     for i, fields in config.get("added_tokens_decoder", {}).items():

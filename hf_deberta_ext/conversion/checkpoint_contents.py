@@ -58,7 +58,7 @@ class CheckpointContents:
         config (`DebertaExtConfig`, *optional*): Configuration of the loaded model; None if loading would fail.
         tensors (`dict[str, Tensor]`): Shape and dtype of each tensor by its key in the files; empty if the weights are .bin
             files on the Hub that are not downloaded.
-        shapes (`dict[str, tuple]`): Shape of each parameter after conversion, by name, without "deberta.".
+        shapes (`dict[str, tuple]`): Shape of each parameter after conversion, by its name without the prefix "deberta.".
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
     """
 
@@ -130,7 +130,7 @@ def fetch(source: str, *, revision: str | None = None, weights: bool = False) ->
 def read_contents(source: str, *, revision: str | None = None, weights: bool = False) -> CheckpointContents:
     """Read the contents of a folder or Hub repository that has a config.json.
 
-    Without `weights`, only the headers of a repository's safetensors files are read.
+    If `weights` is False, the weights of a repository are not downloaded: only the headers of safetensors files are read.
     """
     folder = fetch(source, revision=revision, weights=weights)
     file = Path(configuration_file(folder) or folder / "config.json")
@@ -191,7 +191,7 @@ def convert_shapes(contents: CheckpointContents) -> dict[str, tuple[int, ...]]:
 
 
 def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors of the same shapes on the meta device, which have no values."""
+    """Return a tensor of the same shape for each of `tensors`, without values (on the meta device)."""
     return {key: torch.empty(tensor.shape, device="meta") for key, tensor in tensors.items()}
 
 
@@ -209,7 +209,9 @@ def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[st
         if shape is None and name not in model.all_tied_weights_keys:
             missing.append(f"{name} is not in the files")
         elif shape is not None and shape != tuple(parameter.shape):
-            resized.append(f"{name} has shape {list(shape)} in the files, expected {list(parameter.shape)} by config.json")
+            resized.append(
+                f"{name} must have shape {list(parameter.shape)} (by config.json), got {list(shape)} in the files"
+            )
     return missing, resized
 
 
@@ -238,7 +240,7 @@ def describe(source: str, *, revision: str | None = None, download: bool = False
     facts["tokenizer"] = tokenizer_text(folder, config)
     if not contents.tensors:
         if not contents.problems:
-            facts["weights"] = "on the Hub as .bin, not read; --download reads them"
+            facts["weights"] = "not read, because the Hub has them as .bin files; pass --download to read them"
         return facts
     head = (contents.heads or ["base"])[0]
     if not contents.problems:

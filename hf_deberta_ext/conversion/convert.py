@@ -28,7 +28,7 @@ HALVES = {"replaced-token-detection": "discriminator", "base": "discriminator", 
 # Files and folders of sentence-transformers: activation function of the scores, prompts, further modules.
 MODULES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*")
 
-# Formats that are made from a single model in float32, and compared with it on texts.
+# Formats that are made from a single float32 model; the result is compared with this model on texts.
 FROM_FLOAT32 = ("int8", "onnx", "onnx-int8")
 ONNX_FILE = "model.onnx"
 
@@ -62,11 +62,11 @@ def convert(
     if is_in_use(target) and not overwrite:
         raise OSError(f"{output} already exists: choose another folder, or pass --overwrite to rename the existing one")
     if max_shard_size and to != "deberta-ext":
-        raise ValueError("--max_shard_size is only supported with --to deberta-ext")
+        raise ValueError(f"--max_shard_size requires --to deberta-ext, got --to {to}")
     if to in FROM_FLOAT32 and dtype not in (None, "float32"):
-        raise ValueError(f"--to {to} converts from float32: remove --dtype {dtype}")
+        raise ValueError(f"--to {to} requires --dtype float32, got {dtype}; remove --dtype")
     if texts and to not in FROM_FLOAT32:
-        raise ValueError(f"--texts are only compared with --to {', '.join(FROM_FLOAT32)}; remove --texts")
+        raise ValueError(f"--texts requires one of --to {', '.join(FROM_FLOAT32)}, got --to {to}; remove --texts")
     compared = Path(texts).read_text(encoding="utf-8").splitlines() if texts else None
     contents = read_contents(source, revision=revision, weights=True)
     if contents.problems:
@@ -146,7 +146,7 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load the checkpoint with a head, in eval mode; from a joint model, export the model that has this head."""
+    """Load the checkpoint into the model class of `head`, in eval mode; if it is joint, export the part with this head."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()
@@ -160,13 +160,16 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Check newly initialised parameters; print a warning if the user chose a head (`is_chosen`) that is new."""
+    """Raise a ValueError for newly initialised parameters, except in a head that the user chose (`is_chosen`): print a
+    warning for this head."""
     new = model.loading_report.initialised
     encoder = [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]
     if encoder:
         raise ValueError(f"{len(encoder)} parameters of the encoder are missing in the files, such as {encoder[0]}")
     if new and not is_chosen:
-        raise ValueError(f"{', '.join(new)} would be newly initialised; pass --head {head} to write a new head")
+        raise ValueError(
+            f"{', '.join(new)} would be newly initialised, because the files lack them; pass --head {head} to allow this"
+        )
     if new:
         print(f"warning: the head is newly initialised: {', '.join(new)}. Train it before you use it")
 

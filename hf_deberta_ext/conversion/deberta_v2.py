@@ -86,7 +86,7 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
 
 
 def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights by transformers' names: tied weights only once, but `share_layers` weights for every layer."""
+    """Return {transformers' name: weight}. Tied weights appear once, weights of shared layers once for every layer."""
     state_dict = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
     for key in list(state_dict):
         before, first, parameter = key.partition("encoder.layer.0.")
@@ -98,7 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature of the model that is lost in deberta-v2; raise a ValueError if it may not be lost."""
+    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model cannot be saved without it."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")

@@ -55,10 +55,13 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
 
 
 def check_difference(name: str, difference: torch.Tensor | float) -> str:
-    """Return a line of text about a relative difference of outputs; raise a ValueError if it is more than rounding."""
+    """Return a line of text about a relative difference of outputs; raise a ValueError if it exceeds `TOLERANCE`."""
     # Also True if the difference is NaN, because weights overflowed the dtype.
     if not difference <= TOLERANCE:
-        raise ValueError(f"the outputs of {name} differ from the model by {difference:.1g} of the largest output")
+        raise ValueError(
+            f"the outputs of {name} differ from the model by {difference:.1g} of the largest output, expected at most "
+            f"{TOLERANCE:g}"
+        )
     return f"the outputs of {name} differ by at most {difference:.1g} of the largest output"
 
 
@@ -74,7 +77,7 @@ def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
 
 
 class OnnxFile:
-    """Model in an ONNX file, with as many threads as torch uses; called with tensors by name, returns its outputs."""
+    """Model in an ONNX file, run with as many threads as torch uses. It is called with named tensors, and returns a dict."""
 
     def __init__(self, file: Path):
         import onnxruntime
@@ -99,11 +102,12 @@ def check_onnx(model: DebertaExtPreTrainedModel, file: Path) -> str:
 def onnx_differences(
     model: DebertaExtPreTrainedModel, file: Path, shapes: Sequence[tuple[int, int, str]] = SHAPES
 ) -> Iterator[float]:
-    """Yield the largest difference of an ONNX file's outputs at real tokens, relative to the largest output, by shape.
+    """Yield, for each of `shapes`, the largest difference between the outputs of an ONNX file and of its model at real
+    tokens, relative to the largest output.
 
     Args:
-        shapes: batch size, length and padding ("none", "right" or "left": of every second row, half of its length) of the
-            random inputs. Lengths beyond a table of absolute positions are shortened.
+        shapes: (batch size, length, padding) of the random inputs. If padding is "right" or "left", it fills half of every
+            second row; "none": no padding. Lengths beyond a table of absolute positions are shortened.
     """
     exported, longest = OnnxFile(file), max(length for _, length, _ in shapes)
     if reads_absolute_positions(model):
@@ -143,7 +147,8 @@ def compare_on_texts(
 ) -> list[str]:
     """Compare a float32 model with its converted form, one text at a time; return one line of text for each comparison.
 
-    Decisions are the largest logits. A model without decisions about single texts is compared by its logits or states.
+    A decision is the index of the largest logit. Models that do not decide about single texts (`OF_SINGLE_TEXTS`) are only
+    compared by their logits or states.
 
     Args:
         converted: int8 model or `OnnxFile`.

@@ -39,7 +39,7 @@ def _html(*parts: str) -> str:
 
 
 def fill_mask_html(model: DemoModel, text: str) -> str:
-    """Show the most probable words of each mask as bars, with and without EMD side by side."""
+    """Show the most probable words of each mask as bars, with and without the Enhanced Mask Decoder side by side."""
     masks = fill_mask(model, text)
     parts = []
     for number, columns in enumerate(masks, start=1):

@@ -37,7 +37,7 @@ class DemoModel:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Titles of the missing tabs, with the reasons."""
+        """What the page cannot show: {title: reason}."""
         reasons = {}
         for name, (shown, reason) in HEADS.items():
             if getattr(self, name) is None:
@@ -46,7 +46,7 @@ class DemoModel:
 
 
 def load(source: str, revision: str | None = None) -> DemoModel:
-    """Load a folder or Hub repository, from Microsoft or of this package, with all heads in its weights."""
+    """Load a model of Microsoft or of this package from a folder or Hub repository, with all heads in its weights."""
     explained = load_model(source, revision)
     tokenizer = load_tokenizer(explained.tokenizer, revision=revision)
     check_tokenizer(tokenizer, explained.encoder.config)
@@ -59,7 +59,7 @@ def load(source: str, revision: str | None = None) -> DemoModel:
 
 
 def given_texts(texts: Iterable[str | None]) -> list[str]:
-    """Remove empty texts, and spaces around the others."""
+    """Return the texts that are not empty, without spaces at their ends."""
     return [text.strip() for text in texts if text and text.strip()]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
 
-If the package is installed, remote code also uses them. It depends on the names in this file and on the fields of
-`AttentionInputs`.
+If the package is installed, remote code also uses these kernels. Saved code may be of another version, so keep the names in
+this file and the fields of `AttentionInputs`.
 """
 
 import torch

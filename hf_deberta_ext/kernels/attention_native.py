@@ -33,8 +33,8 @@ def native_unavailable(device: torch.device, dtype: torch.dtype, head_size: int)
         return "it supports neither tracing nor the transforms of torch.func"
     if not registered():
         return (
-            "its operator is not registered: import hf_deberta_ext, installed with a C++ compiler on a CPU with AVX2 or "
-            "NEON (`deberta-ext info` shows what is missing)"
+            "its operator is not registered: import hf_deberta_ext, which must be installed with a C++ compiler, on a CPU "
+            "with AVX2 or NEON (`deberta-ext info` shows what is missing)"
         )
     return None
 

@@ -80,8 +80,8 @@ class Call:
     Args:
         q, k, v (`torch.Tensor`): [B, H, N, d], with last stride 1.
         K_r, Q_r (`torch.Tensor`, *optional*): tables [H, R, d]; None: no c2p, no p2c.
-        bias (`torch.Tensor`, *optional*): [H, 2·span + 1] float32, p2p by offset.
-        rows (`torch.LongTensor`, *optional*): [2·span + 1] rows of the tables by offset.
+        bias (`torch.Tensor`, *optional*): [H, 2·span + 1] float32, the p2p term of each offset.
+        rows (`torch.LongTensor`, *optional*): [2·span + 1], the row of the tables for each offset.
         mask (`torch.Tensor`, *optional*): uint8, expanded to [B, H, N, N].
         documents (`torch.IntTensor`, *optional*): [2, N] from `document_ranges`.
         seed (`torch.LongTensor`, *optional*): [1], seed of dropout.
@@ -145,8 +145,8 @@ class Call:
 
         Args:
             name (`str`): name of the kernel in `LAUNCHES`.
-            own (`torch.Tensor`): pointers that follow the shared pointers.
-            outputs: tensors [B, H, N, d]; their strides follow the shared strides.
+            own (`torch.Tensor`): tensors that only this kernel reads or writes, passed after the shared ones.
+            outputs: tensors [B, H, N, d] in `own`; their strides are passed after the shared strides.
         """
         strides = [stride for x in outputs for stride in x.stride()[:3]]
 
@@ -174,7 +174,7 @@ def on_its_device(operator: Callable) -> Callable:
 
 @on_its_device
 def attend(*operands):
-    """Forward operator: compute out [B, H, N, d] and the base-2 LSE [B, H, N]; `Call` documents the arguments."""
+    """Compute out [B, H, N, d] and the base-2 log-sum-exp [B, H, N] (forward operator); for the arguments, see `Call`."""
     call = Call(*operands)
     call.prepare()
     out, lse = fake_forward(*operands)
@@ -184,7 +184,10 @@ def attend(*operands):
 
 @on_its_device
 def attend_backward(grad, out, lse, *operands):
-    """Backward operator: compute the gradients of q, k, v, K_r, Q_r and bias; unwanted gradients are empty tensors."""
+    """Compute the gradients of q, k, v, K_r, Q_r and bias (backward operator).
+
+    The last operand, `wanted`, has three bools for K_r, Q_r and bias; if one is False, this gradient is an empty tensor.
+    """
     *operands, wanted = operands
     call = Call(*operands)
     q, k, v = call.q, call.k, call.v
@@ -338,8 +341,8 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
         out [B, H, N, d] in the dtype of Q_c; logits and softmax are computed in float32.
 
     Raises:
-        ValueError: the kernels do not support the device, head size or dtype, `query_positions` are given, or `cu_seqlens`
-            with a batch of more than one row.
+        ValueError: the kernels do not support the device, head size or dtype; `query_positions` are given; or `cu_seqlens`
+            are given and the batch has more than one row.
     """
     Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, query_positions, dropout_p, max_distance, cu_seqlens = inputs
     reason = triton_unavailable(Q_c.device, Q_c.dtype, Q_c.shape[-1])

@@ -91,13 +91,13 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return True for one of torch's own classes, with plain parameters and its own `forward`."""
+    """Return True for torch's own Linear, Embedding or LayerNorm, with plain parameters and an unchanged `forward`."""
     is_own = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm) and "forward" not in vars(module)
     return is_own and all(type(weight) is nn.Parameter for weight in module.parameters())
 
 
 def module_states(modules: list[nn.Module], table: torch.Tensor | None = None) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return the versions, and the samples, of the `module_state` of each module; versions include the state of autocast."""
+    """Return the versions and the samples of `module_state` as two lists; the first version is the state of autocast."""
     states = [module_state(module, table) for module in modules]
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     return [autocast, *(versions for versions, _ in states)], [sample for _, sample in states]
@@ -112,7 +112,7 @@ def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[
     `.data` to only a few other elements is not detected.
 
     Args:
-        table (`torch.Tensor`, *optional*): the input of a projection, [R, hidden]; required if it is not plain.
+        table (`torch.Tensor`, *optional*): the module's input, [R, hidden]; required unless `is_plain(module)`.
     """
     weights = list(module.parameters())
     # `_version` is torch's only count of writes; tensors of inference mode have none.

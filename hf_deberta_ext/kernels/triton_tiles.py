@@ -13,11 +13,11 @@ except ImportError:
         constexpr = int
 
 
-# Lengths and counts. No value of these may trigger another compilation.
+# Arguments that are lengths, counts or strides. Their values must not trigger another compilation.
 RUN_TIME = ["H", "N", "R", "batch", "span", "max_distance", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
 
-# Rows before and after the offsets -span ... span in a table by offset, copies of the end rows: two blocks of at most 128.
+# A table by offset begins and ends with this many copies of the rows of -span and span: two blocks of at most 128.
 PADDING = 256
 PAD = tl.constexpr(PADDING)
 
@@ -75,8 +75,9 @@ def hide(start):
 def flatten(x, BITS: tl.constexpr):
     """Flatten [P/8, 8, Q/8, 4, 2] so that the 32 lanes of a warp access different banks of shared memory.
 
-    In products, the lanes have 8 rows by 4 pairs of columns. With 32 bits, these become 32 adjacent words. With 16 bits,
-    they are stored like this, but read along diagonals of 32 columns. A word is a pair of columns; 32 columns take two rows.
+    In matrix products, the lanes hold 8 rows by 4 pairs of columns. If BITS is 32, these elements become 32 adjacent words.
+    If BITS is 16, elements are stored in the same way, but read along diagonals of 32 columns; a word then has a pair of
+    columns, and 32 columns take two rows.
     """
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8
@@ -90,7 +91,7 @@ def flatten(x, BITS: tl.constexpr):
 
 @device_function
 def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
-    """Return the index that AXIS selects (p; q; p - q; q - p + BLOCK - 1; p + q - (BLOCK - 1)), split in 8 * a + b."""
+    """Return (a, b) so that 8 * a + b is the index for AXIS: p, q, (p - q or q - p) + BLOCK - 1, or p + q - (BLOCK - 1)."""
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":
@@ -111,7 +112,7 @@ def pick(
     x, ROW: tl.constexpr, COL: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, BLOCK: tl.constexpr, start,
     WHOLE: tl.constexpr = False,
 ):  # fmt: skip
-    """Gather x[row, col] to [p, q] of a result [P, Q], zero outside of x; ROW and COL are an `AXIS` of `coordinate`.
+    """Return y [P, Q], y[p, q] = x[row, col], zero outside of x. `coordinate` computes row from ROW, and col from COL.
 
     The gather uses shared memory without bank conflicts. Indices consist of eights and ones, so that the compiler sees which
     parts are equal in all registers of a lane. It is flat, because a gather along an axis becomes several warp shuffles per

@@ -70,14 +70,14 @@ class RelativePosition(nn.Module):
         return torch.cat([-far[-1:], -far[1:].flip(0), far]) + b
 
     def row(self, r: int) -> int:
-        """Return the row of the relative table for r = i - j as an `int`."""
+        """Return the row index of the relative table for r = i - j, an `int`."""
         M, b = self.max_distance, self.buckets
         if b > 0:
             return log_bucket(r, buckets=b, max_distance=M) + b
         return max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
-        """Return delta, [2N - 1] int64 for N = `length`, with delta(i, j) = delta[i - j + N - 1] in [0, table rows)."""
+        """Return delta, [2N - 1] int64 for N = `length`: delta[i - j + N - 1] in [0, table rows) is the row for i and j."""
         r = torch.arange(1 - length, length, device=self.rows.device)
         return self.rows[r.clamp(-self.max_distance, self.max_distance - 1) + self.max_distance]
 
@@ -103,7 +103,7 @@ class AttentionInputs(NamedTuple):
             zeros, as in the official code (transformers' models give the mean of V_c).
         query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
         dropout_p (`float`): dropout rate of the attention probabilities.
-        max_distance (`int`, *optional*): delta is constant for |i - j| >= max_distance, on each side; None: not known.
+        max_distance (`int`, *optional*): |i - j| from which delta is constant, for i > j and for i < j; None: unknown.
         cu_seqlens (`torch.IntTensor`, *optional*): [D + 1], cumulative document lengths from 0 to N, for B = 1: document n
             holds the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1, and documents do not attend to each other. Only for
             backends with `takes_cu_seqlens`.
@@ -124,7 +124,7 @@ class AttentionInputs(NamedTuple):
     cu_seqlens: torch.Tensor | None = None
 
     def position_scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the position terms, [B, H, Q, N], from q = Q_c · scale and k = K_c in the result's dtype."""
+        """Return the sum of the position terms, [B, H, Q, N], for q = Q_c · scale and k = K_c, in the dtype of q and k."""
         wide, shape = q.dtype, (*q.shape[:3], k.shape[2])
         keys = torch.arange(k.shape[2], device=q.device)
         queries = keys
@@ -154,7 +154,7 @@ def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor,
     """Compute disentangled attention literally by Eq. (4), the reference for all other backends.
 
     Returns out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are
-    computed in float32 (float64 stays), also under autocast.
+    computed in float32 (in float64 if Q_c is float64), also under autocast.
     """
     dtype, mask = inputs.Q_c.dtype, inputs.mask
     wide = torch.promote_types(dtype, torch.float32)
@@ -225,7 +225,7 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
         inputs (`AttentionInputs`): inputs without `query_positions`, which this backend does not support.
 
     Returns:
-        out [B, H, N, d] in the dtype of Q_c; computed in float32 (float64 stays), also under autocast.
+        out [B, H, N, d] in the dtype of Q_c; computed in float32 (in float64 if Q_c is float64), also under autocast.
     """
     Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, max_distance, _ = inputs
     wide = torch.promote_types(Q_c.dtype, torch.float32)
@@ -263,8 +263,8 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """out = softmax(q k^T + positions) v, [H, B, N, d], for q [H, B, N, d] and reversed k and v [H, B, N + padding, d], in
-    one dtype. q, Q_x and bias_x are already scaled."""
+    """Autograd function of `disentangled_attention_blocked`: out = softmax(q k^T + positions) v, [H, B, N, d]. q is
+    [H, B, N, d]; k and v are reversed, [H, B, N + padding, d]. q, Q_x and bias_x are already scaled."""
 
     @staticmethod
     def forward(ctx, q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p):
@@ -330,7 +330,7 @@ class _Scratch:
 
 
 def _rows(N: int) -> int:
-    """Return the number of queries in a block. Long inputs use smaller blocks, which have fewer near keys."""
+    """Return the number of queries in a block. Long inputs use smaller blocks, with fewer keys within `max_distance`."""
     return 512 if N <= 1024 else 256
 
 
@@ -376,12 +376,12 @@ class _Chunk:
         return x[:, batch] if x.shape[0] == 1 else x[heads, batch]
 
     def near(self, i0: int, i1: int) -> tuple[int, int]:
-        """Return the range [a, z) of whole tiles of keys outside of which delta is constant for the queries [i0, i1)."""
+        """Return the range [a, z) of keys, in whole tiles, outside of which delta is constant for queries [i0, i1)."""
         a = max(0, self.N - i1 - self.max_distance + 1) // self.keys * self.keys
         return a, _round_up(min(self.N, self.N - 1 - i0 + self.max_distance), self.keys)
 
     def saturated(self, a: int, z: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the ranges of keys before and after [a, z), each with the table row that delta selects for all of them."""
+        """Yield the range of keys before [a, z) and the range after it, with the table row that delta selects for each."""
         if a > 0:
             yield slice(0, a), slice(0, 1)
         if z < self.N:
@@ -405,7 +405,7 @@ class _Chunk:
         return n if self.N <= SHORT or n % C2P_ROWS != 0 else C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
-        """Return q_i · K_x[i + j'] + bias_x[i + j'] before the shear, [G · tiles, rows, width]."""
+        """Return q_i · K_x[t] + bias_x[t], [G · tiles, rows, width], in which `_shear` then selects t = i + j'."""
         rows = self.c2p_rows(i1 - i0)
         tiles = (i1 - i0) // rows
         window = i0 + a, tiles, rows, z - a
@@ -421,7 +421,7 @@ class _Chunk:
         return C.view(-1, rows, C.shape[-1])
 
     def c2p_saturated(self, i0: int, i1: int, end: slice) -> torch.Tensor:
-        """Return the `c2p` scores at one end of the tables, [G, n, 1]."""
+        """Return the `c2p` score of each query for keys beyond `max_distance`, [G, n, 1]; `end` is their table row."""
         q = self.tiles(self.q[:, i0:i1], i1 - i0)
         c2p = q.new_zeros(*q.shape[:2], 1) if self.K_x is None else q @ self.K_x[:, end].mT
         if self.bias_x is not None:
@@ -466,7 +466,7 @@ class _Chunk:
         return mask if mask.shape[2] == 1 else mask[:, :, i0:i1]
 
     def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
-        """Return 0 (dropped) or 1 for each probability P of the next block; None without dropout.
+        """Return 0 (dropped) or 1 for each probability P of the next block; None if the dropout rate is 0.
 
         16 random bits for each probability, drawn as int64, are faster than bernoulli_. The threshold is p · 2^16, randomly
         rounded up or down so that each probability is dropped with probability exactly p.
@@ -578,11 +578,11 @@ class Backend(NamedTuple):
         function (`Callable`): takes `AttentionInputs` and returns out [B, H, Q, d], or (out, probabilities).
         description (`str`): one line for the guide.
         unavailable (`Callable`, *optional*): takes device, dtype and head size; returns the reason why the backend does
-            not support such tensors, or None. Without it, the backend supports every call.
+            not support such tensors, or None. By default, the backend supports every call.
         best_on (`tuple[str, ...]`): device types on which the backend is chosen automatically.
         not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is not chosen automatically.
         returns_probs (`bool`): the function also returns the probabilities.
-        takes_query_positions (`bool`): supports `query_positions`; otherwise all queries are computed and some dropped.
+        takes_query_positions (`bool`): supports `query_positions`; otherwise all N queries are computed, then some dropped.
         takes_cu_seqlens (`bool`): supports `cu_seqlens`; otherwise documents are padded.
     """
 
@@ -665,8 +665,8 @@ def choose_backend(
 
     Args:
         requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
-        query_share: number of queries / number of keys, for queries at given positions.
-        served: text for the error message that describes the call.
+        query_share: number of queries divided by number of keys; below 1 if `query_positions` selects the queries.
+        served: what the backend does not support, in the error message.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
@@ -757,13 +757,13 @@ class PackedSequences:
 
     @classmethod
     def from_lengths(cls, lengths: list[int], device: torch.device) -> "PackedSequences":
-        """Pack one row of documents with `lengths` tokens, without a device sync."""
+        """Pack documents of these `lengths` that fill one row without padding; this needs no device sync."""
         return cls(torch.arange(sum(lengths), device=device), lengths, (1, sum(lengths)))
 
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
-        """Pack each row of a mask [B, N] of real tokens as a document. Return None if a row has no token, or a gap: relative
-        positions are differences of batch columns, which packing would change after a gap."""
+        """Pack each row of a mask [B, N] of real tokens as a document. Return None if a row has no token, or a gap between
+        tokens: relative positions are differences of batch columns, which packing would change after a gap."""
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
         if not bool((starts == 1).all()):
@@ -800,7 +800,7 @@ class PackedSequences:
 
     @functools.cached_property
     def rows(self) -> "tuple[PackedSequences, torch.Tensor | None]":
-        """Documents as rows of a batch [D, longest], and the batch's mask [D, 1, 1, longest], None for equal lengths."""
+        """Packing of a batch [D, longest], one document per row, and its mask [D, 1, 1, longest] (None: equal lengths)."""
         shape = len(self.lengths), max(self.lengths)
         rows = PackedSequences(self.documents * shape[1] + self.positions, self.lengths, shape)
         mask = rows.pad(torch.ones_like(self.positions, dtype=torch.bool)[None])[:, None, None]
@@ -816,7 +816,7 @@ class PackedSequences:
         return rows.unpad(out.transpose(1, 2)).transpose(1, 2)
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Return the indices [T] of the tokens in a stream with `margin` zeros around each document, and its length."""
+        """Return the new index of each token, [T], if `margin` zeros surround each document, and the new stream length."""
         places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
 
@@ -875,7 +875,7 @@ class DisentangledSelfAttention(PositionCache):
         return key, query
 
     def project_positions(self, rel_embeddings: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return K_r and Q_r, projections of the relative table [R, H·d], [H, R, d] each; None if no attention term uses it.
+        """Return K_r and Q_r, projections [H, R, d] of the relative table [R, H·d]; each is None if no term needs it.
 
         At inference on CPU, the package's `PositionCache` caches them.
         """
@@ -912,7 +912,7 @@ class DisentangledSelfAttention(PositionCache):
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
             query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
                 Queries at the same position must be equal, because some backends scatter them.
-            packed (`PackedSequences`, *optional*): the documents in hidden_states [1, T, hidden]; excludes a mask.
+            packed (`PackedSequences`, *optional*): the documents in hidden_states [1, T, hidden]; then pass no mask.
             keys_values (`tuple`, *optional*): precomputed `keys_and_values(hidden_states)`.
 
         Returns:
@@ -940,7 +940,7 @@ class DisentangledSelfAttention(PositionCache):
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the context [B, Q, hidden], and the probabilities or None, from the `requested` backend (None: the best).
-        With `packed`, `inputs` is a stream without a mask."""
+        If `packed` is given, `inputs` is its stream, without a mask."""
         Q_c, positions = inputs.Q_c, inputs.query_positions
         query_share = 1.0 if positions is None or packed is not None else Q_c.shape[2] / inputs.K_c.shape[2]
         name, reason = choose_backend(
@@ -961,7 +961,7 @@ class DisentangledSelfAttention(PositionCache):
 
 
 def among_all_positions(inputs: AttentionInputs) -> AttentionInputs:
-    """Return inputs with a query at every position. Added queries are zeros, with True in the mask."""
+    """Return inputs with a query at every position. Added queries are zeros; their rows of the mask are True."""
     Q_c, mask, positions = inputs.Q_c, inputs.mask, inputs.query_positions
     B, H, _, d = Q_c.shape
     N = inputs.K_c.shape[2]
@@ -987,7 +987,7 @@ class ResidualOutput(nn.Module):
 
 
 class DebertaExtAttention(nn.Module):
-    """Disentangled self-attention and its output projection; the residual is the query stream."""
+    """Disentangled self-attention and its output projection, to which the query states are added as residual."""
 
     # Not in modeling_deberta_ext.py, where a class *Attention*(nn.Module) disables transformers' `set_attn_implementation`.
 

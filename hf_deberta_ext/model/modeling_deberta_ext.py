@@ -50,8 +50,8 @@ EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Wrap a model's forward to accept `return_dict`, **options in `OPTIONS`, and `IGNORED` arguments (without effect). With
-    the package, it also accepts other packages' packed batches, and raises an error if an adapter could not be saved."""
+    """Wrap a model's forward so that it also accepts `return_dict`, the `OPTIONS`, and the `IGNORED` arguments, without
+    effect. In the package, it also accepts other packages' packed batches, and rejects adapters that cannot be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
     known = {*parameters, *OPTIONS}
@@ -71,7 +71,7 @@ def model_forward(forward: Callable) -> Callable:
 
 
 def check_labels(name: str, labels: torch.Tensor, *shapes: list[int]):
-    """Raise a ValueError if labels are not integers in one of the `shapes`, as they would be truncated or reshaped."""
+    """Raise a ValueError unless labels are integers in one of the `shapes` (floats would be truncated)."""
     if list(labels.shape) not in shapes:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {list(labels.shape)}")
     check_integers(name, labels)
@@ -82,19 +82,19 @@ def batch_shape(
 ) -> torch.Size:
     """Return B and N of a batch of ids or embeddings; check that all `others` have the shape [1 or B, N]."""
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give either input_ids or inputs_embeds, not both")
+        raise ValueError(f"expected either input_ids or inputs_embeds, got {'neither' if input_ids is None else 'both'}")
     batch = inputs_embeds if input_ids is None else input_ids
     B, N = batch.shape[:2]
     for name, x in others.items():
         if x is not None and list(x.shape[:2]) not in ([1, N], [B, N]):
-            raise ValueError(f"{name} must have shape [1 or B, {N}], got {list(x.shape)}")
+            raise ValueError(f"{name} must have shape [1 or batch, {N}], got {list(x.shape)}")
     return batch.shape[:2]
 
 
 def cls_states(
     hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, packed: PackedSequences | None
 ) -> torch.Tensor:
-    """Return the state of the first real token of each row (column 0 with a mask [B, N, N]) or document, [B, hidden]."""
+    """Return the state [B, hidden] of each row's or document's first real token (of column 0 if the mask is not [B, N])."""
     if packed is not None:
         return hidden_states[0].index_select(0, packed.cu_seqlens[:-1].long())
     if attention_mask is None or attention_mask.dim() != 2:
@@ -106,13 +106,13 @@ def cls_states(
 
 def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None = None):
     """Return the sum of `losses` divided by `num_items_in_batch` (Trainer's count over all accumulation steps and processes)
-    or by `count`. Without targets, it is 0 with a gradient, so that distributed training does not hang."""
+    or else by `count`. If there are no targets, it is 0 and has a gradient, so that distributed training does not hang."""
     items = count if num_items_in_batch is None else num_items_in_batch
     return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Return the float32 cross-entropy of logits [..., C] and int labels with one element per row; -100 = ignored."""
+    """Return the mean float32 cross-entropy of logits [..., C] and int labels, one per row of C logits; -100 = ignored."""
     labels = labels.reshape(-1).to(logits.device, torch.long)
     losses = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=-100, reduction="none")
     return mean_loss(losses, (labels != -100).sum(), num_items_in_batch)
@@ -194,8 +194,8 @@ class DebertaExtEmbeddings(nn.Module):
         *,
         device: torch.device,
     ) -> torch.Tensor:
-        """Return [1 or B, N, E] rows of the absolute position table. Without `position_ids`, positions count from the first
-        real token, so that left padding has no effect, and from the first token of each packed document.
+        """Return [1 or B, N, E] rows of the absolute position table. If `position_ids` is None, positions count from
+        the first real token, so that left padding has no effect, and from the first token of each packed document.
 
         `device` is the device of the states. Offloaded weights are on another device until their module runs.
         """
@@ -293,7 +293,7 @@ class FeedForward(nn.Module):
 
 
 class DebertaExtLayer(GradientCheckpointingLayer):
-    """Encoder layer. With `share_layers` "ffn" or "attention", layers after the first do not have the shared half."""
+    """Encoder layer. If `share_layers` is "ffn" or "attention", only layer 0 has this half of a layer; all layers use it."""
 
     def __init__(self, config, index: int = 0):
         super().__init__()
@@ -352,8 +352,8 @@ class DebertaExtEncoder(PositionCache):
         self.conv = ConvLayer(config) if config.conv_kernel_size > 0 else None
 
     def get_rel_embedding(self, length: int | None = None, device: torch.device | None = None) -> torch.Tensor | None:
-        """Return the relative table [R, hidden], looked up so that it is an activation and not a parameter. With `length`,
-        return only the rows that sequences of this length read. `device` is the device of the states."""
+        """Return the relative table [R, hidden], looked up so that it is an activation and not a parameter. If `length` is
+        given, return only the rows that sequences of this length read. `device` is the device of the states."""
         if not self.relative_table_size:
             return None
         first, end = 0, self.relative_table_size
@@ -363,8 +363,8 @@ class DebertaExtEncoder(PositionCache):
         return self.LayerNorm(P) if hasattr(self, "LayerNorm") else P
 
     def positions(self, length: int, device: torch.device) -> tuple[torch.Tensor | None, dict]:
-        """Return relative embeddings [R, hidden], and a dict of delta and max_distance, for up to `length` tokens. With
-        gradients enabled, only the rows that these tokens read are returned, otherwise the whole table."""
+        """Return relative embeddings [R, hidden], and a dict of delta and max_distance, for up to `length` tokens. If
+        gradients are enabled, return only the table rows that these tokens read, otherwise the whole table."""
         if not self.relative_table_size:
             return None, {}
         delta, max_distance = self.relative_position(length), self.relative_position.max_distance
@@ -474,8 +474,8 @@ class EnhancedMaskDecoder(nn.Module):
 
 
 def labelled_positions(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions [B, Q] of labels [B, N] other than -100, in order, and a mask [B, Q] that is False on filler. Q
-    is the largest number of such labels in a row, at least 1; rows with fewer end with filler."""
+    """Return the positions [B, Q] of labels [B, N] other than -100, in order, and a mask [B, Q] that is False at padding.
+    Q is the largest number of such labels in a row, at least 1; rows with fewer labels are padded."""
     labelled = labels != -100
     counts = labelled.sum(1)
     Q = max(int(counts.max()), 1)
@@ -522,14 +522,15 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         if getattr(config, "is_joint", False) and self.base_model_prefix:
             source = config.name_or_path or "the configuration"
             raise ValueError(
-                f"{type(self).__name__} needs a single model, but {source} has a generator and a discriminator: load the "
-                "subfolder of one, or use export_discriminator() or export_generator() of DebertaExtForPreTraining"
+                f"{type(self).__name__} needs a single model, but {source} has a generator and a discriminator: pass "
+                "subfolder='generator' or 'discriminator', or use export_discriminator() or export_generator() of "
+                "DebertaExtForPreTraining"
             )
         super().__init__(config, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load a model as in transformers. With the package installed, also load official `deberta` and `deberta-v2`
+        """Load a model as in transformers. In the package, not in remote code, also load official `deberta` and `deberta-v2`
         checkpoints, and set `model.loading_report`: the loaded, converted, newly initialised and unused tensors."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -582,8 +583,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return requested_attention
 
     def set_unpadding(self, unpadding: bool | None):
-        """Set whether padded batches run as one stream of real tokens, with zeros at padding: always, never, or (None, the
-        default) on CPU if at least a tenth of the batch is padding and, in evaluation mode, no module has a forward hook."""
+        """Set whether padded batches run as one stream of real tokens, with outputs of 0 at padding: always (True), never
+        (False) or, by default (None), on CPU if 10% or more is padding and, in eval mode, no module has a forward hook."""
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(
@@ -606,7 +607,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
                 )
             if attention_mask is not None:
                 if attention_mask.dim() != 2:
-                    raise ValueError(f"attention_mask must be [B, N] with document_ids, got {list(attention_mask.shape)}")
+                    raise ValueError(f"document_ids need an attention_mask [B, N], got {list(attention_mask.shape)}")
                 document_ids = document_ids * attention_masks(attention_mask, shape)[1]
             return PackedSequences.from_document_ids(document_ids)
         unpadding = self.base_model.unpadding
@@ -706,8 +707,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
 
         Returns:
             `BaseModelOutput`: last_hidden_state [B, N, hidden]; num_hidden_layers + 1 hidden_states; attentions
-            [B, H, N, N]. States at padding are meaningless: zeros in an unpadded batch, otherwise, with a mask [B, N],
-            states of queries that attend to the real tokens (in the official code, to nothing).
+            [B, H, N, N]. Do not use the states at padding. They are zeros if the batch ran as a stream (`set_unpadding`);
+            otherwise, with a mask [B, N], padding attends to the real tokens (in the official code, to nothing).
         """
         B, N = batch_shape(input_ids, inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         if input_ids is not None:
@@ -734,8 +735,8 @@ class DebertaExtModel(DebertaExtPreTrainedModel):
 
 
 class MaskedLMPrediction(NamedTuple):
-    """Logits [n, V] (`masked_only`), [1, T, V] (packed) or [B, N, V], labels in the same order, outputs of the encoder, and
-    the packing of the batch."""
+    """Result of `DebertaExtForMaskedLM.predict`: logits [n, V] (`masked_only`), [1, T, V] (packed) or [B, N, V], labels in
+    the same order, outputs of the encoder, and the packing of the batch."""
 
     logits: torch.Tensor
     targets: torch.Tensor | None
@@ -860,7 +861,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> MaskedLMPrediction:
-        """Run encoder, decoder and head without a loss; see `forward` for the arguments.
+        """Run encoder, decoder and head, but compute no loss; see `forward` for the arguments.
 
         If EMD runs, the encoder's own pass of the last layer is only run for output_hidden_states or output_attentions.
         """
@@ -894,7 +895,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
 
 class PooledClassifier(DebertaExtPreTrainedModel):
-    """Encoder with a linear layer on the pooled [CLS] state; `outputs` is its width, None = `config.num_labels`."""
+    """Encoder with a linear layer on the pooled [CLS] state, of width `outputs` (None = `config.num_labels`)."""
 
     def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)
@@ -936,8 +937,7 @@ class DebertaExtForSequenceClassification(PooledClassifier):
 
 
 class DebertaExtForTokenClassification(DebertaExtPreTrainedModel):
-    """Model for token classification. With `config.classifier_act`, a dense layer with this activation precedes the
-    classifier."""
+    """Model that classifies tokens. If `config.classifier_act` is set, a dense layer with this activation comes first."""
 
     def __init__(self, config: DebertaExtConfig):
         super().__init__(config)
@@ -1004,8 +1004,8 @@ class DebertaExtForEntityScoring(DebertaExtPreTrainedModel):
         **options: bool | None,
     ) -> TokenClassifierOutput:
         """Score entities. Returns the mean binary cross-entropy and logits [B, E], -10,000 for an entity without tokens.
-        `entity_indices` [B, E, T] ints: indices of the tokens of each entity, 0 = filler. `labels` [B, E]: 1 = correct,
-        0 = wrong, -100 = without tokens (ignored)."""
+        `entity_indices` [B, E, T] ints: token indices of each entity, padded with 0. `labels` [B, E]: 1 = correct,
+        0 = wrong, -100 = ignored (no tokens)."""
         if entity_indices is None:
             raise ValueError("entity_indices [B, E, T] is required: the token indices of each entity, padded with 0")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)

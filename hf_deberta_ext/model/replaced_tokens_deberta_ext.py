@@ -308,7 +308,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
             labels (`torch.LongTensor`, *optional*): [B, N], the original token at selected positions, -100 elsewhere. Only
                 selected positions are replaced. None: the discriminator reads the unchanged `input_ids`.
             part (`str`, *optional*): None runs both models. "generator" only runs the generator, and returns
-                `corrupted_ids` and `discriminator_labels`. "discriminator" only runs the discriminator, on these two as
+                `corrupted_ids` and `discriminator_labels`. "discriminator" only runs the discriminator, with these as
                 `input_ids` and `labels`. Use the parts to update the generator's weights before the discriminator runs.
             random_generator (`torch.Generator`, *optional*): samples the replacements; None = torch's default generator.
             options: output_attentions and output_hidden_states of the discriminator.

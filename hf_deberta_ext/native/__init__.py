@@ -70,7 +70,7 @@ class Arguments(ctypes.Structure):
     def point(self, name: str, x: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], axes: int = 0):
         """Set the field `name` to the address of x, and NAME_strides to the strides of its first `axes` axes.
 
-        With `axes` = 0, x is made contiguous. If x is None, the address stays null.
+        If `axes` is 0, x is made contiguous. If x is None, the address stays null.
 
         Raises:
             ValueError: x has another dtype or shape; the library would read beyond its end.
@@ -110,7 +110,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         OSError: the library is missing, cannot be loaded, or has another version.
     """
     if not path.exists():
-        raise OSError("it was not built: `pip install` of hf_deberta_ext builds it if it finds a C++ compiler")
+        raise OSError("it was not built: install a C++ compiler, then install hf_deberta_ext again")
     library = ctypes.CDLL(str(path))
     for function in ("version", "supports", "forward", "backward"):
         getattr(library, f"disentangled_{function}").restype = c_int64
@@ -177,7 +177,10 @@ def forward(*operands):
 
 
 def backward(grad, out, lse, *operands):
-    """Compute the gradients of q, k, v, K_r, Q_r and bias; `wanted` selects the last three, which are empty otherwise."""
+    """Compute the gradients of q, k, v, K_r, Q_r and bias.
+
+    The last operand, `wanted`, has three bools for K_r, Q_r and bias; if one is False, this gradient is an empty tensor.
+    """
     *operands, wanted = operands
     arguments = arguments_of(out, lse, *operands)
     arguments.point("d_out", grad, out.dtype, out.shape, 3)

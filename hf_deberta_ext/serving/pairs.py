@@ -17,8 +17,8 @@ class PairProcessor(IOProcessor):
     `--io-processor-plugin deberta_pairs`.
 
     The answer has, for each pair, the label and the probability of each label (for a regression: the scores). Pairs are
-    tokenised as in training, so that a pair that is too long loses the end of its longer text with "truncate": true, and is
-    an error otherwise.
+    tokenised as in training. A pair that is too long is an error or, with "truncate": true, loses tokens at the end of its
+    longer text.
     """
 
     def __init__(self, vllm_config: VllmConfig, renderer):
@@ -60,7 +60,7 @@ class PairProcessor(IOProcessor):
                     '"truncate": true to "data"'
                 )
             if self.has_token_types and any(encoded.get("token_type_ids", ())):
-                raise ValueError("this model reads token types, which only /score and /rerank can carry")
+                raise ValueError("/pooling cannot pass token types, which this model reads: use /score or /rerank")
             prompts.append({"prompt_token_ids": encoded.input_ids})
         return prompts
 

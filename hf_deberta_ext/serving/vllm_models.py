@@ -44,7 +44,7 @@ class DocumentBoundaries(EncoderOnlyAttention):
 
 @functools.cache
 def lengths_backend(backend: type[AttentionBackend]) -> type[AttentionBackend]:
-    """Return a subclass of `backend` whose metadata have `document_lengths`, a list on the host: the device is not read."""
+    """Return a subclass of `backend` that adds the list `document_lengths` to its metadata, without a device sync."""
 
     class LengthsBuilder(backend.get_builder_cls()):
         def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
@@ -127,7 +127,7 @@ class ServedEncoder(nn.Module):
         return self.deberta(**rows, packed=packed).last_hidden_state[0]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint of any layout that `from_pretrained` reads; a parameter that it lacks is an error."""
+        """Load a checkpoint of any layout that `from_pretrained` reads; raise a ValueError if it lacks a parameter."""
         tensors = dict(weights)
         unused = {}
         if self.stored_type != DebertaExtConfig.model_type:
@@ -148,7 +148,9 @@ class ServedEncoder(nn.Module):
         if not self.config.position_biased_input:
             missing.discard("deberta.embeddings.position_embeddings.weight")
         if missing:
-            raise ValueError(f"{self.source} has no {', '.join(sorted(missing))}; was it saved with this head?")
+            raise ValueError(
+                f"{self.source} lacks parameters: {', '.join(sorted(missing))}; load a checkpoint saved with this head"
+            )
         logger.info("%s: %d parameters loaded; unused: %s", self.source, len(parameters), unused or "none")
         return set(parameters)
 
@@ -194,7 +196,7 @@ class DebertaTokenClassifier(ServedEncoder):
 @attn_type("encoder_only")
 @default_pooling_type(seq_pooling_type="MEAN")
 class DebertaEmbedder(ServedEncoder):
-    """Encoder, for /v1/embeddings; the pooling of a sentence-transformers folder is used, otherwise the mean."""
+    """Encoder for /v1/embeddings. It pools as a sentence-transformers folder specifies; by default, it takes the mean."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -426,7 +426,7 @@ def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, bac
     [
         (dict(document_ids=torch.ones(2, 5).long()), r"document_ids must have shape \[2, 6\], got \[2, 5\]"),
         (dict(output_attentions=True), "support neither output_attentions"),
-        (dict(attention_mask=torch.ones(2, 6, 6)), r"must be \[B, N\]"),
+        (dict(attention_mask=torch.ones(2, 6, 6)), r"need an attention_mask \[B, N\]"),
     ],
     ids=["shape", "probabilities", "mask-of-blocks"],
 )

@@ -87,7 +87,10 @@ def index_without_shard(folder):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda folder: write(folder, "v3", weights(), vocab_size=70), "has shape [64, 32] in the files, expected [70, 32]"),
+        (
+            lambda folder: write(folder, "v3", weights(), vocab_size=70),
+            "must have shape [70, 32] (by config.json), got [64, 32]",
+        ),
         (lambda folder: write(folder, "v3", weights(), num_attention_heads=5), "num_attention_heads"),
         (lambda folder: write(folder, "v3", weights(f"{OUTPUT}.bias")), f"{OUTPUT}.bias is not in the files"),
         (lambda folder: (folder / "pytorch_model.bin").rename(folder / "tf_model.h5"), "has no weights"),
@@ -150,7 +153,7 @@ def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkey
                 assert facts[name] == local[name]
         assert not list((tmp_path / "home").rglob("model.safetensors"))
         facts = describe("user/pair")
-        assert "parameters" not in facts and facts["problems"] == [] and "--download reads them" in facts["weights"]
+        assert "parameters" not in facts and facts["problems"] == [] and "pass --download to read them" in facts["weights"]
         facts = describe("user/pair", download=True)
         assert "pretraining" in facts["heads"] and facts["parameters"]
         with pytest.raises(OSError):

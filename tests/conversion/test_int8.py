@@ -157,8 +157,8 @@ def test_the_command_converts_and_reports_decisions(tiny_config, shake, tmp_path
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--to", "int8", "--dtype", "bfloat16"], "--to int8 converts from float32: remove --dtype bfloat16"),
-        (["--texts", "texts.txt"], "--texts are only compared with --to int8, onnx, onnx-int8"),
+        (["--to", "int8", "--dtype", "bfloat16"], "--to int8 requires --dtype float32, got bfloat16; remove --dtype"),
+        (["--texts", "texts.txt"], "--texts requires one of --to int8, onnx, onnx-int8, got --to "),
     ],
 )
 def test_options_that_contradict_int8_are_refused(options, message, tiny_config, tmp_path, capsys):

@@ -207,7 +207,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_way_out(tiny_config, batch)
     assert model(ids[:, :9]).logits.shape == (1, 9, 64)
     for call, message in (
         (lambda: model(ids), r"at most max_position_embeddings = 64 tokens, got 70; .*extend_position_embeddings\(70\)"),
-        (lambda: model(ids[:, :9], position_ids=torch.tensor([[0]])), r"position_ids must .* \[1 or B, 9\], got \[1, 1\]"),
+        (lambda: model(ids[:, :9], position_ids=torch.tensor([[0]])), r"position_ids .* \[1 or batch, 9\], got \[1, 1\]"),
         (lambda: model(ids[:, :9], masked_only=True), "masked_only=True requires labels"),
     ):
         with pytest.raises(ValueError, match=message):

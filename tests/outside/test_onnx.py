@@ -218,7 +218,7 @@ def test_what_cannot_be_exported_is_refused(classifier, build, tiny_config, tmp_
         (lambda: export_onnx(half, new), r"torch.bfloat16; call model.float\(\)"),
         (lambda: export_onnx(model, new, opset=17), "opset must be 18 or newer, got 17"),
         (lambda: export_onnx(model, tmp_path / "model.pt"), r"must end in .onnx, got .*model.pt"),
-        (lambda: quantise_onnx(file, file, overwrite=True), "must have another name"),
+        (lambda: quantise_onnx(file, file, overwrite=True), "out must have another name than the input file"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

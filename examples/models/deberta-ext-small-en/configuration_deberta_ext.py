@@ -51,7 +51,7 @@ JOINT_FIELDS = (
 
 
 def installed_module(name: str) -> Any:
-    """Import a module of hf_deberta_ext, even if this file is remote code; return None if it is not installed."""
+    """Import and return `hf_deberta_ext.{name}`, also from remote code; return None if hf_deberta_ext is not installed."""
     try:
         return importlib.import_module(f"hf_deberta_ext.{name}")
     except ModuleNotFoundError as error:
@@ -76,25 +76,25 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
     reads official `deberta` and `deberta-v2` checkpoints.
 
     Args:
-        vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's size (128100 for 128001).
+        vocab_size (`int`): rows of the word embeddings. May exceed the tokenizer's size (128100 rows for 128001 tokens).
         embedding_size (`int`, *optional*): E, width of the embedding tables; None = `hidden_size`. If it differs from
             `hidden_size`, `embed_proj` (Linear E -> hidden, no bias) precedes the embeddings' LayerNorm (as in ALBERT).
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size (`int`): sizes of the encoder.
         hidden_act (`str`): activation of the feed-forward layers and of the heads' transforms.
         hidden_dropout_prob, attention_probs_dropout_prob (`float`): dropout rates, in [0, 1).
-        max_position_embeddings (`int`): rows of the absolute position table (for the input or for EMD).
+        max_position_embeddings (`int`): rows of the absolute position table (for input or Enhanced Mask Decoder, EMD).
         type_vocab_size (`int`): number of token types; 0 = `token_type_ids` are ignored.
-        position_biased_input (`bool`): add absolute positions to the input, without EMD (as published).
+        position_biased_input (`bool`): add absolute positions to the input; there is then no EMD (as published).
         relative_attention (`bool`): use relative positions.
         pos_att_type (`list[str]` or `str`): any subset of c2p, p2c, p2p; also "c2p|p2c". p2p is an extension; no published
             checkpoint uses it.
-        max_relative_positions (`int`): M, to which relative distances are clamped; -1 = `max_position_embeddings`.
+        max_relative_positions (`int`): M, limit to which relative distances are clamped; -1 = `max_position_embeddings`.
         position_buckets (`int`): b, number of log buckets (table of 2b rows); -1 = no buckets (table of 2M rows).
         norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" does not (v1).
         share_att_key (`bool`): project the relative table with the content's key and query projections (v2, v3).
         conv_kernel_size, conv_act, conv_groups: convolution parallel to the first layer (v2); odd size, or 0 = none.
-        share_layers (`str`): ALBERT's cross-layer sharing: "none", "all", "ffn" or "attention". Stored once.
-        emd_layers (`int`): passes of the last layer in the Enhanced Mask Decoder.
+        share_layers (`str`): ALBERT's sharing of weights among layers: "none", "all", "ffn" or "attention". Stored once.
+        emd_layers (`int`): how many times the Enhanced Mask Decoder runs the last layer.
         emd_input (`str`): first query of the Enhanced Mask Decoder: "position+hidden" (published), "position" or "hidden".
             One pass on "hidden" is BERT's decoder.
         masked_only (`bool`): in training mode and with labels, `DebertaExtForMaskedLM` only computes queries, logits and
@@ -104,12 +104,12 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         classifier_act (`str`, *optional*): activation of a dense layer before the classifier in token classification, as in
             Microsoft's NER models (gelu); None = no such layer.
         generator (`dict`, *optional*): fields in which the generator of `DebertaExtForPreTraining` differs from the
-            discriminator, which this configuration describes. By default, the generator has half the layers and, with
-            another `hidden_size`, heads of the same size and a proportional `intermediate_size`.
-        embedding_sharing (`str`): for `DebertaExtForPreTraining`, like the next fields. "gdes": E_D = sg(E_G) + E_delta
-            (DeBERTaV3); "es": one table, trained by both losses (ELECTRA); "nes": two tables; "all": generator and
-            discriminator of equal size share the whole encoder (ELECTRA).
-        rtd_lambda (`float`): weight of the discriminator's loss; 50 as published (the official script's default is 10).
+            discriminator, which this configuration describes. By default, the generator has half the layers and, if its
+            `hidden_size` differs, heads of the same size and a proportional `intermediate_size`.
+        embedding_sharing (`str`): for `DebertaExtForPreTraining`, like the next four fields. "gdes": the discriminator's
+            table is E_D = stop_gradient(E_G) + E_delta (DeBERTaV3); "es": E_D = E_G, trained by both losses (ELECTRA);
+            "nes": two tables; "all": generator and discriminator, of equal size, share the whole encoder (ELECTRA).
+        rtd_lambda (`float`): weight of the discriminator's loss; 50 as published (default of the official script: 10).
         rtd_temperature (`float`): softmax temperature for sampling replacements.
         rtd_special_tokens (`bool`): include [CLS] and [SEP] in the discriminator's loss, as the official code does.
         special_token_ids (`list[int]`, *optional*): ids that are never drawn as replacements: special tokens, and ids
@@ -188,14 +188,14 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
 
     @property
     def relative_table_size(self) -> int:
-        """Number of rows of the relative table: 2b with buckets, else 2M; 0 if it is not used."""
+        """Number of rows of the relative table: 2 * position_buckets (2M without buckets); 0 if no position term is used."""
         if not (self.relative_attention and self.pos_att_type):
             return 0
         return 2 * (self.position_buckets if self.position_buckets > 0 else self.relative_distance)
 
     @property
     def has_mask_decoder(self) -> bool:
-        """True if masked-language modelling runs the Enhanced Mask Decoder: the input has no absolute positions."""
+        """True if masked-language modelling runs the Enhanced Mask Decoder, because the input has no absolute positions."""
         return not self.position_biased_input
 
     @property
@@ -224,7 +224,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         return config
 
     def derived_fields(self) -> dict[str, int]:
-        """Return the default fields of a generator: half the layers, and heads of the same size."""
+        """Return the generator's defaults: half the layers and, for another `hidden_size`, heads of the same size."""
         derived = {}
         if self.embedding_sharing != "all":
             # A convolution requires at least two layers.
@@ -239,7 +239,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         return derived
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from the defaults, and a classifier's label names, even for two labels."""
+        """Return the fields that differ from the defaults and, for a classifier, always the label names."""
         config = super().to_diff_dict()
         if any(name.endswith("Classification") for name in self.architectures or ()):
             config |= {"id2label": self.id2label, "label2id": self.label2id}
@@ -258,7 +258,7 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
 
 
 def _copy_code(folder: Path, loaded_from: str):
-    """Copy the model's code into `folder`, from here or, if transformers only cached a part of it, from `loaded_from`."""
+    """Copy the model's code into `folder` from this file's folder or, if files are missing there, from `loaded_from`."""
     source = Path(__file__).resolve().parent
     if not all((source / name).exists() for name in CODE_FILES):
         if loaded_from and Path(loaded_from, CODE_FILES[0]).is_file():
