@@ -63,8 +63,8 @@ def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO
             yield file
     except UnicodeDecodeError as error:
         wrong = f"{encoding.upper().removesuffix('-SIG')} (byte 0x{error.object[error.start]:02x})"
-        hint = "convert it (iconv -f WINDOWS-1252 -t UTF-8), or fine-tune with --encoding cp1252"
-        raise ValueError(f"{path} is not {wrong}; {hint}") from error
+        hint = "convert it to UTF-8, or pass its encoding to finetune or predict, such as --encoding cp1252 (Windows)"
+        raise ValueError(f"{path} is not {wrong}: {hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a gzip file although it ends in .gz: {error}") from error
 

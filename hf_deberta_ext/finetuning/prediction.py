@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import PretrainedConfig
 
 from ..data.columns import cells
-from ..data.files import file_kind, open_text, read_rows
+from ..data.files import UTF_8, file_kind, open_text, read_rows
 from ..training.flags import command_line
 from .arguments import ModelArguments, parse
 from .models import load_config, load_model, load_tokenizer_for
@@ -76,9 +76,12 @@ def predict_file(
         tokenizer = load_tokenizer_for(config, model_args)
         loaded, _ = load_model(model_args, config, task.read.auto_class, is_trained=False)
         trainer, began = None, time.perf_counter()
-        for part in tqdm(file_parts(Path(file), Path(folder), part_rows), unit=f" x {part_rows} rows", disable=None):
+        form = dict(delimiter=data_args.delimiter, encoding=data_args.encoding)
+        parts = file_parts(Path(file), Path(folder), part_rows, **form)
+        for part in tqdm(parts, unit=f" x {part_rows} rows", disable=None):
             try:
-                data = task.read(dataclasses.replace(data_args, test_file=[str(part)]), model_args)
+                part_args = dataclasses.replace(data_args, test_file=[str(part)], delimiter=None, encoding=UTF_8)
+                data = task.read(part_args, model_args)
                 data.use_config(config)
                 encoded = data.encode(tokenizer, config)
             except ValueError as error:
@@ -111,20 +114,26 @@ def predicted_table(trainer: TaskTrainer, task: EncodedTask) -> pa.Table:
     return test.table(predictions[places])
 
 
-def file_parts(file: Path, folder: Path, count: int) -> Iterator[Path]:
-    """Split a file into parts of `count` rows, sentences or articles; write each to the same path in `folder`; yield it."""
+def file_parts(
+    file: Path, folder: Path, count: int, *, delimiter: str | None = None, encoding: str = UTF_8
+) -> Iterator[Path]:
+    """Split a file into parts of `count` rows, sentences or articles; yield the path of each part in turn.
+
+    All parts are written to the same path in `folder`, in UTF-8.
+    """
     if file_kind(file) in (None, "text"):
-        part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file)
+        part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file, encoding)
     else:
-        part, join, items = folder / "part.json", partial(json.dumps, default=str), (row for _, row in read_rows(file))
+        part, join = folder / "part.json", partial(json.dumps, default=str)
+        items = (row for _, row in read_rows(file, delimiter=delimiter, encoding=encoding))
     while batch := [*itertools.islice(items, count)]:
         part.write_text(join(batch), encoding="utf-8", newline="")
         yield part
 
 
-def conll_sentences(file: Path) -> Iterator[str]:
+def conll_sentences(file: Path, encoding: str) -> Iterator[str]:
     """Iterate over the sentences of a CoNLL file; each is the text of its lines and ends with a blank line."""
-    with open_text(file) as lines:
+    with open_text(file, encoding) as lines:
         for has_words, sentence in itertools.groupby(lines, key=lambda line: bool(line.strip())):
             if has_words:
                 yield "".join(sentence) + "\n\n"

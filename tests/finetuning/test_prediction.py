@@ -119,6 +119,16 @@ def test_wrong_files_and_flags_are_refused_without_an_output(name, rows, flags, 
         predict_file(classifier, tmp_path / "none.csv", output)
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_encoding_and_delimiter_are_those_of_the_flags(encoding, classifier, tmp_path):
+    file, output = tmp_path / "rows.csv", tmp_path / "out.csv"
+    file.write_text("text|day;hour\ncafé, à la carte|1\n", encoding=encoding)
+    flags = ["--text_columns", "text", "--use_cpu", "--encoding", encoding, "--delimiter", "|"]
+    assert predict_file(classifier, file, output, flags)[0] == 1
+    _, row = next(read_rows(output))
+    assert row["text"] == "café, à la carte" and row["day;hour"] == "1"
+
+
 def test_a_model_of_no_task_is_refused():
     with pytest.raises(ValueError, match=r"x must have an architecture .*ForSequenceClassification.*, got BertForMaskedLM"):
         task_of(PretrainedConfig(architectures=["BertForMaskedLM"]), "x")
