@@ -116,8 +116,9 @@ def create_output_dir(args: argparse.Namespace):
     if file.is_file():
         earlier, made_first = json.loads(file.read_text(encoding="utf-8")), {file.name, "data"}
     if args.output_dir.exists() and earlier != command and {*os.listdir(args.output_dir)} - made_first:
-        was = ", ".join(f"--{name} {earlier[name]}" for name in earlier if earlier[name] != command[name])
-        raise ValueError(f"{args.output_dir} is not empty ({was or 'not made by quickstart'}): choose another --output_dir")
+        other = [f"--{name} {earlier[name]}" for name in earlier if earlier[name] != command[name]]
+        origin = f"made with {', '.join(other)}" if other else "not made by quickstart"
+        raise ValueError(f"{args.output_dir} is not empty ({origin}): choose another --output_dir")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(command, indent=2) + "\n", encoding="utf-8")
 

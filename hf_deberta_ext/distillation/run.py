@@ -177,8 +177,10 @@ def keep_layers(model: nn.Module, count: int) -> nn.Module:
     """Keep `count` evenly spaced layers of a model: for 6 of 12, layers 0, 2, 4, 7, 9, 11, as in DistilBERT."""
     total = model.config.num_hidden_layers
     found = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == total]
-    if not found or not 1 <= count <= total:
-        raise ValueError(f"--student_layers must be in 1 to {total}, for a model with a list of its layers, got {count}")
+    if not found:
+        raise ValueError(f"--student_layers needs a model with separate layers, got {type(model).__name__}")
+    if not 1 <= count <= total:
+        raise ValueError(f"--student_layers must be 1 to {total}, the number of layers of the model, got {count}")
     name, layers = found[0]
     kept = np.linspace(0, total - 1, count).round().astype(int)
     model.set_submodule(name, nn.ModuleList(layers[number] for number in kept))

@@ -119,7 +119,7 @@ class ModelArguments(HubArguments):
     )
     dtype: str = option(
         "float32",
-        "dtype of the parameters, also if the checkpoint has another one; --bf16 and --fp16 keep parameters in float32",
+        "dtype of the parameters, whatever the dtype of the checkpoint; keep float32 to train with --bf16 or --fp16",
         choices=["float32", "bfloat16", "float16"],
     )
     attn_implementation: str | None = option(None, f"attention: {', '.join(BACKENDS)}, ...; default: chosen by the model")

@@ -243,8 +243,12 @@ def test_layers_are_evenly_spaced():
         model = Model()
         layers = [*model.layers]
         assert [layers.index(layer) for layer in keep_layers(model, count).layers] == expected
-    with pytest.raises(ValueError, match="must be in 1 to 12, for a model"):
+    with pytest.raises(ValueError, match="must be 1 to 12, the number of layers of the model, got 13"):
         keep_layers(Model(), 13)
+    shared = Model()
+    shared.layers = shared.layers[:1]
+    with pytest.raises(ValueError, match="needs a model with separate layers, got Model"):
+        keep_layers(shared, 1)
 
 
 def test_seeds_and_finished_parts(made, tmp_path):

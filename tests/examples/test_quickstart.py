@@ -66,7 +66,7 @@ def test_folders_of_others_and_of_other_commands_are_left_alone(finished, tmp_pa
     arguments = finished[0]
     for flags, message in (
         ([*arguments, "--output_dir", str(tmp_path)], "not empty"),
-        (["--from_text", "a.txt", *arguments[2:]], "is not empty (--model"),
+        (["--from_text", "a.txt", *arguments[2:]], "is not empty (made with --model"),
     ):
         with pytest.raises(SystemExit) as exit:
             quickstart.main(flags)
