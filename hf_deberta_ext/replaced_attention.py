@@ -64,10 +64,10 @@ def replace_attention(model: nn.Module, attn_implementation: str | None = None) 
             else:
                 left_alone[path] = reason
     if not replaced:
+        reasons = "".join(f", but {reason}" for reason in dict.fromkeys(left_alone.values()))
         raise ValueError(
             "expected a model with self-attention of transformers' DebertaModel or DebertaV2Model, got "
-            f"{type(model).__name__} (not replaceable: {left_alone}); for DebertaExt models, use attn_implementation or "
-            "set_attn_implementation"
+            f"{type(model).__name__}{reasons}; for DebertaExt models, use attn_implementation or set_attn_implementation"
         )
     for module in replaced.values():
         # Modules that torch quantised have no parameters, and compute in float32.

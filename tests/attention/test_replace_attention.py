@@ -448,8 +448,13 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
 @pytest.mark.parametrize(
     ("family", "overrides", "name", "message"),
     [
-        ("v1", dict(talking_head=True), "auto", "layer.0.attention.self': 'talking heads"),
-        ("v3", dict(position_buckets=64, max_relative_positions=16), "auto", "layer.0.attention.self': .*do not increase"),
+        ("v1", dict(talking_head=True), "auto", "got DebertaModel, but talking heads"),
+        (
+            "v3",
+            dict(position_buckets=64, max_relative_positions=16),
+            "auto",
+            "got DebertaV2Model, but its position_buckets .*do not increase .*; for",
+        ),
         ("v3", {}, "flash", "must be one of 'eager', .*'triton'.*, got 'flash'"),
         pytest.param("v3", {}, "triton", "does not support this: .*'blocked'", marks=NO_GPU),
     ],
