@@ -41,7 +41,7 @@ FORK = multiprocessing.get_context("fork")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("study"), help="output folder; an earlier study is resumed")
-    parser.add_argument("--minutes", type=float, default=9, help="time limit of all stages (default 9)")
+    parser.add_argument("--minutes", type=float, default=9, help="time limit in minutes of all stages together (default: 9)")
     parser.add_argument(
         "--stages", nargs="+", choices=STAGES, default=list(STAGES), help="stages to run (default: all, in this order)"
     )

@@ -82,10 +82,10 @@ def main(argv: list[str] | None = None):
 
 
 def read_parts(args: argparse.Namespace, tokenizer) -> torch.Tensor:
-    """Return the ids of the parts, [parts, greatest length - 2].
+    """Split the texts into parts of n = max(args.lengths) - 2 tokens, without special tokens; return ids [parts, n].
 
     Raises:
-        ValueError: if fewer than two parts fit.
+        ValueError: if the texts have fewer than two such parts.
     """
     size, parts = max(args.lengths) - 2, []
     for text in texts(load_corpus(args.texts)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare a corpus for pre-training: filter, deduplicate, decontaminate, train a tokenizer, pack rows into shards.
 
-On this machine with two processes, then train on the prepared corpus (`pip install "hf_deberta_ext[train,prepare]"`):
+Prepare a corpus on this machine with two processes, then train on it (`pip install "hf_deberta_ext[train,prepare]"`):
 
     python examples/prepare_corpus.py --train_data articles/ --licenses cc-by-sa-4.0 --deduplicate exact minhash \\
         --quality gopher_quality --decontaminate glue/dev.tsv --train_tokenizer unigram --vocab_size 32000 \\
@@ -20,7 +20,7 @@ A tiny corpus, in seconds:
         --train_tokenizer byte-level-bpe --vocab_size 300 --max_length 64 --output_dir prepared
 
 datatrove runs the stages. Run the same command again to resume a preparation: finished tasks are skipped. The shards depend
-on the data and the flags, not on --workers or the executor. The output folder holds the shards, tokenizer/, manifest.json
+on the data and on all flags except --workers and --executor. The output folder holds the shards, tokenizer/, manifest.json
 (`deberta-ext info prepared` shows it) and work/, which may be removed at the end. Each file is read by one task, and each
 shard is made from --part_bytes of text.
 """

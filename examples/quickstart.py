@@ -48,7 +48,10 @@ def main(argv: list[str] | None = None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "--output_dir", type=Path, default=Path("quickstart_output"), help="new folder, or one of the same command to resume"
+        "--output_dir",
+        type=Path,
+        default=Path("quickstart_output"),
+        help="output folder: a new one, or the folder of an earlier run of the same command, to resume it",
     )
     parser.add_argument("--model", help="folder or Hub id of another model to fine-tune, with learning rate 2e-5")
     parser.add_argument("--from_text", type=Path, metavar="FILE", help="first pre-train a small model on this text")
@@ -148,7 +151,7 @@ def split_data(args: argparse.Namespace, data_args: Any) -> list[Path]:
 
 
 def pretrain(args: argparse.Namespace) -> Path:
-    """Train a tokenizer and a masked language model on --from_text, once; return the folder of the model."""
+    """Train a tokenizer and a masked language model on --from_text, unless this is done; return the model's folder."""
     import run_mlm
 
     folder = args.output_dir / "pretrained"

@@ -161,7 +161,7 @@ def _table_rows(r: torch.Tensor, buckets: int, max_distance: int) -> tuple[torch
 def _find_saturation(buckets: int, max_distance: int) -> tuple[bool, int | None]:
     """Return whether the table row never decreases with i - j, and the distance |i - j| from which it is constant.
 
-    The distance is None if the row is not yet constant at 4M.
+    The distance is None if the row still changes at the distance 4 * max_distance.
     """
     if buckets == 1:
         return False, None

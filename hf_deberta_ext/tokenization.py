@@ -6,11 +6,10 @@ The tokenizers of transformers 5 differ from the published ones: `DebertaTokeniz
 (v2, v3, mDeBERTa) drops the SentencePiece normaliser and the byte fallback. Both rebuild the tokenizer when they load it,
 even from a correct tokenizer.json.
 
-transformers saves `type(tokenizer).__name__` as "tokenizer_class". It would rebuild a tokenizer of the class
-"DebertaV2Tokenizer", and transformers 4 does not know "TokenizersBackend", but all versions load "PreTrainedTokenizerFast"
-unchanged for any model type, so the class below is named `PreTrainedTokenizerFast`. AutoTokenizer returns a
-`TokenizersBackend`, which saves its own name and therefore only works with transformers 5; `load_tokenizer` returns the
-class below.
+transformers saves `type(tokenizer).__name__` as "tokenizer_class", and chooses by this name how to load the tokenizer.
+"DebertaV2Tokenizer" is rebuilt, and "TokenizersBackend" is unknown to transformers 4. Only "PreTrainedTokenizerFast" is
+loaded unchanged by all versions, for any model type. This is why the class below has this name. `load_tokenizer` returns
+it; AutoTokenizer returns a `TokenizersBackend`, whose saved files only work with transformers 5.
 """
 
 import functools

@@ -142,8 +142,9 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     facts = card | dict(
         license="cc-by-sa-4.0",
         parameters=model.num_parameters(),
-        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) of {millions:.1f} million parameters, "
-        "lower case, pre-trained on CPU cores with hf_deberta_ext, for experiments on a laptop and small tasks.",
+        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {millions:.1f} million parameters "
+        "for lower-case text, pre-trained on CPU cores with hf_deberta_ext. It is meant for small tasks and for experiments on a "
+        "laptop.",
         limits=[
             f"The model was trained for only {passes + results['epoch']:.2f} epochs.",
             "The training text is encyclopedic and technical.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deberta-ext explain`: explain a prediction by its tokens, and draw figures of a model and save their numbers."""
+"""`deberta-ext explain`: show how each token influences a prediction; draw figures of a model, and save their numbers."""
 
 import argparse
 import itertools

@@ -21,8 +21,8 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
     """Return the weight of each class, in the order of `names`.
 
     Args:
-        flag (`str`): JSON with the weights of some labels (all others get 1); or "balanced", which means N / (C * n_c), as
-            in scikit-learn's `compute_class_weight`, for N rows (or words) in total and C classes that have any.
+        flag (`str`): JSON with the weights of some labels (all others get 1); or "balanced": N / (C * n_c), as in
+            scikit-learn's `compute_class_weight`, with N rows (or words) in total and C classes that occur.
         counts (`dict[str, int]`): n_c, number of rows (or words) of each class; the weight of an empty class is 1.
         rows (`int`, *optional*): N of multi-label data, whose "balanced" weight is (N - n_c) / n_c.
     """

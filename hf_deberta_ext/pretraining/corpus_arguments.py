@@ -86,7 +86,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are set. They raise a ValueError unless --train_tokenizer is unigram."""
+    """Return the options of `train_unigram` that are set; raise a ValueError if another tokenizer is trained."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")

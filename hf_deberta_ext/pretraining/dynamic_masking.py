@@ -196,8 +196,6 @@ class MaskingCollator:
         self.vocabulary, self.options, self.seed = vocabulary, options, seed
         self.duplicates, self.sentence_order = duplicates, sentence_order
         self.pad_to_multiple_of, self.max_length = pad_to_multiple_of or 1, max_length
-        # Version of the draws. Increase it when masks of a (seed, epoch, example) change, to prevent resuming of runs.
-        self.draws = 2
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Mask and pad a batch.

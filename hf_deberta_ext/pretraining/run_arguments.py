@@ -78,7 +78,7 @@ class DataArguments(CorpusArguments):
     num_proc: int | None = option(None, "processes for tokenization and packing", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "maximum number of training examples, for tests")
     max_eval_samples: int | None = option(None, "maximum number of evaluation examples")
-    card_language: str | None = option(None, "ISO language code of the text for the model card")
+    card_language: str | None = option(None, "language of the training text, for the model card: ISO code")
 
     needs: ClassVar = {
         "shuffle_buffer": (
@@ -104,7 +104,7 @@ class MaskingArguments:
     random_share: float = option(0.1, "share of masked tokens that are replaced by random tokens; the rest is unchanged")
     masking_policy: str = option(
         "uniform",
-        "uniform: all positions equally often; official: as in the released code, never the end of a full row",
+        "uniform masks all positions equally often; official, like the released code, never masks the end of a full row",
         choices=[*POLICIES],
     )
     masking_duplicates: int | None = option(

@@ -89,7 +89,7 @@ class ReplacedTokenRun(PretrainingRun):
         if args.loss_without_special_tokens:
             fields["rtd_special_tokens"] = False
         if source is not None and start is None:
-            raise ValueError("--generator_model needs --model; pass a discriminator or a masked language model")
+            raise ValueError("--generator_model needs --model: pass a discriminator or a masked language model as --model")
         if source is not None and generator:
             raise ValueError(f"{source} sets the generator's layers; remove --generator_layers and --generator_overrides")
         if start is not None:

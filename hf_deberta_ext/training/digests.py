@@ -12,7 +12,7 @@ __all__ = ["add_values", "json_digest", "tokenizer_digest"]
 
 
 def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest. (Its buffers may also contain values that are outside of the slice.)"""
+    """Add the values of an Arrow array to a digest. If it is a slice, other values in its buffers are not added."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

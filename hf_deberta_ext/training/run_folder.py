@@ -157,7 +157,7 @@ def folder_summary(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """Return the checkpoint to resume from, or None. Replace the argument "auto" by this result, and call `sync_ranks`."""
+    """Find the checkpoint to resume from, or None; store it in the arguments instead of "auto", and call `sync_ranks`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint

@@ -257,9 +257,10 @@ class RunTrainer(HubTrainer):
             raise ValueError(f"--metric_for_best_model must be one of {', '.join(metrics)}, got {best}")
 
     def _issue_warnings_after_load(self, load_result: Any):
-        """Raise an error for missing weights, where Trainer only warns (private: no public method runs after loading).
+        """Raise an error if weights are missing in the checkpoint; Trainer only warns.
 
-        transformers 5.4 saves some weights of BERT under old names, which its Trainer does not load.
+        For example, transformers 5.4 saves some weights of BERT under old names, which its Trainer does not load. The method
+        is private, because Trainer calls no public method after loading.
         """
         # Tied weights are only saved once.
         missing = sorted({*load_result.missing_keys} - {*(getattr(self.model, "all_tied_weights_keys", None) or ())})

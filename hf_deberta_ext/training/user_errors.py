@@ -55,7 +55,7 @@ class ExitOnUserError:
 def resume_advice(argv: Sequence[str] | None, program: str) -> str:
     """Return the command that resumes a run, as a text to show after Ctrl-C.
 
-    `program` is the name in usage lines, in which "%(prog)s" stands for the script of the process.
+    `program` is the command to show, as in argparse's usage; "%(prog)s" in it becomes the name of the running script.
     """
     words = [*map(str, sys.argv[1:] if argv is None else argv)]
     if "--overwrite_output_dir" in words:

@@ -369,7 +369,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         if special is None:
             raise ValueError(
                 "config.special_token_ids must be a list, got None: special tokens must never be drawn as replacements. Set "
-                "it to tokenizer.all_special_ids and the ids without a token in the tokenizer"
+                "it to tokenizer.all_special_ids and all ids below vocab_size for which the tokenizer has no token"
             )
         selected = labels != -100
         samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
