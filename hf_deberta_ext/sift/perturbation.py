@@ -333,8 +333,8 @@ class Sift:
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Compute the `norm` of x [.., .., E] for each token, [.., .., 1].
 
-    For "sequence_rms", `rows` is the number of each token's sequence, and each token gets the norm of its sequence. x must be
-    0 where `real` is False.
+    For "sequence_rms", `rows` is the number of each token's sequence, and each token gets the norm of its sequence. x must
+    be 0 where `real` is False.
     """
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)

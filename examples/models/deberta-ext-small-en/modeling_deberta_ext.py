@@ -457,7 +457,7 @@ class EnhancedMaskDecoder(nn.Module):
         """Decode queries on the input of the last layer, H [B, N, hidden] -> [B, Q, hidden].
 
         Args:
-            positions (`torch.Tensor`, *optional*): absolute position states, [1 or B, N, hidden]; unused if input is "hidden".
+            positions (`torch.Tensor`, *optional*): absolute position states [1 or B, N, hidden]; unused for input "hidden".
             layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] positions to decode; default: all N. States are the same
                 as if all were decoded, because queries do not attend to each other.
