@@ -23,9 +23,9 @@ from an output folder of run_mlm.py):
 
 Any model of AutoModelForSequenceClassification works. To resume a stopped run, add `--resume_from_checkpoint last` to the
 command; on the same CPU with the same number of threads, its weights are bit-identical to the weights of an uninterrupted
-run. The output folder holds model and tokenizer, README.md (the model card), curves.png, train_, eval_, predict_ and
-all_results.json, eval_ and test_predictions.csv, run_arguments.json (the arguments that a resumed run must repeat) and
-checkpoints.
+run. The output folder holds model and tokenizer, README.md (the model card), curves.png,
+{train,eval,predict,all}_results.json, {eval,test}_predictions.csv, run_arguments.json (the arguments that a
+resumed run must repeat) and checkpoints.
 """
 
 from functools import partial

@@ -371,7 +371,7 @@ def measure(
 
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Return a side's median seconds, its speedup over transformers, and its time relative to the floor."""
+    """Return median seconds of an implementation, its speedup over transformers, and its time relative to "floor"."""
     result = dict(seconds=measuring.spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
     for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):

@@ -52,7 +52,7 @@ SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 @dataclass
 class ExplainedModel:
-    """Loaded model: name, folder or Hub id of the tokenizer, encoder and, if it has them, discriminator and generator.
+    """Loaded model: name, its tokenizer's folder or Hub id, its encoder and, if it has them, discriminator and generator.
 
     `sharing` is the embedding sharing of a joint model, else empty."""
 

@@ -152,7 +152,7 @@ class DistillationTrainer(TaskTrainer):
         return (total, outputs) if return_outputs else total
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return embeddings instead of logits if `embeds`."""
+        """Return embeddings instead of logits if `self.embeds` is True."""
         if not self.embeds:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)

@@ -144,8 +144,8 @@ def disentangled_bwd_kernel_dkv(
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of K_c and V_c for BLOCK_N keys, and the column sums of dS over o >= max_distance and over
-    o <= -max_distance."""
+    """Compute the gradients of K_c and V_c for BLOCK_N keys, and the column sums of dS over the offsets o = i - j of
+    query i and key j with o >= max_distance, and with o <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_N)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)

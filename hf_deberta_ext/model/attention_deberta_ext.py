@@ -763,7 +763,7 @@ class PackedSequences:
     @classmethod
     def from_mask(cls, token_mask: torch.Tensor) -> "PackedSequences | None":
         """Pack each row of a mask [B, N] of real tokens as a document. Return None if a row has no token, or a gap between
-        tokens: relative positions are differences of batch columns, which packing would change after a gap."""
+        tokens: packing would close the gap, and so change the relative positions of the tokens on both sides."""
         lengths = token_mask.sum(1)
         starts = (token_mask[:, 1:] & ~token_mask[:, :-1]).sum(1) + token_mask[:, 0]
         if not bool((starts == 1).all()):

@@ -244,8 +244,8 @@ def mask(
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
     """Number the units of each row; a unit is masked completely or not at all.
 
-    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (the official
-    policy ignores these: `vocabulary.of("official")`). Text without spaces is one word up to its punctuation.
+    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks. The official
+    policy (`vocabulary.of("official")`) starts no word after those. Text without spaces is one word up to its punctuation.
 
     Args:
         whole_words (`bool`): if True, units are words; otherwise tokens.

@@ -92,9 +92,11 @@ def pack(
     |----------------------|-----------------------------------------------------------------------|-----------------|
     | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] ends a document       |                 |
     | "document_sentences" | [CLS] s s s [SEP]: whole sentences of one document                    |                 |
-    | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | token_type_ids, |
-    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a last single sentence joins B      | sentence_labels |
+    | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | *               |
+    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a last single sentence joins B      | *               |
     | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
+
+    * token_type_ids and sentence_labels
 
     Text that does not fit is split between sentences. A sentence that is longer than an example is split at any token.
 
@@ -112,8 +114,8 @@ def pack(
             English for unknown codes.
         min_tokens (`int`, default 1): minimum tokens of a document; shorter documents are dropped. At least 2 for pairs.
         seed (`int`, default 0): seed of the random choices; a batch draws from (seed, index of its first document).
-        num_proc (`int`, *optional*): number of processes. Each packs its own part of the corpus, so that the rows at the
-            borders of these parts depend on this number. Not for an `IterableDataset`.
+        num_proc (`int`, *optional*): number of processes. Each packs its own part of the corpus, so that the
+            examples at the borders of the parts depend on this number. Not for an `IterableDataset`.
         batch_size (`int`, default 1000): number of documents that are packed together.
         cache (`bool`, default True): reuse the result of an earlier call with the same corpus and arguments.
     Returns:

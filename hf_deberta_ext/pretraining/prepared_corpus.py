@@ -3,7 +3,7 @@
 
 A shard is a memory-mapped Arrow file; its digest is checked when it is opened. In each epoch, shards are permuted,
 consecutive windows of rows are distributed to streams, and rows are permuted within each window. Batch i is from stream
-i % streams. Processes and workers take batches at regular intervals, so each reads its share of the streams.
+i % streams. Of k processes or workers, each takes every k-th batch, so that it reads only its share of the streams.
 """
 
 import json

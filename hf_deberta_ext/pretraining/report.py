@@ -21,7 +21,7 @@ def evaluation_table(metrics: Mapping[str, float], objectives: Sequence[str]) ->
 
 
 def plot_objectives(history: Sequence[Mapping[str, Any]], path: str | os.PathLike, objectives: Sequence[str]) -> Path:
-    """Plot the training and held-out loss of each objective in a panel."""
+    """Plot the training and held-out loss, with one panel for each objective."""
     panels = [(OBJECTIVES[name].title, ["run"], [f"{name}_loss", f"eval_{name}_loss"]) for name in objectives]
     return plot_curves({"run": history}, Path(path), panels=panels)
 

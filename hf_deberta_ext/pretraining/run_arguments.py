@@ -100,8 +100,8 @@ class MaskingArguments:
     max_ngram: int = option(3, "maximum length of an n-gram, in words; P(n) is proportional to 1/n")
     span_p: float = option(0.2, "parameter of the geometric distribution of span lengths")
     max_span: int = option(10, "maximum length of a span, in words")
-    mask_share: float = option(0.8, "share of masked tokens that are replaced by [MASK]")
-    random_share: float = option(0.1, "share of masked tokens that are replaced by random tokens; the rest is unchanged")
+    mask_share: float = option(0.8, "share of the chosen tokens that become [MASK]")
+    random_share: float = option(0.1, "share of the chosen tokens that become random tokens; the rest is unchanged")
     masking_policy: str = option(
         "uniform",
         "uniform masks all positions equally often; official, like the released code, never masks the end of a full row",

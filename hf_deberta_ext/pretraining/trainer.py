@@ -138,7 +138,7 @@ class TargetTrainer(RunTrainer):
         raise NotImplementedError
 
     def training_metrics(self, sums: dict[str, list[float]]) -> dict[str, float]:
-        """Compute the metrics to log; `sums` has (loss sum, correct, targets) since the last log for each statistic."""
+        """Compute the metrics to log; `sums` maps each statistic to (loss sum, correct, targets) since the last log."""
         return {f"{name}_loss": sums[name][0] / sums[name][2] for name in self.objectives if sums[name][2]}
 
     def evaluation_metrics(self, statistics: torch.Tensor) -> dict[str, float]:

@@ -65,7 +65,7 @@ def parse_flags(
         description (`str`): description; `--help` shows its first paragraph.
         usage (`str`, *optional*): usage line for `--help`.
         defaults (`dict`, *optional*): defaults of this script, by name.
-        elsewhere (`dict[str, str]`, *optional*): what to use instead of a flag of other scripts, by the name of the flag.
+        elsewhere (`dict[str, str]`, *optional*): flag that only other scripts have -> advice for the error message.
         recipe (`Callable`, *optional*): maps (flags of the command line, processes, device) to (defaults by name, text to
             print or None).
     Returns:

@@ -15,7 +15,7 @@ MOST_NUMBERS, MOST_CLASSES, MOST_PANELS, MOST_LETTERS = 20, 50, 12, 24
 
 
 def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -> Path | list[Path]:
-    """Draw a confusion matrix [C, C] of counts, with a row per true class, coloured by the share of the true class.
+    """Draw a confusion matrix [C, C] of counts, with a row per true class; a cell is coloured by its share of the row.
 
     With more than 50 classes, only the 50 classes with the most errors are drawn.
     """

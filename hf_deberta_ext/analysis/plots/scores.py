@@ -13,11 +13,11 @@ __all__ = ["plot_comparison", "plot_embedding_similarity", "plot_minimal_pairs"]
 def plot_embedding_similarity(similarities: Mapping[str, Mapping[str, float]], path: FigurePath) -> Path | list[Path]:
     """Draw the average cosine similarity of word embeddings for several sharing methods (DeBERTaV3, section 3).
 
-    Each method is a group of bars, one per table, labelled with its value.
+    Each method is a group of bars, one for each embedding table. Each bar is labelled with its value.
 
     Args:
-        similarities (`dict[str, dict[str, float]]`): name of a run ("NES", "ES", "GDES", ...) -> "generator" and
-            "discriminator", or one of them -> value of `average_cosine_similarity`.
+        similarities (`dict[str, dict[str, float]]`): maps the name of a run ("NES", "ES", "GDES", ...) to a
+            dict with the `average_cosine_similarity` of "generator", "discriminator" or both.
     """
     figure = new_figure(max(4.6, 1.5 * len(similarities) + 1.6))
     axes = figure.subplots()

@@ -58,7 +58,7 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE: the flags of text classification, except those for your own data and for XNLI (`refused`)."""
+    """Flags of SuperGLUE: the flags of text classification, without the flags in `refused`, for own data and XNLI."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
@@ -252,7 +252,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """Lower-case a word and remove its punctuation and 's, because published spans and texts differ in these."""
+    """Lower-case a word; remove its punctuation and a final "'s", in which the published spans and texts differ."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 
