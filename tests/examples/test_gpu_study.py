@@ -49,7 +49,7 @@ def test_a_dry_run_does_every_stage_and_leaves_tables_and_figures_a_second_one_f
     ):  # fmt: skip
         assert text in report, text
     assert "Failed or missing" not in report
-    assert all(f"{name}: 0 to do" in again for name in study.STAGES)
+    assert all(f"{name}: 0 cases to run" in again for name in study.STAGES)
 
 
 @pytest.fixture

@@ -238,8 +238,8 @@ NO_CLASSES = "--label_smoothing_factor 0.1 needs a task with one class per row"
 @pytest.mark.parametrize(
     ("name", "value", "problem_type", "loss", "message"),
     [
-        ("prediction_loss_only", True, None, None, "--prediction_loss_only must be False, got True: metrics"),
-        ("include_for_metrics", ["loss"], None, None, r"--include_for_metrics must be \[\], got \['loss'\]: metrics"),
+        ("prediction_loss_only", True, None, None, "--prediction_loss_only must be False, got True; metrics"),
+        ("include_for_metrics", ["loss"], None, None, r"--include_for_metrics must be \[\], got \['loss'\]; metrics"),
         ("label_smoothing_factor", 0.1, None, lambda outputs, labels: outputs["logits"].mean(), NO_CLASSES),
         ("label_smoothing_factor", 0.1, "regression", None, NO_CLASSES),
         ("sift_loss", "mse", "regression", None, "--sift_loss mse has no effect on a regression"),

@@ -287,7 +287,7 @@ def test_wrong_arguments_are_reported(arguments, message):
         pack_words(["", "A b.", None], **(dict(mode="best_fit", max_length=8) | arguments))
     tokenizer = word_tokenizer(["A b."])
     tokenizer.sep_token = None
-    with pytest.raises(ValueError, match=r"must have \[CLS\] and \[SEP\], got cls_token \[CLS\] and sep_token None"):
+    with pytest.raises(ValueError, match=r"must have \[CLS\] and \[SEP\], got cls_token .\[CLS\]. and sep_token None"):
         pack(from_documents(["A b."]), tokenizer, mode="best_fit", max_length=8)
 
 

@@ -174,7 +174,7 @@ def test_a_lower_perplexity_is_better(tmp_path):
 def test_evaluation_data_without_targets_is_refused_before_the_training(tiny_config, tmp_path):
     example = rows(1)[0] | dict(labels=torch.full((20,), -100))
     model = MultiObjectiveMaskedLM(tiny_config(), [*WEIGHTS])
-    with pytest.raises(ValueError, match="none of the 3 rows of evaluation data has a target of mlm, sbo: use more"):
+    with pytest.raises(ValueError, match="none of the 3 rows of evaluation data has a target of mlm, sbo; use more"):
         build(model, tmp_path, evaluate=[example] * 3)
     with pytest.raises(ValueError, match="none of the 1 rows of evaluation data has a target of mlm, sbo"):
         build(model, tmp_path, evaluate={"good": rows(), "bad": [example]})
