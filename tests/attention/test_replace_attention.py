@@ -131,13 +131,19 @@ def test_a_replaced_model_can_be_copied_and_pickled(family, stock, padded):
 
 
 @pytest.mark.parametrize("family", BOTH)
-def test_a_saved_model_is_a_stock_checkpoint(family, stock, tmp_path):
+def test_a_saved_model_is_a_stock_checkpoint(family, stock, padded, tmp_path):
     model = stock(family, AutoModelForSequenceClassification, num_labels=3)
+    ids, mask = padded(20)
     model.save_pretrained(tmp_path / "before")
     replace_attention(model)
     model.save_pretrained(tmp_path / "after")
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "before" / file).read_bytes() == (tmp_path / "after" / file).read_bytes()
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "after")
+    assert type(attentions(again)[0]) in unit.ATTENTION
+    with torch.no_grad():
+        ours, theirs = model(ids, attention_mask=mask).logits, again(ids, attention_mask=mask).logits
+    assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -241,6 +247,18 @@ def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
     assert backends(model) == {AUTO}
+    # As transformers' code for EMD does.
+    ours, theirs = (
+        m.encoder.layer[-1](
+            hidden,
+            m.encoder.get_attention_mask(mask),
+            query_states=queries,
+            relative_pos=m.encoder.get_rel_pos(hidden),
+            rel_embeddings=m.encoder.get_rel_embedding(),
+        )[0]
+        for m in (model, reference)
+    )
+    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
 
 
 @pytest.mark.parametrize("family", BOTH)

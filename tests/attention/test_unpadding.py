@@ -425,10 +425,11 @@ def test_a_neighbour_changes_no_bit_of_a_document(build, kind, document_ids, bac
     ("arguments", "message"),
     [
         (dict(document_ids=torch.ones(2, 5).long()), r"document_ids must have shape \[2, 6\], got \[2, 5\]"),
+        (dict(document_ids=torch.tensor([[1, 1, 2, 2, 1, 1]] * 2)), "one run"),
         (dict(output_attentions=True), "support neither output_attentions"),
         (dict(attention_mask=torch.ones(2, 6, 6)), r"need an attention_mask \[B, N\]"),
     ],
-    ids=["shape", "probabilities", "mask-of-blocks"],
+    ids=["shape", "in-two-pieces", "probabilities", "mask-of-blocks"],
 )
 def test_what_documents_cannot_have_is_refused(arguments, message, tiny_config):
     for build in (DebertaExtModel, DebertaExtForMaskedLM):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accumulation import exact_accumulation
 from distributed_worker import (
+    DROPOUT,
     HEADS,
     OBJECTIVES,
     STEPS,
@@ -63,9 +64,14 @@ RESUMED = "masked lm, dropout"
 BORROWED = dict(training="masked lm, v2", fields=dict(share_layers="attention"))
 BORROWS = "layers share weights. Set 'auto_wrap_policy': 'NO_WRAP' in fsdp_config"
 DRAWS_ANEW = "activation_checkpointing in fsdp_config gives wrong gradients with dropout"
+TWO_MODULES = "cannot run under FSDP, which cannot shard shared parameters; use 'gdes' or 'nes'"
 REFUSED = {
     "layers that borrow": (BORROWED, BORROWS),
     "dropout drawn anew": (dict(training="masked lm, dropout", fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
+    "task": (dict(training="task", fields=dict(share_layers="attention")), BORROWS),
+    "es": (dict(training="replaced tokens, es"), TWO_MODULES),
+    "all": (dict(training="replaced tokens, all"), TWO_MODULES),
+    "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
 }
 ZERO, STAGES = (RESUMED, "replaced tokens, joint"), (1, 2, 3)
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
@@ -109,6 +115,7 @@ class Processes:
     def zero_jobs(self) -> list[dict]:
         """Return the results of DeepSpeed."""
         jobs = [dict(training=training, stage=stage) for training in ZERO for stage in STAGES]
+        jobs.append(dict(training="replaced tokens, decoupled", stage=1))
         for job in jobs:
             job |= dict(folder=self.place("zero", f"{job['training']} {job['stage']}"), save_strategy="steps", save_steps=2)
         for job in jobs[: len(STAGES)]:
@@ -300,6 +307,13 @@ def test_deepspeed_trains_as_one_process_and_saves_a_model_that_loads(training, 
     model, info = SAVED_AS[training.split(",")[0]].from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"]
     assert_same_weights(model.state_dict(), alone(training))
+
+
+@slow
+@processes_talk
+def test_decoupled_steps_are_refused_under_deepspeed(zero):
+    error = torch.load(Path(zero.place("zero", "replaced tokens, decoupled 1"), "result.pt"))["error"].splitlines()[-1]
+    assert error.startswith("ValueError: decoupled steps cannot run under DeepSpeed")
 
 
 @slow

@@ -61,6 +61,16 @@ def test_emd_equals_the_official_algorithm(kind, tiny_config, shake, batch, rela
     assert (plain - logits).norm() > 0.05 * logits.norm()
 
 
+def test_one_pass_on_hidden_states_is_the_decoder_of_bert(tiny_config, shake, batch, relative_error):
+    model = shake(DebertaExtForMaskedLM(tiny_config(emd_layers=1, emd_input="hidden")))
+    assert not hasattr(model.deberta.embeddings, "position_embeddings")
+    ids, mask = batch(2, 30, [30, 17])
+    with torch.no_grad():
+        plain = model.lm_predictions(model.deberta(ids, attention_mask=mask).last_hidden_state)
+        got = model(ids, attention_mask=mask).logits
+    assert relative_error("EMD as BERT's decoder", got, plain, mask.bool()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "overrides", "checkpointing"),
     [

@@ -116,6 +116,10 @@ def command(*argv):
 # name -> (what makes the folder, what loads it).
 WAYS = {
     "AutoModel": (ours, transformers.AutoModel.from_pretrained),
+    "half precision": (
+        ours,
+        lambda folder: transformers.AutoModel.from_pretrained(folder, dtype=torch.float16, device_map="cpu"),
+    ),
     "shards": (in_shards, transformers.AutoModelForMaskedLM.from_pretrained),
     "official v1": (lambda *place: official(*place, kind="v1"), DebertaExtForMaskedLM.from_pretrained),
     "official generator": (official_with_generator, DebertaExtForPreTraining.from_checkpoints),

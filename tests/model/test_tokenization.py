@@ -120,7 +120,9 @@ def test_finish_gives_the_template_and_appends_in_the_official_order():
     pair = tokenizer("hello world", "world")
     assert pair["input_ids"] == [6, 1, 2, 4, 2, 4]
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    assert pair["attention_mask"] == [1] * 6
     assert tokenizer.model_max_length == 64
+    assert (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id) == (6, 4, 5)
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("[CLS]", "[SEP]")
 
 
