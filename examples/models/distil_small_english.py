@@ -17,7 +17,6 @@ command again to resume.
 """
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -30,14 +29,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import load_dataset
 from torch import distributed, nn
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtForMaskedLM
+from hf_deberta_ext.data.files import read_rows
+from hf_deberta_ext.distillation.objectives import cosine_loss, signals
+from hf_deberta_ext.distillation.teacher import principal_directions
 from hf_deberta_ext.files import replace_text
+from hf_deberta_ext.pretraining.corpus import load_corpus
 from hf_deberta_ext.pretraining.dynamic_masking import MaskingCollator
 from hf_deberta_ext.pretraining.masking import MaskingOptions, MaskingVocabulary
 from hf_deberta_ext.pretraining.packing import pack
@@ -93,11 +95,9 @@ def evaluation_words(folder: Path) -> set[str]:
     for file in folder.glob("*/*.jsonl*"):
         if "train" in file.name:
             continue
-        opened = gzip.open if file.suffix == ".gz" else open
-        with opened(file, "rt", encoding="utf-8") as rows:
-            for row in map(json.loads, rows):
-                for value in row.values():
-                    found |= runs_of_words(value) if isinstance(value, str) else set()
+        for _, row in read_rows(file):
+            for value in row.values():
+                found |= runs_of_words(value) if isinstance(value, str) else set()
     return found
 
 
@@ -114,8 +114,7 @@ def read_sentences(corpus: Path, banned: set[str], choices: random.Random) -> tu
     groups = []
     for file in sorted(corpus.glob("train/*.jsonl")):
         share = 0.25 if file.name.startswith("manual") else 1.0
-        with file.open(encoding="utf-8") as rows:
-            texts = [json.loads(row)["text"] for row in rows if choices.random() <= share]
+        texts = [row["text"] for _, row in read_rows(file) if choices.random() <= share]
         groups += [kept for text in texts for paragraph in text.split("\n") if (kept := sentences_of(paragraph))]
     choices.shuffle(groups)
     sentences, paragraphs = [], []
@@ -161,9 +160,8 @@ class SentenceEncoder:
 
 
 def mean_pooled(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the means [B, H] of states [B, N, H] over the tokens with mask 1."""
-    weights = mask[..., None].float()
-    return (states * weights).sum(1) / weights.sum(1)
+    """Return the means [B, H] of states [B, N, H] over the tokens with mask 1, as distillation computes embeddings."""
+    return signals(["embeddings"], {"hidden_states": [states]}, mask, {})["embeddings"][:, 0]
 
 
 def pair(first: str, second: str, cosine: float, kind: str, choices: random.Random | None = None) -> dict[str, Any]:
@@ -280,14 +278,11 @@ class Data:
     def __init__(self, corpus: Path, folder: Path, model: Path, width: int):
         self.tokenizer = load_tokenizer(model)
         self.sentences = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
-        self.pairs = [json.loads(line) for line in (folder / "pairs.jsonl").open(encoding="utf-8")]
-        embeddings = torch.from_numpy(np.load(folder / "embeddings.npy").astype(np.float32))
-        if embeddings.shape[1] > width:
-            # The student's embeddings are narrower: keep the principal directions.
-            embeddings = embeddings @ torch.linalg.svd(embeddings[:20_000], full_matrices=False).Vh[:width].T
-        self.embeddings = embeddings
-        files = [str(file) for file in sorted(corpus.glob("train/*.jsonl"))]
-        documents = load_dataset("json", data_files=files, split="train").select_columns("text").shuffle(seed=3)
+        self.pairs = [row for _, row in read_rows(folder / "pairs.jsonl")]
+        embeddings = np.load(folder / "embeddings.npy").astype(np.float32)
+        directions = principal_directions(embeddings[:20_000], width)
+        self.embeddings = torch.from_numpy(embeddings @ directions)
+        documents = load_corpus([str(corpus / "train")]).shuffle(seed=3)
         documents = documents.select(range(min(4500, len(documents))))
         self.passages, _ = pack(documents, self.tokenizer, mode="full_sentences", max_length=LENGTH)
         options = MaskingOptions(unit="word", rate=0.2)
@@ -346,14 +341,9 @@ class Student(nn.Module):
 
         inputs = data.encode([data.sentences[row] for row in rows["embeddings"]])
         found = mean_pooled(self.model.base_model(**inputs).last_hidden_state, inputs["attention_mask"])
-        found, target = (
-            functional.normalize(found, dim=-1),
-            functional.normalize(data.embeddings[rows["embeddings"]], dim=-1),
-        )
-        yield (
-            "embeddings",
-            (1 - (found * target).sum(-1)).mean() + 2 * functional.mse_loss(found @ found.T, target @ target.T),
-        )
+        target = data.embeddings[rows["embeddings"]]
+        cosines, wanted = (x @ x.T for x in (functional.normalize(found, dim=-1), functional.normalize(target, dim=-1)))
+        yield "embeddings", cosine_loss(found, target) + 2 * functional.mse_loss(cosines, wanted)
 
         texts = [data.sentences[row] for row in rows["sentences"]]
         sentences = data.tokenizer(texts, truncation=True, max_length=128)["input_ids"]
