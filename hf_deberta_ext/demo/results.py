@@ -37,7 +37,7 @@ class DemoModel:
 
     @property
     def absent(self) -> dict[str, str]:
-        """What the page cannot show: {title: reason}."""
+        """Parts that the page cannot show: {title: reason}."""
         reasons = {}
         for name, (shown, reason) in HEADS.items():
             if getattr(self, name) is None:

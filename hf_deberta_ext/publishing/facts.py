@@ -39,7 +39,7 @@ PEFT_KINDS = {task: kind for kind, task in PEFT_TASKS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the model card says about a training run; stored in run_report.json. Data sources are names without folders."""
+    """Facts of a training run for its model card, stored in run_report.json. Data sources are names without folders."""
 
     # Task name, such as "sst2"; None for pre-training and for tasks without a name.
     task: str | None = None
