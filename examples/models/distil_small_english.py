@@ -46,11 +46,11 @@ from hf_deberta_ext.pretraining.packing import pack
 from hf_deberta_ext.tokenization import load_tokenizer
 
 WORDS = 13  # in a row, which no sentence shares with an evaluation row
-SENTENCES, NEIGHBOURS, RANDOM, NEXT, EDITED, PASSAGES = 80_000, 28_000, 5_000, 6_000, 22_000, 9_000
+SENTENCES, NEIGHBOURS, RANDOM, NEXT, EDITED, PASSAGES = 120_000, 42_000, 8_000, 9_000, 34_000, 16_000
 # Rows of each loss in a step, of all processes together, and weights of the losses
 ROWS = dict(pairs=48, embeddings=36, sentences=36, passages=6)
 WEIGHTS = dict(pairs=1.0, embeddings=2.0, sentences=1.0, passages=1.0)
-STEPS, FALLING, RATE, LENGTH = 800, 450, 5e-4, 256
+STEPS, FALLING, RATE, LENGTH = 2400, 1000, 5e-4, 256
 SAVE_STEPS = 100
 
 
@@ -66,6 +66,8 @@ def main():
             command.add_argument(position, type=Path)
         if name == "pairs":
             command.add_argument("--evaluation", type=Path, required=True, help="folder with evaluation rows, TASK/*.jsonl")
+        else:
+            command.add_argument("--bf16", action="store_true", help="compute products in bfloat16 (only on CPUs that have it)")
     args = vars(parser.parse_args())
     {"pairs": write_pairs, "train": train}[args.pop("command")](**args)
 
@@ -352,7 +354,7 @@ class Student(nn.Module):
             yield name, self.model(**data.masked(ids, rows[name], step), masked_only=True).loss
 
 
-def train(corpus: Path, pairs: Path, model: Path, folder: Path):
+def train(corpus: Path, pairs: Path, model: Path, folder: Path, bf16: bool):
     """Train with as many processes as torchrun has started; save the model and training.json, with the losses."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if processes > 1:
@@ -377,9 +379,10 @@ def train(corpus: Path, pairs: Path, model: Path, folder: Path):
         for group in optimizer.param_groups:
             group["lr"] = RATE * rate_factor(step)
         losses = {}
-        for name, loss in student.losses(data, step, process, processes):
-            (WEIGHTS[name] * loss).backward()
-            losses[name] = loss.item()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
+            for name, loss in student.losses(data, step, process, processes):
+                (WEIGHTS[name] * loss).backward()
+                losses[name] = loss.item()
         for x in parameters:
             if processes > 1 and x.grad is not None:
                 distributed.all_reduce(x.grad)

@@ -10,8 +10,8 @@
         --weight_decay 0.1 --adam_beta2 0.98 --adam_epsilon 1e-6 --per_device_train_batch_size 64 --bf16 --seed 1 \\
         --logging_steps 20 --save_steps 250 --eval_strategy steps --eval_steps 250 --max_eval_samples 500 --output_dir run
     python examples/models/small_english.py save run examples/models/deberta-ext-small-en
-    # the weights of a student of `deberta-ext distill text`, and the results on held-out text of a run of run_mlm.py
-    python examples/models/small_english.py distilled distilled/student held_out examples/models/deberta-ext-small-en
+    # the weights of a run of distil_small_english.py, and the results on held-out text of a run of run_mlm.py
+    python examples/models/small_english.py distilled distilled held_out examples/models/deberta-ext-small-en
     # only update the code files; add the table of compare_checkpoints.py to the card
     python examples/models/small_english.py code examples/models/deberta-ext-small-en
     python examples/models/small_english.py scores gate examples/models/deberta-ext-small-en
@@ -55,7 +55,7 @@ SOURCES = [
     "mostly), postgresql-doc (PostgreSQL licence), perl-doc (GPL or Artistic), sqlite3-doc (public domain), "
     "libreoffice-help (MPL-2.0), rust-doc (MIT or Apache-2.0), Debian's own (GPL-2+ or CC BY-SA)",
 ]
-TEACHER = "sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): sentence embeddings"
+TEACHER = "sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): cosines of pairs and embeddings of sentences of the same text"
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
@@ -154,21 +154,32 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
 
 
 def save_distilled(run: Path, held_out: Path, folder: Path):
-    """Replace the weights by those of a student of `deberta-ext distill text`, and the results and card by new ones.
+    """Replace the weights with the weights of a run of distil_small_english.py, and the results and the card with new ones.
 
     Args:
-        held_out (`Path`): run of run_mlm.py with the student's results on held-out text.
+        held_out (`Path`): run of run_mlm.py with the results of the new weights on held-out text.
     """
     from hf_deberta_ext.publishing.card import write_run_card
     from hf_deberta_ext.publishing.facts import REPORT_FILE, RunFacts
 
-    write_weights(run, folder)
+    model = write_weights(run, folder)
     shutil.copyfile(held_out / "all_results.json", folder / "all_results.json")
-    card, student = (json.loads((path / REPORT_FILE).read_text(encoding="utf-8"))["card"] for path in (folder, run))
-    names = ("data", "steps", "batch", "learning rate", "resumed with other")
-    card["training"]["distilled"] = {name: student["training"][name] for name in names if name in student["training"]}
+    card = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))["card"]
+    report = json.loads((run / "training.json").read_text(encoding="utf-8"))
+    names = dict(pairs="pairs", embeddings="embeddings", sentences="masked sentences", passages="masked passages")
+    card["training"]["distillation"] = {
+        "steps": report["steps"],
+        "learning rate": report["learning_rate"],
+        "rows of a step": {name: report["rows"][key] for key, name in names.items()},
+        "weights of the losses": {name: report["weights"][key] for key, name in names.items()},
+    }
     card["training"]["teacher"] = TEACHER
-    card["hardware"]["seconds of distillation"] = student["hardware"]["seconds of training"]
+    card["hardware"]["seconds of distillation"] = report["seconds"]
+    card["opening"] = (
+        f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {model.num_parameters() / 1e6:.1f} million "
+        "parameters for lower-case text, pre-trained on CPU cores with hf_deberta_ext, and distilled from all-MiniLM-L6-v2 on "
+        "its own training text. It is meant for small tasks and for experiments on a laptop."
+    )
     write_run_card(folder, RunFacts(**card))
 
 

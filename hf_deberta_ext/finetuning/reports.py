@@ -231,7 +231,7 @@ def training_facts(
     training = {
         "data": shown_source(data.dataset),
         "examples": f"{data.num_train:,} to train on, {data.num_evaluation:,} to evaluate on",
-        "labels to train on": shown_counts(data.label_counts) or None,
+        "training labels": shown_counts(data.label_counts) or None,
         "longest input": longest_row(prepared.task.train),
         "steps": steps,
         "epochs": results.get("epoch"),
@@ -252,7 +252,7 @@ def training_facts(
         training["LoRA"] = f"rank {model_args.lora_r}, alpha {model_args.lora_alpha:g}"
     if not args.seeds:
         training["seed"] = args.seed
-    training["resumed with other"] = accepted_changes(args.output_dir)
+    training["changed when resumed"] = accepted_changes(args.output_dir)
     return drop_none(training)
 
 

@@ -269,7 +269,7 @@ class PretrainingRun:
             tokenizer=self.tokenizer_facts,
             packing={name: vars(packed) for name, packed in self.reports.items()},
             versions=facts.hardware["versions"],
-            changed_args=facts.training.get("resumed with other"),
+            changed_args=facts.training.get("changed when resumed"),
         )
         replace_text(Path(folder, REPORT_FILE), json.dumps(report, indent=2) + "\n")
         write_run_card(folder, facts)
@@ -305,7 +305,7 @@ class PretrainingRun:
             "learning rate": f"{args.learning_rate}, warm-up {args.warmup_steps:g}",
             "optimizer": optimizer_name(args),
             "seed": args.seed,
-            "resumed with other": accepted_changes(args.output_dir),
+            "changed when resumed": accepted_changes(args.output_dir),
         }
         hardware = hardware_facts(args, results=read_json(Path(args.output_dir, "all_results.json")))
         # The total duration of a resumed run is unknown.

@@ -119,7 +119,7 @@ def test_majority_class_and_tfidf_stand_beside_the_score(argv, folder_of, tmp_pa
     columns = "metric | mean | standard deviation | seed 1 | seed 2" if argv else "metric | value"
     assert f"| {columns} | majority class | TF-IDF + logistic regression |" in text
     [line] = [line for line in text.splitlines() if line.startswith(("| accuracy |", "| eval_accuracy |"))]
-    assert line.endswith(" | 0.5000 | 1.0000 |") and "| labels to train on | b 5, g 2 |" in text
+    assert line.endswith(" | 0.5000 | 1.0000 |") and "| training labels | b 5, g 2 |" in text
     printed = capsys.readouterr().out
     assert "labels: b 5, g 2" in printed and "majority class: accuracy 0.5000, macro_f1 0.3333" in printed
     assert drawn[-2:] == [("majority class (0.5)", 0.5), ("TF-IDF + logistic regression (1)", 1.0)]
