@@ -48,9 +48,9 @@ from hf_deberta_ext.tokenization import load_tokenizer
 WORDS = 13  # in a row, which no sentence shares with an evaluation row
 SENTENCES, NEIGHBOURS, RANDOM, NEXT, EDITED, PASSAGES = 120_000, 42_000, 8_000, 9_000, 34_000, 16_000
 # Rows of each loss in a step, of all processes together, and weights of the losses
-ROWS = dict(pairs=48, embeddings=36, sentences=36, passages=6)
+ROWS = dict(pairs=64, embeddings=64, sentences=36, passages=6)
 WEIGHTS = dict(pairs=1.0, embeddings=2.0, sentences=1.0, passages=1.0)
-STEPS, FALLING, RATE, LENGTH = 2400, 1000, 5e-4, 256
+STEPS, FALLING, RATE, LENGTH = 1600, 700, 5e-4, 256
 SAVE_STEPS = 100
 
 

@@ -14,8 +14,8 @@ from huggingface_hub import EvalResult, ModelCardData, metadata_load, metadata_s
 from ..analysis import results
 from ..checkpoints.files import read_json
 from ..files import as_list, free_name, replace_text, shown_source
-from ..heads import HEADS, PARTS
-from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, read_folder
+from ..heads import HEADS
+from .facts import AUTO_MODELS, REPORT_FILE, ModelFolder, RunFacts, read_folder, read_halves
 
 __all__ = ["CARD", "card_text", "put_section", "write_model_card", "write_run_card"]
 
@@ -38,10 +38,10 @@ DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
     """Write the card of a run's model (and of both halves of a joint model), and store `facts` in run_report.json."""
-    folder = Path(folder)
+    report_file = Path(folder, REPORT_FILE)
     kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
-    report = read_json(folder / REPORT_FILE) | {"card": kept}
-    replace_text(folder / REPORT_FILE, json.dumps(report, indent=2, default=str) + "\n")
+    report = read_json(report_file) | {"card": kept}
+    replace_text(report_file, json.dumps(report, indent=2, default=str) + "\n")
     return write_cards(read_folder(folder, facts), {})
 
 
@@ -87,10 +87,10 @@ def write_model_card(
 
 def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
     """Write the card of a folder and, for a joint model, the cards of its generator and discriminator."""
-    for half in PARTS:
-        if model.is_joint and (model.folder / half / "config.json").is_file():
-            replace_text(model.folder / half / CARD, card_text(read_folder(model.folder / half, model.run), metadata))
-    return replace_text(model.folder / CARD, card_text(model, metadata))
+    texts = {each.folder / CARD: card_text(each, metadata) for each in (*read_halves(model), model)}
+    for card, text in texts.items():
+        replace_text(card, text)
+    return model.folder / CARD
 
 
 def put_section(card: Path, section: str) -> None:
@@ -110,9 +110,9 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
     run, kind, config = model.run, model.kind, model.config
     measured, counts = model.metrics, results.number_of_examples(model.results)
     base = metadata.get("base_model") or run.base_model
-    languages = as_list(run.language)
-    if not languages and run.datasets:
-        languages = as_list(DATASET_LANGUAGES.get(run.datasets[0]))
+    languages = [*run.language]
+    if not languages and run.datasets and run.datasets[0] in DATASET_LANGUAGES:
+        languages = [DATASET_LANGUAGES[run.datasets[0]]]
     tags = [*metadata.get("tags", ())]
     if model.adapter:
         tags = ["lora", *tags]

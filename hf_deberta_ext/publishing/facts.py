@@ -21,7 +21,7 @@ from ..checkpoints.files import (
 )
 from ..heads import HEADS, PARTS
 
-__all__ = ["AUTO_MODELS", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder"]
+__all__ = ["AUTO_MODELS", "REPORT_FILE", "ModelFolder", "RunFacts", "read_folder", "read_halves"]
 
 REPORT_FILE = "run_report.json"
 # Task name on the Hub -> Auto class that loads the model; "encoder" is a model without a head.
@@ -205,3 +205,9 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
         if file.suffix == ".safetensors":
             tensors |= read_tensors(file)
     return ModelFolder(folder, model_folder, half, config, adapter, tensors, results, summary, run)
+
+
+def read_halves(model: ModelFolder) -> list[ModelFolder]:
+    """Read the generator and the discriminator of a joint model; [] if the model is not a joint model."""
+    folders = [model.folder / half for half in PARTS if model.is_joint]
+    return [read_folder(folder, model.run) for folder in folders if (folder / "config.json").is_file()]
