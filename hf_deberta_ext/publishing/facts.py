@@ -209,5 +209,7 @@ def read_folder(folder: str | os.PathLike, run: RunFacts | None = None) -> Model
 
 def read_halves(model: ModelFolder) -> list[ModelFolder]:
     """Read the generator and the discriminator of a joint model; [] if the model is not a joint model."""
-    folders = [model.folder / half for half in PARTS if model.is_joint]
+    if not model.is_joint:
+        return []
+    folders = [model.folder / half for half in PARTS]
     return [read_folder(folder, model.run) for folder in folders if (folder / "config.json").is_file()]
