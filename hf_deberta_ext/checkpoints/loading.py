@@ -295,7 +295,7 @@ def packed_document_ids(
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Raise a ValueError if `source` has an adapter for an official checkpoint, which transformers would load wrongly."""
+    """Raise a ValueError if `source` has an adapter of an official checkpoint: transformers would load it wrongly."""
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:
         return

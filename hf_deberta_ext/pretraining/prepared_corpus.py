@@ -226,7 +226,7 @@ def max_streams(args: Any) -> int:
 
 
 def halved(streams: int) -> int:
-    """Return half the number of streams, which processes and workers can still divide; 1 if the number is odd."""
+    """Halve a number of streams, if it is even, so that processes and workers still divide it; an odd number becomes 1."""
     if streams % 2:
         return 1
     return streams // 2

@@ -113,7 +113,7 @@ def squad_v2(
 
 
 def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:
-    """Return the highest score that any threshold reaches, in percent, and the lowest threshold with it, in O(n log n).
+    """Find the lowest threshold with the highest score, in O(n log n); return the score in percent, and the threshold.
 
     `kept_scores` and `dropped` are the scores of each prediction if it is kept, and if it counts as "no answer".
     """

@@ -58,7 +58,7 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE: the flags of text classification, without the flags in `refused`, for own data and XNLI."""
+    """Flags of SuperGLUE: the flags of text classification, except the flags for own data and XNLI (`refused`)."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
