@@ -354,7 +354,7 @@ class Student(nn.Module):
             yield name, self.model(**data.masked(ids, rows[name], step), masked_only=True).loss
 
 
-def train(corpus: Path, pairs: Path, model: Path, folder: Path, bf16: bool):
+def train(corpus: Path, pairs: Path, model: Path, folder: Path, bf16: bool = False):
     """Train with as many processes as torchrun has started; save the model and training.json, with the losses."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if processes > 1:
