@@ -58,6 +58,10 @@ SOURCES = [
     "libreoffice-help (MPL-2.0), rust-doc (MIT or Apache-2.0), Debian's own (GPL-2+ or CC BY-SA)",
 ]
 TEACHER = "sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): cosines of pairs and embeddings of sentences of the same text"
+OPENING = (
+    "A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {:.1f} million parameters for lower-case text, "
+    "pre-trained on CPU cores with hf_deberta_ext{}. It is meant for small tasks and for experiments on a laptop."
+)
 DROPOUT = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
@@ -140,13 +144,10 @@ def save_model(run: Path, folder: Path, earlier: list[float]):
     if steps:
         card["training"]["steps"] = f"{card['training']['steps']:,} with a new optimizer, after {steps:,.0f} in earlier stages"
         card |= dict(from_scratch=True, base_model=None)
-    millions = model.num_parameters() / 1e6
     facts = card | dict(
         license="cc-by-sa-4.0",
         parameters=model.num_parameters(),
-        opening=f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {millions:.1f} million parameters "
-        "for lower-case text, pre-trained on CPU cores with hf_deberta_ext. It is meant for small tasks and for experiments on a "
-        "laptop.",
+        opening=OPENING.format(model.num_parameters() / 1e6, ""),
         limits=[
             f"The model was trained for only {passes + results['epoch']:.2f} epochs.",
             "The training text is encyclopedic and technical.",
@@ -179,11 +180,8 @@ def save_distilled(run: Path, held_out: Path, folder: Path):
     }
     card["training"]["teacher"] = TEACHER
     card["hardware"]["seconds of distillation"] = report["seconds"]
-    card["opening"] = (
-        f"A small English DeBERTa (v3's attention, Enhanced Mask Decoder) with {model.num_parameters() / 1e6:.1f} million "
-        "parameters for lower-case text, pre-trained on CPU cores with hf_deberta_ext, and distilled from all-MiniLM-L6-v2 on "
-        "its own training text. It is meant for small tasks and for experiments on a laptop."
-    )
+    distilled = ", and distilled from all-MiniLM-L6-v2 on its own training text"
+    card["opening"] = OPENING.format(model.num_parameters() / 1e6, distilled)
     write_run_card(folder, RunFacts(**card))
 
 

@@ -110,9 +110,9 @@ def card_text(model: ModelFolder, metadata: Mapping[str, Any]) -> str:
     run, kind, config = model.run, model.kind, model.config
     measured, counts = model.metrics, results.number_of_examples(model.results)
     base = metadata.get("base_model") or run.base_model
-    languages = [*run.language]
-    if not languages and run.datasets and run.datasets[0] in DATASET_LANGUAGES:
-        languages = [DATASET_LANGUAGES[run.datasets[0]]]
+    languages = as_list(run.language)
+    if not languages and run.datasets:
+        languages = as_list(DATASET_LANGUAGES.get(run.datasets[0]))
     tags = [*metadata.get("tags", ())]
     if model.adapter:
         tags = ["lora", *tags]
