@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distillation of the small model: pairs of an evaluation-free text, four losses, and an exact resume."""
+"""The distillation of the small model: pairs of an evaluation-free text, altered sentences, all losses, exact resume."""
 
 import importlib.util
 import json
@@ -16,11 +16,21 @@ def script(monkeypatch):
     spec = importlib.util.spec_from_file_location("distil", ROOT / "examples" / "models" / "distil_small_english.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sizes = dict(SENTENCES=150, NEIGHBOURS=100, RANDOM=5, NEXT=6, EDITED=30, PASSAGES=8, STEPS=4, FALLING=2)
+    sizes = dict(SENTENCES=150, NEIGHBOURS=100, RANDOM=5, NEXT=6, EDITED=30, PASSAGES=8, PHRASES=60, STEPS=4, FALLING=2)
     for name, size in sizes.items():
         monkeypatch.setattr(module, name, size)
-    monkeypatch.setattr(module, "ROWS", dict(pairs=4, embeddings=4, sentences=4, passages=2))
+    monkeypatch.setattr(module, "ROWS", dict(pairs=4, embeddings=4, phrases=4, altered=4, sentences=4, passages=2))
     return module
+
+
+def test_altered_sentences_differ_and_keep_their_last_character(script):
+    sentence = "He walked to the old house and was happy there."
+    altered = [script.alter(sentence, ["green"], script.random.Random(seed)) for seed in range(100)]
+    words = {tuple(sorted(text[:-1].split())) for text in altered}
+    assert all(text.endswith(".") for text in altered) and sum(text == sentence for text in altered) < 10
+    # Moved, removed, repeated and replaced words, and other forms.
+    assert {len(group) for group in words} == {9, 10, 11}
+    assert any("green" in group for group in words) and any("walking" in group for group in words)
 
 
 @pytest.mark.slow
@@ -42,7 +52,9 @@ def test_pairs_leave_out_evaluation_rows_and_an_interrupted_training_resumes_exa
     kinds = {"neighbour", "random", "next", "edited", "edited neighbour", "passage"}
     assert {pair["kind"] for pair in pairs} == kinds
     assert all(-5 <= pair["label"] <= 5.001 for pair in pairs)
-    assert evaluated not in json.loads((tmp_path / "pairs" / "sentences.json").read_text("utf-8"))
+    kept = json.loads((tmp_path / "pairs" / "sentences.json").read_text("utf-8"))
+    phrases = json.loads((tmp_path / "pairs" / "phrases.json").read_text("utf-8"))
+    assert evaluated not in kept and len(phrases) == len({*phrases}) > 60
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     save, saved_steps = script.save, []
@@ -63,6 +75,6 @@ def test_pairs_leave_out_evaluation_rows_and_an_interrupted_training_resumes_exa
     assert saved_steps == [2, 4, 2, 4]
     first, second = (torch.load(folder / "state.pt") for folder in (whole, stopped))
     assert first["log"] == second["log"]
-    assert {*first["log"][0]} == {"pairs", "embeddings", "sentences", "passages"}
+    assert {*first["log"][0]} == {*script.ROWS}
     for name, weights in first["student"].items():
         assert torch.equal(weights, second["student"][name]), name
