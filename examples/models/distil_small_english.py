@@ -12,8 +12,8 @@ in a row with an evaluation row are left out. It also writes words and phrases o
 of the teacher's knowledge of a word is in the embedding of the single word.
 
 Each step of `train` adds six losses: the model reads a pair as one input and predicts its cosine (a regression, as in
-fine-tuning); its mean pooled states of sentences, and of words and phrases, match the teacher's embeddings; it tells
-sentences from altered ones, in which a word was moved, removed, repeated or replaced; it predicts masked words in other
+fine-tuning); its mean pooled states of sentences, and of words and phrases, match the teacher's embeddings; it finds the
+words of altered sentences that were moved, repeated, replaced, or follow a removed word; it predicts masked words in other
 sentences, and in passages of 256 tokens. Without one of the last two, the model forgets short or long texts. Run the same
 command again to resume.
 """
@@ -35,7 +35,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, BatchEncoding
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.data.files import read_rows
@@ -52,9 +52,9 @@ WORDS = 13  # in a row, which no sentence shares with an evaluation row
 SENTENCES, NEIGHBOURS, RANDOM, NEXT, EDITED, PASSAGES = 120_000, 42_000, 8_000, 9_000, 34_000, 16_000
 PHRASES = 120_000
 # Rows of each loss in a step, of all processes together, and weights of the losses
-ROWS = dict(pairs=48, embeddings=64, phrases=192, altered=64, sentences=36, passages=6)
-WEIGHTS = dict(pairs=1.0, embeddings=2.0, phrases=2.0, altered=1.0, sentences=1.0, passages=1.0)
-STEPS, FALLING, RATE, LENGTH = 1800, 800, 5e-4, 256
+ROWS = dict(pairs=48, embeddings=64, phrases=192, altered=48, sentences=36, passages=6)
+WEIGHTS = dict(pairs=1.0, embeddings=2.0, phrases=2.0, altered=2.0, sentences=1.0, passages=1.0)
+STEPS, FALLING, RATE, LENGTH = 1500, 700, 5e-4, 256
 SAVE_STEPS = 100
 FUNCTION_WORDS = [
     ["is", "are", "be", "was", "were", "been", "being"],
@@ -341,18 +341,22 @@ class Data:
     def rows(self, name: str, step: int, process: int, processes: int) -> list[int]:
         return self.batches[name][step][process::processes]
 
-    def encode(self, *texts: list[str]) -> dict[str, torch.Tensor]:
-        options = dict(padding=True, truncation=True, max_length=160, return_token_type_ids=False)
-        return dict(self.tokenizer(*texts, return_tensors="pt", **options))
+    def encode(self, *texts: list, **options: bool) -> BatchEncoding:
+        options |= dict(padding=True, truncation=True, max_length=160, return_token_type_ids=False)
+        return self.tokenizer(*texts, return_tensors="pt", **options)
 
-    def altered(self, rows: list[int], step: int) -> tuple[list[str], torch.Tensor]:
-        """Return the sentences, of which half are altered, and float labels [B]: 1 if altered."""
+    def altered(self, rows: list[int], step: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the inputs of altered sentences, and float labels [B, N]: 1 = wrong word, NaN = not the start of a word."""
         choices = random.Random(f"{step} {rows}")
-        labels = [choices.random() < 0.5 for _ in rows]
-        words = [word for row in rows for word in self.sentences[row][:-1].split()]
-        texts = [self.sentences[row] for row in rows]
-        texts = [alter(text, words, choices) if label else text for text, label in zip(texts, labels)]
-        return texts, torch.tensor(labels, dtype=torch.float32)
+        vocabulary = [word for row in rows for word in self.sentences[row][:-1].split()]
+        texts, wrong = zip(*(alter(self.sentences[row], vocabulary, choices) for row in rows), strict=True)
+        inputs = self.encode([*texts], is_split_into_words=True)
+        labels = torch.full(inputs["input_ids"].shape, torch.nan)
+        for row, values in enumerate(wrong):
+            words = inputs.word_ids(row)
+            starts = [place for place, word in enumerate(words) if word is not None and word != words[place - 1]]
+            labels[row, starts] = torch.tensor([values[words[place]] for place in starts])
+        return inputs, labels
 
     def masked(self, rows: list[list[int]], numbers: list[int], step: int) -> dict[str, torch.Tensor]:
         """Return token ids with masked words, their attention mask, and labels."""
@@ -367,25 +371,32 @@ def read_embeddings(folder: Path, name: str) -> tuple[list[str], np.ndarray]:
     return texts, np.load(folder / f"{name}.npy").astype(np.float32)
 
 
-def alter(sentence: str, words: list[str], choices: random.Random) -> str:
-    """Move, remove, repeat or replace a word of a sentence, but leave its last character."""
-    own, end = sentence[:-1].split(), sentence[-1]
-    operation, place = choices.choice(["swap", "move", "remove", "repeat", "replace", "form"]), choices.randrange(len(own))
-    if operation == "swap":
-        place = choices.randrange(len(own) - 1)
-        own[place], own[place + 1] = own[place + 1], own[place]
-    elif operation == "remove":
-        del own[place]
-    elif operation == "repeat":
-        own.insert(choices.randrange(len(own)), own[place])
-    elif operation == "replace":
-        own[place] = choices.choice(words)
-    elif operation == "form" and (places := [place for place, word in enumerate(own) if other_forms(word)]):
-        place = choices.choice(places)
-        own[place] = choices.choice(other_forms(own[place]))
-    else:
-        own.insert(choices.randrange(len(own)), own.pop(place))
-    return " ".join(own) + end
+def alter(sentence: str, vocabulary: list[str], choices: random.Random) -> tuple[list[str], list[float]]:
+    """Move, remove, repeat or replace words of a sentence; return its words, and 1.0 for those that are now wrong."""
+    words, end = sentence[:-1].split(), sentence[-1]
+    wrong = [0.0] * len(words)
+    for _ in range(1 + len(words) // 12):
+        operation = choices.choice(["swap", "move", "remove", "repeat", "replace", "form"])
+        place = choices.randrange(len(words))
+        if operation == "swap":
+            place = choices.randrange(len(words) - 1)
+            words[place : place + 2] = words[place : place + 2][::-1]
+            wrong[place : place + 2] = 1.0, 1.0
+        elif operation == "remove":
+            del words[place], wrong[place]
+            wrong[min(place, len(words) - 1)] = 1.0
+        elif operation in ("repeat", "move"):
+            word = words[place]
+            if operation == "move":
+                del words[place], wrong[place]
+            place = choices.randrange(len(words))
+            words.insert(place, word)
+            wrong.insert(place, 1.0)
+        else:
+            forms = other_forms(words[place]) if operation == "form" else []
+            words[place], wrong[place] = choices.choice(forms or vocabulary), 1.0
+    words[-1] += end
+    return words, wrong
 
 
 def other_forms(word: str) -> list[str]:
@@ -421,13 +432,13 @@ def embedding_loss(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Student(nn.Module):
-    """The masked language model, with heads on the first token for the similarity of pairs and for altered sentences."""
+    """The masked language model, with heads for the similarity of pairs (on the first token) and for wrong words."""
 
     def __init__(self, model: DebertaExtForMaskedLM):
         super().__init__()
         width = model.config.hidden_size
         self.model = model
-        self.similarity, self.is_altered = (
+        self.similarity, self.is_wrong = (
             nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)) for _ in range(2)
         )
 
@@ -447,9 +458,10 @@ class Student(nn.Module):
             found = mean_pooled(self.model.base_model(**inputs).last_hidden_state, inputs["attention_mask"])
             yield name, embedding_loss(found, targets[rows[name]])
 
-        texts, labels = data.altered(rows["altered"], step)
-        logits = self.is_altered(self.model.base_model(**data.encode(texts)).last_hidden_state[:, 0]).squeeze(-1)
-        yield "altered", functional.binary_cross_entropy_with_logits(logits.float(), labels)
+        inputs, labels = data.altered(rows["altered"], step)
+        logits = self.is_wrong(self.model.base_model(**inputs).last_hidden_state).squeeze(-1)
+        known = ~labels.isnan()
+        yield "altered", functional.binary_cross_entropy_with_logits(logits[known].float(), labels[known])
 
         texts = [data.sentences[row] for row in rows["sentences"]]
         sentences = data.tokenizer(texts, truncation=True, max_length=128)["input_ids"]
