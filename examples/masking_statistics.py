@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--texts", nargs="+", type=Path, help="UTF-8 files with one document per line (default: docstrings of this Python)")
     add("--tokenizer", default=TRAINED[0], help=f"folder or Hub id; or train one: {TRAINED[0]} (default) or {TRAINED[1]}")
-    add("--vocab_size", type=int, default=8000, help="vocabulary size of a trained tokenizer (default 8000)")
+    add("--vocab_size", type=int, default=8000, help="vocabulary size, if a tokenizer is trained (default 8000)")
     add("--tokens", type=int, default=100_000, help="number of tokens to use (default 100000)")
     add("--length", type=int, default=512, help="tokens of a sequence, including [CLS] and [SEP] (default 512)")
     add("--epochs", type=int, default=10, help="number of times to mask each sequence (default 10)")

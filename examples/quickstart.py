@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--from_text", type=Path, metavar="FILE", help="first pre-train a small model on this text")
     parser.add_argument("--pretrain_steps", type=int, default=1400, help="pre-training steps of --from_text")
     parser.add_argument("--train_file", type=Path, help="csv, tsv, json, jsonl or parquet (default: the docstrings)")
-    parser.add_argument("--validation_file", type=Path, help="file to measure the scores on")
+    parser.add_argument("--validation_file", type=Path, help="evaluation data (default: a fifth of --train_file)")
     parser.add_argument("--seeds", nargs="+", help="seeds of the runs (default: 1 2 3, with --short: 1)")
     parser.add_argument("--short", action="store_true", help="only 60 texts, one epoch and one seed")
     args, flags = parser.parse_known_args(argv)

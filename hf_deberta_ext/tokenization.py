@@ -120,9 +120,9 @@ def load_tokenizer(
             # transformers' own error, which tells an absent file from one that is not cached.
             cached_file(folder_or_repo, "tokenizer.json", subfolder=subfolder, **options)
         raise OSError(
-            f"no tokenizer in {folder_or_repo}: expected spm.model, vocab.json and merges.txt, or tokenizer.json. A "
-            "model's save_pretrained does not write them: call tokenizer.save_pretrained with the same folder, or pass "
-            "--tokenizer_name"
+            f"no tokenizer in {folder_or_repo}: expected tokenizer.json, spm.model, or both vocab.json and merges.txt. A "
+            "model's save_pretrained does not write these files: call tokenizer.save_pretrained with the same folder, or "
+            "pass --tokenizer_name"
         )
     _add_recorded_tokens(tokenizer, state, config, added)
     if not spm.is_file() and None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
@@ -358,11 +358,11 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
 def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that all versions of tokenizers support.
 
-    SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` looks up whole grapheme
-    clusters under 6 bytes by the shortest match and drops the rest, and longer ones char by char. `e` + two accents
-    therefore loses an accent, and decomposed kana or Hangul stay decomposed. These steps separate all marks from their
-    bases (SOFT), map char by char, and join marks from left to right as NFC does. HARD is used where SentencePiece has no
-    rule: after or within a char that decomposes itself, and where NFC would sort the marks.
+    `normalizers.Precompiled` differs from SentencePiece, which replaces the longest match in its character map: of a
+    grapheme cluster under 6 bytes, it keeps only the shortest match, and it maps longer clusters char by char. `e` + two
+    accents therefore loses an accent, and decomposed kana or Hangul stay decomposed. The steps below insert SOFT between
+    bases and marks, map each char, then remove SOFT while NFC joins the marks from left to right. They insert HARD, which
+    prevents joining, where SentencePiece has no rule: next to a char that decomposes, and where NFC would sort the marks.
     """
     steps: list[normalizers.Normalizer] = []
     if do_lower_case:

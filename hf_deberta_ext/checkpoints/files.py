@@ -206,10 +206,9 @@ def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
 
 @contextmanager
 def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
-    """Context manager that raises a ValueError with the name `file` if weights cannot be read.
+    """Context manager that turns errors of safetensors and pickle, and of the types `more`, into a ValueError about `file`.
 
-    It replaces errors of safetensors and pickle, and errors of the types `more`. torch's own message would suggest to
-    allow pickled code.
+    torch's message is not shown, because it advises users to allow pickled code.
     """
     try:
         yield

@@ -146,7 +146,7 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load the checkpoint into the model class of `head`, in eval mode; if it is joint, export the part with this head."""
+    """Load a checkpoint as the model class of `head`, in eval mode; from a joint checkpoint, export the half with `head`."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()

@@ -18,7 +18,7 @@ __all__ = ["Spans", "align", "encode_spans"]
 class Spans(NamedTuple):
     """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without surrounding spaces.
 
-    Characters of the second text of a pair are counted from the end of the first. Special tokens have (0, 0)."""
+    In a pair, characters are counted as if the second text followed the first directly. Special tokens have (0, 0)."""
 
     ids: list[int]
     places: np.ndarray

@@ -237,9 +237,9 @@ def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False,
 
     States are averaged over the aligned teacher tokens; logits are copied from the first aligned teacher token.
 
-    If `is_answer` is True and several student tokens are aligned with the same teacher tokens, the first student token gets
-    the start logit of the first teacher token, and the last student token gets the end logit of the last teacher token. The
-    other start and end logits of these student tokens are -inf.
+    With `is_answer`, student tokens that are aligned with the same teacher tokens form a group: its first token gets the
+    start logit of the first teacher token, its last token gets the end logit of the last teacher token, and all other start
+    and end logits of the group are -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

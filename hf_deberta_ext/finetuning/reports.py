@@ -95,8 +95,8 @@ def check_thresholds(prepared: PreparedRun):
         raise ValueError("--save_thresholds needs texts with two classes or with several labels per text: remove it")
     if not prepared.args.do_train and not Path(model, "config.json").is_file():
         raise ValueError(
-            f"--save_thresholds needs a local folder with a config.json, got --model_name_or_path {model}: add --do_train, "
-            "or download the model"
+            "--save_thresholds without --do_train writes to the model's config.json and needs a local folder, got "
+            f"--model_name_or_path {model}: download the model, or add --do_train"
         )
 
 

@@ -82,7 +82,7 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` from at most one "train", "validation" and "test" set; `options` are its other fields."""
+        """Build an `EncodedTask` from `sets`, {"train", "validation" or "test": set}; `options` are the other fields."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 

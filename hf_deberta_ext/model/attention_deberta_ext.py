@@ -405,7 +405,7 @@ class _Chunk:
         return n if self.N <= SHORT or n % C2P_ROWS != 0 else C2P_ROWS
 
     def c2p(self, i0: int, i1: int, a: int, z: int) -> torch.Tensor:
-        """Return q_i · K_x[t] + bias_x[t], [G · tiles, rows, width], in which `_shear` then selects t = i + j'."""
+        """Return q_i · K_x[t] + bias_x[t] for all offsets t, [G · tiles, rows, width]; `_shear` then selects t = i + j'."""
         rows = self.c2p_rows(i1 - i0)
         tiles = (i1 - i0) // rows
         window = i0 + a, tiles, rows, z - a

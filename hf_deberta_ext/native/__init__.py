@@ -130,7 +130,7 @@ def arguments_of(
 ) -> Arguments:
     """Convert the arguments of the torch operator to the library's `Arguments`.
 
-    They are fields of `AttentionInputs`; `bias` [H, 2L - 1] is the position term p2p, one value per offset i - j.
+    `AttentionInputs` documents arguments of the same name. `bias` [H, 2L - 1] is the term p2p, one value per offset i - j.
 
     Raises:
         ValueError: shapes or dtypes do not match.

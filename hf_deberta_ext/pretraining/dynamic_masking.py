@@ -242,7 +242,7 @@ class MaskingCollator:
         return lower_rate(batch, self.options.final_rate or self.options.rate)
 
     def seed_of(self, feature: Mapping[str, Any]) -> int:
-        """Return the seed of an example's draws in its epoch; consecutive examples have unrelated seeds."""
+        """Return the seed of an example for the current epoch; consecutive examples have unrelated seeds."""
         epoch, seed = feature["epoch"], self.seed
         if self.duplicates:
             epoch %= self.duplicates

@@ -174,8 +174,8 @@ class MaskingOptions:
             raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; pass a share, not a percentage")
         if self.final_rate is not None and not (0 < self.final_rate <= self.rate and self.policy == "uniform"):
             raise ValueError(
-                f"final_rate needs the policy uniform, and must be above 0 and at most rate ({self.rate}), got "
-                f"{self.final_rate} with policy {self.policy}"
+                f"final_rate needs policy 'uniform', and must be above 0 and at most rate ({self.rate}), got "
+                f"{self.final_rate} with policy {self.policy!r}"
             )
         if self.unit == "span" and self.rate > 0.5:
             raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit ngram")
@@ -190,11 +190,11 @@ class MaskingOptions:
                 f"{self.mask_share} and {self.random_share}"
             )
         if self.policy == "official" and self.unit not in ("token", "ngram"):
-            raise ValueError(f"policy official needs the unit token or ngram, got {self.unit!r}; use policy uniform")
+            raise ValueError(f"policy 'official' needs unit 'token' or 'ngram', got {self.unit!r}; use policy 'uniform'")
 
     @property
     def whole_words(self) -> bool:
-        """True if units are whole words. Microsoft's code masks single tokens if max_ngram is 1."""
+        """True if units are whole words. As in Microsoft's code, not for policy 'official' and max_ngram = 1."""
         return self.unit != "token" and not (self.policy == "official" and self.max_ngram == 1)
 
 
@@ -244,8 +244,8 @@ def mask(
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
     """Number the units of each row; a unit is masked completely or not at all.
 
-    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks. The official
-    policy (`vocabulary.of("official")`) starts no word after those. Text without spaces is one word up to its punctuation.
+    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (but not under the
+    official policy, `vocabulary.of("official")`). Text without spaces is therefore one word up to its next punctuation.
 
     Args:
         whole_words (`bool`): if True, units are words; otherwise tokens.
@@ -363,7 +363,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Shuffle spans (each with its gap) and free units on the circle; return the starts of the spans, [B, W]."""
+    """Arrange the spans, each with its gap, and the other units of a row at random on a circle; return the starts [B, W]."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -376,12 +376,13 @@ def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: t
 def official_order(
     sizes: torch.Tensor, lengths: torch.Tensor, options: MaskingOptions, generator: RowGenerator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Choose units like NGramMaskGenerator of Microsoft's code (microsoft/DeBERTa, apps/tasks/mlm_task.py).
+    """Choose units as NGramMaskGenerator of Microsoft's code does (microsoft/DeBERTa, apps/tasks/mlm_task.py).
 
-    One n-gram is placed in each context of n * int(1 / rate) units, from the left until the budget is reached.
+    From left to right, each row is divided into contexts of n * int(1 / options.rate) units, where n is drawn for each
+    context. One n-gram of each context is masked, until the budget of the row is used.
 
     Returns:
-        units [B, U] and n-gram numbers [B, U] as in `random_order`, and rates [B, U]: 0 = masked, otherwise infinity.
+        units [B, U] and n-gram numbers [B, U] as in `random_order`; [B, U], 0 for masked units and infinity for all others.
     """
     width, window = sizes.shape[1], int(1 / options.rate)
     # The last cumulative probability, 1, is not needed: draws are below it.

@@ -288,9 +288,9 @@ def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
 
 
 def sentence_starts(text: str, language: str) -> list[int]:
-    """Return the character index at which the second and each later sentence starts.
+    """Return the character index at which each sentence after the first starts.
 
-    White space between two sentences belongs to the first sentence, except the last space, which belongs to the next token.
+    White space between two sentences belongs to the first one, except the last space: tokens begin with their space.
     """
     from sentencex import get_sentence_boundaries
 

@@ -122,7 +122,7 @@ MINHASH = MinhashConfig(hash_config=HASH)
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
     """Group the sources into tasks; return a dict for each task with its input and its number of output shards ("parts").
 
-    The input of a task is consecutive files until they have --part_bytes of text, or a shard of a Hub data set.
+    The input of a task is either a shard of a Hub data set, or consecutive files that have --part_bytes of text together.
     """
     part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []

@@ -102,9 +102,9 @@ def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     """Read the manifest of a prepared corpus, and check that it is finished and that shards have the right sizes."""
     manifest = load_manifest(folder)
     if not manifest:
-        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}; copy it, too, or prepare the corpus again")
+        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}; copy the file, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the preparation of {folder} is unfinished; run its command again")
+        raise ValueError(f"the corpus in {folder} is only partly prepared; run the command that prepares it again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])

@@ -122,8 +122,8 @@ class ReplacedTokenTrainer(TargetTrainer):
             )
         if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
             raise ValueError(
-                "decoupled steps cannot run under FSDP 1, which clips all parameters at once; set fsdp_version 2 in "
-                "fsdp_config, or use stepping = 'joint'"
+                "stepping = 'decoupled' cannot run under FSDP 1, which clips the gradients of generator and discriminator "
+                "together; set fsdp_version 2 in fsdp_config, or use stepping = 'joint'"
             )
 
     def count_targets(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -127,8 +127,8 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         check_prepared(data_args, model_args, args)
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
-            f"--train_sampling_strategy {args.train_sampling_strategy} only works for text that is packed before training: "
-            "--streaming and prepared data define the order; remove the flag"
+            f"--train_sampling_strategy {args.train_sampling_strategy} has no effect with --streaming or a prepared corpus, "
+            "which have their own order of rows; remove --train_sampling_strategy"
         )
     if data_args.streaming:
         if args.max_steps < 1:

@@ -208,9 +208,9 @@ class PretrainingRun:
             prepared, digest = read_manifest(folder)["tokenizer"], tokenizer_digest(tokenizer)
             if prepared["digest"] != digest:
                 raise ValueError(
-                    f"expected the tokenizer of the prepared rows in {folder} ({prepared['vocabulary']} tokens, digest "
-                    f"{prepared['digest']}), got {source} ({len(tokenizer)} tokens, digest {digest}); pass --tokenizer "
-                    f"{folder}/tokenizer, or prepare the corpus with this tokenizer"
+                    f"the rows in {folder} were prepared with another tokenizer ({prepared['vocabulary']} tokens, digest "
+                    f"{prepared['digest']}) than {source} ({len(tokenizer)} tokens, digest {digest}); pass --tokenizer "
+                    f"{folder}/tokenizer, or prepare the corpus again with {source}"
                 )
         return tokenizer
 

@@ -98,7 +98,7 @@ def upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 def categorical_distance(p_logits, q_logits, loss: str, mask=None) -> torch.Tensor:
-    """Compute the distance [...] between the softmax distributions of logits [..., C]; only classes in `mask` count."""
+    """Compute the distance [...] of two softmax distributions, of logits [..., C], over the classes in `mask`."""
     p_logits, q_logits = upcast(p_logits), upcast(q_logits)
     count = p_logits.shape[-1]
     if mask is not None:

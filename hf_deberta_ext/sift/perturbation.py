@@ -234,7 +234,10 @@ class Sift:
             ValueError: if the LayerNorm's input does not have one vector for each token.
         """
         if self._handle is None or self._seen is None:
-            raise RuntimeError("run the model first, with gradients, inside `with sift:` and `with sift.clean_pass():`")
+            raise RuntimeError(
+                "sift(...) must be called inside `with sift:`, after the model has run there, with gradients, inside "
+                "`with sift.clean_pass():`"
+            )
         options = self.options
         forward = forward or (lambda: self.model(**inputs))
         constant = {name: value.detach() for name, value in outputs.items() if isinstance(value, torch.Tensor)}

@@ -45,7 +45,7 @@ def check_sharding(trainer: Trainer):
 
 
 def release_folder():
-    """Wait for all processes of a run, then unlock its folders; the connections are closed when the process exits.
+    """Wait for all processes of a run, then unlock its folders; the process group is destroyed when the process exits.
 
     The wait is needed because torchrun stops all processes when one fails, even if the main process is still writing.
     """

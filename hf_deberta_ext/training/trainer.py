@@ -103,8 +103,8 @@ class RunTrainer(HubTrainer):
     def train(self, resume_from_checkpoint=None, *args, allow_changed_args: Sequence[str] | None = None, **kwargs):
         """Train, or resume from a complete checkpoint (True: from the last one; see `resume_checkpoint`).
 
-        Resuming a finished run loads its result, unlike `Trainer`, which takes one more step. If metrics and model are in
-        the output folder, the returned metrics are then empty. Otherwise, they are lost, and only the epoch is returned.
+        Resuming a finished run only loads its result, whereas `Trainer` would take one more step. No training metrics are
+        returned then: they are in the output folder, or lost if the run did not save them (then only the epoch is returned).
 
         Args:
             allow_changed_args (`list[str]`, *optional*): names of arguments that may differ from the initial arguments;
@@ -221,7 +221,7 @@ class RunTrainer(HubTrainer):
         return self._micro_batch
 
     def seed_micro_batch(self, number: int, *further: int):
-        """Seed the random numbers of micro-batch `number` of the current step; `further` numbers give it other seeds."""
+        """Seed torch for micro-batch `number` of the current step; with `further` numbers, the seed is another one."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
         numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))

@@ -209,5 +209,5 @@ def test_saved_thresholds_decide_which_label_is_predicted(kind, thresholds, logi
 
 def test_a_threshold_of_another_label_is_refused():
     config = SimpleNamespace(problem_type=SINGLE, num_labels=2, id2label={0: "a", 1: "b"}, decision_thresholds={"c": 0.3})
-    with pytest.raises(ValueError, match="decision_thresholds of the checkpoint must be for a, b, got 'c'"):
+    with pytest.raises(ValueError, match="the checkpoint's decision_thresholds must be for a, b, got 'c'"):
         Labels.of_config(config)

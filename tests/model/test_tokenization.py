@@ -381,7 +381,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2464616\n"
 @pytest.mark.parametrize(
     ("kind", "file", "text", "message"),
     [
-        (None, "vocab.json", "{}", r"no tokenizer in .*spm.model, vocab.json and merges.txt, or tokenizer"),
+        (None, "vocab.json", "{}", r"no tokenizer in .*tokenizer.json, spm.model, or both vocab.json and merges.txt"),
         (None, "spm.model", LFS, "not a SentencePiece model; is it truncated, or a Git LFS pointer"),
         ("bpe", "README.md", "", "must be a SentencePiece unigram model"),
         ("generic", "added_tokens.json", '{"[UNK]": 0}', r"'\[UNK\]' must have the recorded id 0, got 1503"),

@@ -318,13 +318,13 @@ def test_options_out_of_range_and_models_whose_norm_is_not_found_or_not_unique_a
 def test_a_loop_that_forgets_a_part_and_a_norm_that_does_not_see_tokens_are_named(classifier):
     model, inputs = classifier(), inputs_of()
     sift, outputs = Sift(model), model(**inputs)
-    with pytest.raises(RuntimeError, match="run the model first, with gradients, inside"):
+    with pytest.raises(RuntimeError, match="must be called inside `with sift:`"):
         sift(outputs, inputs)
     with sift:
         with sift.clean_pass():
             outputs = model(**inputs)
         sift(outputs, inputs)
-        with pytest.raises(RuntimeError, match="run the model first, with gradients, inside"):
+        with pytest.raises(RuntimeError, match="must be called inside `with sift:`"):
             sift(outputs, inputs)
         with sift.clean_pass():
             outputs = model(**inputs)

@@ -334,8 +334,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
 class DebertaExtEncoder(PositionCache):
     """Encoder: `num_hidden_layers` layers, the relative table that they share, and the convolution.
 
-    Under ALBERT's sharing (Lan et al. 2020, section 3.1), only layer 0 is stored, and runs every time (`share_layers` =
-    "all"), or only layer 0 has the shared half of a layer ("ffn", "attention").
+    As in ALBERT (Lan et al. 2020, section 3.1), `share_layers` = "all" stores only layer 0 and runs it every time; "ffn"
+    and "attention" share this half of a layer: only layer 0 stores it.
     """
 
     def __init__(self, config):
@@ -454,10 +454,10 @@ class EnhancedMaskDecoder(nn.Module):
         layer: Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor],
         query_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Decode queries on the input of the last layer, H [B, N, hidden] -> [B, Q, hidden].
+        """Run the decoder on `hidden_states` H [B, N, hidden], the input of the last layer; return [B, Q, hidden].
 
         Args:
-            positions (`torch.Tensor`, *optional*): absolute position states [1 or B, N, hidden]; unused for input "hidden".
+            positions (`torch.Tensor`, *optional*): absolute position states [1 or B, N, hidden]; None if `input` = "hidden".
             layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] positions to decode; default: all N. States are the same
                 as if all were decoded, because queries do not attend to each other.
@@ -602,8 +602,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
                 raise ValueError(f"document_ids must have shape {list(shape)}, got {list(document_ids.shape)}")
             if cannot:
                 raise ValueError(
-                    "document_ids support neither output_attentions nor tracing; pass an attention_mask [B, N, N] of "
-                    "document blocks and position_ids instead"
+                    "document_ids support neither output_attentions nor tracing; instead, pass position_ids and an "
+                    "attention_mask [B, N, N] with a block of ones for each document"
                 )
             if attention_mask is not None:
                 if attention_mask.dim() != 2:

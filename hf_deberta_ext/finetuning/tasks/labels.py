@@ -91,7 +91,7 @@ class Labels:
         return encoded
 
     def number_of(self, cell: Any) -> int | None:
-        """Return the number of a class, or None for an unknown class."""
+        """Return the class index of a label cell, or None for an unknown class."""
         if self.is_numbered and cell in range(len(self.names)):
             return int(cell)
         if cell is None or (self.is_numbered and not isinstance(cell, str)):
@@ -181,7 +181,7 @@ class Labels:
         is_numbered = not all(DECIMAL.fullmatch(name) for name in names)
         thresholds = getattr(config, "decision_thresholds", None)
         if unknown := [label for label in thresholds or () if label not in names]:
-            raise ValueError(f"decision_thresholds of the checkpoint must be for {', '.join(names)}, got {unknown[0]!r}")
+            raise ValueError(f"the checkpoint's decision_thresholds must be for {', '.join(names)}, got {unknown[0]!r}")
         return Labels(config.problem_type or SINGLE, names, is_numbered, source="the checkpoint", thresholds=thresholds)
 
 

@@ -69,7 +69,7 @@ def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | N
     if name not in (*SUPERGLUE, "copa"):
         raise ValueError(f"--task_name must be one of {', '.join(sorted([*SUPERGLUE, 'copa']))}, got {name!r}")
     if flags := [f"--{flag}" for flag in SuperGlueArguments.refused if getattr(data_args, flag)]:
-        raise ValueError(f"{name} has fixed texts, labels and language: remove {' and '.join(flags)}")
+        raise ValueError(f"the text columns, labels and language of {name} are fixed: remove {' and '.join(flags)}")
     if name == "copa":
         if data_args.class_weights or data_args.balanced_sampling:
             raise ValueError("--class_weights and --balanced_sampling need classes, but copa has choices: remove them")

@@ -243,7 +243,7 @@ class TokenClassificationData(TaskData):
                     )
 
     def use_config(self, config: PretrainedConfig):
-        """Use the checkpoint's label order if it has the same labels. Without training data, use the checkpoint's labels."""
+        """Use the labels of the checkpoint, in its order, if there is no training data or if both have the same labels."""
         if not self.num_train or {*config.label2id} == {*self.labels}:
             self.set_labels(sorted(config.label2id, key=config.label2id.get))
 
@@ -271,7 +271,7 @@ class TokenClassificationData(TaskData):
         return EncodedTask.of_splits(sets, collator, "f1" if self.entities else "accuracy", loss)
 
     def encoded_rows(self, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return the features of a set; warn of long sentences, which may be refused, and of words without a token."""
+        """Return the features of a set; refuse or report long sentences (--long_sentences); report words without tokens."""
         words, tags = as_columns(self.sets[split])
         ids = {label: index for index, label in enumerate(self.labels)}
         columns: dict[str, list] = {"words": words, "sentence": [*range(len(words))]}
