@@ -457,7 +457,7 @@ class EnhancedMaskDecoder(nn.Module):
         """Run the decoder on `hidden_states` H [B, N, hidden], the input of the last layer; return [B, Q, hidden].
 
         Args:
-            positions (`torch.Tensor`, *optional*): absolute position [1 or B, N, hidden]; unused if `input` = "hidden".
+            positions (`torch.Tensor`, *optional*): absolute positions [1 or B, N, hidden]; unused if `input` = "hidden".
             layer (`Callable`): `layer(query_states, query_positions, n)` -> [B, Q, hidden], n passes of the last layer on H.
             query_positions (`torch.LongTensor`, *optional*): [B, Q] positions to decode; default: all N. States are the same
                 as if all were decoded, because queries do not attend to each other.
