@@ -179,7 +179,7 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     [
         ("bert", [], dict(dtype="float16"), "--dtype must be float32 or bfloat16"),
         ("bert", [], dict(config_overrides="hiden=1"), "BertConfig has no field 'hiden', only .*hidden_size"),
-        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "does not fit its weights"),
+        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "does not fit the weights"),
         ("v2", ["--lora", "--lora_target_modules", "nothing"], {}, r"must be linear layers .*query_proj.*, got .'nothing'"),
         # Bug: the flag was silently ignored.
         ("ours", [], dict(model_type="stock"), r"needs a checkpoint of transformers, got .*--to deberta-v2"),
