@@ -32,7 +32,7 @@ class TextArguments(DataArguments):
     text_column: str = option("text", "column of the texts to train on")
     pair_columns: list[str] = option(list, "two text columns of --validation_file; default: sentence1 sentence2")
     label_column: str = option("label", "column of the similarity scores in --validation_file")
-    masked_share: float = option(0.0, "share of examples that only train to predict masked words, without the teacher")
+    masked_share: float = option(0.0, "share of examples that are only used to predict masked words, without the teacher")
     masked_file: list[str] = option(list, "files of documents to mask, packed to --max_seq_length; default: --train_file")
     masking_rate: float = option(0.15, "share of tokens to mask (whole words) in the examples of --masked_share")
 

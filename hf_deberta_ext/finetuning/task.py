@@ -114,7 +114,7 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Take the label order from `config` if the labels are the same; without training data, also take the labels."""
+        """Use the labels of `config` if there is no training data, and its label order if the data has the same labels."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
