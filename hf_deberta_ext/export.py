@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export models as `torch.export` programs or ONNX files with dynamic shapes, and quantise ONNX files to int8.
 
-`deberta-ext convert MODEL FOLDER --to onnx` also compares the file with its model.
+`deberta-ext convert MODEL FOLDER --to onnx` also compares the outputs of the file and of the model.
 Requires `pip install 'hf_deberta_ext[onnx]'`.
 """
 
@@ -38,16 +38,18 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
     """Export the model in eval mode as a `torch.export` program, for any batch size and length.
 
     The program takes keyword arguments, int64 [B, N] ([B, C, N] for multiple choice): input_ids, attention_mask (1 = token;
-    required, all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict of last_hidden_state,
-    logits, or start_logits and end_logits, depending on the model. Padding is computed like any token, never skipped. If
-    the input or Enhanced Mask Decoder (EMD) reads absolute positions, the length is at most `max_position_embeddings`.
+    required, all ones without padding), and token_type_ids if `type_vocab_size` > 0. It returns a dict: depending on the
+    model, last_hidden_state, or logits, or both start_logits and end_logits. Padding is computed like any token, never
+    skipped. If the embeddings or the Enhanced Mask Decoder (EMD) read absolute positions, the length is at most
+    `max_position_embeddings`.
 
     Args:
-        model: Model of this package, of any dtype, on any device; not the joint model or the entity-scoring model.
+        model: Model of this package, of any dtype, on any device; no joint model (generator and discriminator) and no
+            entity-scoring model.
         choices (`int`, *optional*): Fixed number of choices for multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; call `.module()` to run it and `torch.export.save` to save it (torch 2.6 cannot).
+        `torch.export.ExportedProgram`; call `.module()` to run it and `torch.export.save` to save it (not with torch 2.6).
 
     Raises:
         TypeError: The model does not belong to this package.
@@ -100,7 +102,7 @@ class _Named(nn.Module):
 def exported_head(model: nn.Module) -> Head:
     """Return the entry of `HEADS` for the class of a model, or for one of its base classes.
 
-    Classes are compared by name, because remote code has its own copies.
+    Classes are compared by name, because remote code has its own copies of the classes.
 
     Raises:
         TypeError: The model does not belong to this package.
@@ -123,7 +125,7 @@ def exported_head(model: nn.Module) -> Head:
 
 
 def reads_absolute_positions(model: PreTrainedModel) -> bool:
-    """Return True if the input length is limited by an absolute position table, which the input or EMD reads."""
+    """Return True if the embeddings or the Enhanced Mask Decoder read absolute positions, which limits the input length."""
     config = model.config
     decodes_positions = config.has_mask_decoder and config.emd_input != "hidden"
     return config.position_biased_input or (exported_head(model) == HEADS["masked-lm"] and decodes_positions)
@@ -131,7 +133,7 @@ def reads_absolute_positions(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def traceable(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager that makes a model traceable: eval mode, no unpadding, backend "eager"; restores all at the end."""
+    """Context manager that sets eval mode, no unpadding and the backend "eager" for tracing, then restores the settings."""
     # transformers has no public attribute for the current backend.
     backend, unpadding = model.config._attn_implementation, model.base_model.unpadding
     try:
@@ -272,8 +274,7 @@ def data_file(path: Path) -> Path:
 def written_at_once(path: Path) -> Iterator[Path]:
     """Context manager that yields a temporary path to write to, then moves the file and its data file to `path`.
 
-    The temporary file is in another folder but has the same name as `path`, because the file stores the name of its data
-    file.
+    The temporary file has the name of `path` in another folder, because an ONNX file stores the name of its data file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx_") as folder:

@@ -14,7 +14,7 @@ __all__ = ["as_list", "drop_none", "folder_files", "format_size", "free_name", "
 
 
 def replace_text(file: Path, text: str) -> Path:
-    """Write `text` to `file` atomically, with its line ends unchanged: readers see either the old or the new content."""
+    """Write `text` with its line ends unchanged, atomically: readers of `file` see either the old or the new content."""
     part = file.with_name(f".{file.name}.part")
     with open(part, "w", encoding="utf-8", newline="") as stream:
         stream.write(text)

@@ -18,7 +18,7 @@ class Head:
     Args:
         model_class (`str`): name of the class.
         description (`str`): beginning of the first sentence in a new model card.
-        outputs (`tuple[str, ...]`): names of the output tensors without the loss, also in exported graphs.
+        outputs (`tuple[str, ...]`): names of the output tensors except the loss, also used in exported graphs.
         labels (*optional*): kind of labels. "words": vocabulary ids [B, N]; "tokens": classes [B, N]; "row": classes [B];
             "span": start_positions and end_positions [B]; "choice": index of the correct choice [B], for inputs
             [B, choices, N]; "entities": 0 or 1 [B, E].

@@ -5,9 +5,9 @@ Weights of linear layers have one scale per output, and activations one scale pe
 and values has one scale per call. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative
 table stay in float32.
 
-`quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again: importing
-hf_deberta_ext registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how many
-predictions stay the same.
+`quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again if hf_deberta_ext
+is imported, which registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how
+many predictions stay the same.
 """
 
 import warnings
@@ -36,7 +36,7 @@ def int8_rows(weight: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.T
 
 
 class Int8Module(nn.Module):
-    """Base class of modules with int8 weights. Their scales, and all other floating-point tensors, stay in float32."""
+    """Base class of modules with int8 weights. The scales, and all other floating-point tensors, stay in float32."""
 
     def _apply(self, fn, recurse=True):
         # Every conversion (`to`, `half`, `bfloat16`, `double`) of a model that contains this module comes here.
@@ -205,11 +205,11 @@ def quantise(model: PreTrainedModel) -> PreTrainedModel:
         ValueError: the model is not float32 on the CPU, or is already int8.
     """
     if getattr(model, "is_quantized", False):
-        raise ValueError("expected a float32 model, but the model is already quantised: load the model it was made from")
+        raise ValueError("expected a float32 model, but the model is already quantised: load the original float32 model")
     weights = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
     if weights != {(torch.float32, "cpu")}:
         raise ValueError(
-            f'expected a float32 model on the CPU, got {sorted(map(str, weights))}; load it with dtype="float32"'
+            f'expected a float32 model on the CPU, got {sorted(map(str, weights))}: load the model with dtype="float32"'
         )
     with torch.no_grad():
         for old, new in replace_modules(model):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Align the tokens of two tokenizers by the characters of the text that they cover.
 
-Tokens are aligned if they lie between the same two common borders, which are token borders of both tokenizers: for
-"un|believ|able" and "unbeliev|able", "un" and "believ" are aligned with "unbeliev". [CLS] is aligned with [CLS]. Other
-special tokens are not aligned, nor are tokens of text that only one of the tokenizers has truncated.
+A common border is a place in the text where both tokenizers have a border of tokens. Tokens between the same two
+neighbouring common borders are aligned: for "un|believ|able" and "unbeliev|able", both "un" and "believ" are aligned with
+"unbeliev". [CLS] is aligned with [CLS]. Other special tokens are not aligned, nor is text that only one tokenizer truncates.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ __all__ = ["Spans", "align", "encode_spans"]
 
 
 class Spans(NamedTuple):
-    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without surrounding spaces.
+    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without the spaces around it.
 
-    In a pair, characters are counted as if the second text followed the first directly. Special tokens have (0, 0)."""
+    In a pair, characters are counted in the concatenation of both texts. Special tokens have (0, 0)."""
 
     ids: list[int]
     places: np.ndarray

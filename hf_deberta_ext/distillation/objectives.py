@@ -61,9 +61,9 @@ def cosine_loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 def relation_loss(student: torch.Tensor, teacher: torch.Tensor, heads: int | None = None) -> torch.Tensor:
     """Compute the loss of self-attention relations, KL(R_t || R_s), mean over Q, K, V, heads and tokens (MiniLM v2).
 
-    R = softmax(A Aᵀ / sqrt(d)) for A = Q, K, V of one layer, divided into `heads` relation heads of size d; default: the
-    largest number up to 48 (as published by Wang et al. 2021) that divides both widths W. `student` and `teacher` are
-    [B, N, 3 W], the concatenation of Q, K and V.
+    R = softmax(A Aᵀ / sqrt(d)), where A is Q, K or V of one layer, divided into `heads` relation heads of size d. By
+    default, `heads` is the largest number up to 48 (as in Wang et al. 2021) that divides both widths W. `student` and
+    `teacher` are [B, N, 3 W], the concatenation of Q, K and V.
     """
     if heads is None:
         common = math.gcd(student.shape[-1] // 3, teacher.shape[-1] // 3)
@@ -98,7 +98,7 @@ OBJECTIVES = {
 
 @contextmanager
 def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict; if `names` has "relations", the forward pass fills it with a layer's queries, keys, values [B, N, W]."""
+    """Yield a dict, which a forward pass fills with a layer's queries, keys, values [B, N, W] if `names` has "relations"."""
     modules = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
     present = {name for name, _ in modules}
     projections = next((triple for triple in PROJECTIONS if {*triple} <= present), None)

@@ -54,8 +54,8 @@ def distil(
 ) -> dict[str, Any]:
     """Train a student with and without the teacher, evaluate the teacher, and compare the metrics of all three parts.
 
-    The folders are OUTPUT/student, OUTPUT/without_teacher and OUTPUT/teacher. Finished parts are skipped. Returns the
-    metrics by part, which are also in OUTPUT/comparison.json.
+    The parts have the folders OUTPUT/student, OUTPUT/without_teacher and OUTPUT/teacher. Finished parts are skipped. Return
+    the metrics by part, which are also in OUTPUT/comparison.json.
     """
     folder, of_text = Path(args.output_dir), task.read is TextData
     if args.teacher is None or not args.do_train:
@@ -100,7 +100,7 @@ def distil(
 
 
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
-    """Return `DistillationTrainer` with a collator that masks words (if set by flags) and, if `is_taught`, adds signals."""
+    """Return `DistillationTrainer` with a collator that masks words if flags say so, and adds signals if `is_taught`."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
@@ -120,7 +120,7 @@ def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, i
 
 
 def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
-    """Return the text or pair of each training row."""
+    """Return the text or pair of each training row; empty texts for a window of a longer text."""
     data, rows = prepared.data, prepared.task.train
     if isinstance(data, TextData):
         return [(text,) for text in cells(data.train, "text")]
@@ -136,14 +136,14 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
 
 
 def label_order(teacher: PretrainedConfig, student: PretrainedConfig) -> list[int] | None:
-    """Return, for each label of the student, its index in the teacher's logits; None if both models have one score."""
+    """Return, for each label of the student, its index in the teacher's logits; None if both models predict one score."""
     if student.num_labels == teacher.num_labels == 1:
         return None
     names = [student.id2label[number] for number in range(student.num_labels)]
     if {*names} != {*teacher.label2id}:
         raise ValueError(
             f"the teacher must have the labels of the data ({', '.join(names)}), got {', '.join(teacher.label2id)}: "
-            "fine-tune it on this data, or correct the names in its config.json (id2label, label2id)"
+            "fine-tune the teacher on this data, or correct the names in its config.json (id2label, label2id)"
         )
     return [teacher.label2id[name] for name in names]
 
@@ -154,7 +154,7 @@ def initial_student(
     """Return the student's model flags. If --student_layers or --preset is set, write the initial student to `folder`."""
     checkpoint = model_args.model_name_or_path
     if (args.preset is None) == (args.student_layers is None and checkpoint is None):
-        raise ValueError("expected --preset, or --model_name_or_path (a checkpoint), --student_layers or both")
+        raise ValueError("expected either --preset, or one or both of --model_name_or_path and --student_layers")
     if args.student_layers is None and checkpoint is not None:
         return model_args
     if checkpoint is not None and auto_class is not AutoModelForMaskedLM:
@@ -189,7 +189,7 @@ def keep_layers(model: nn.Module, count: int) -> nn.Module:
 
 
 def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, flags, folder: Path) -> dict[str, Any]:
-    """Return the teacher's metrics on the evaluation data; evaluate it unless `folder` already has its results."""
+    """Return the teacher's metrics on the evaluation data; skip the evaluation if `folder` already has the results."""
     if (folder / "all_results.json").is_file():
         return read_json(folder / "all_results.json")
     part = copy.copy(args)

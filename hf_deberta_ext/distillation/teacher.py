@@ -72,7 +72,7 @@ class Teacher:
 
     @torch.inference_mode()
     def run(self, texts: Texts) -> list[dict[str, np.ndarray]]:
-        """Run the teacher on texts or pairs; return, for each, a dict of its signals by objective.
+        """Run the teacher on texts or pairs; return a dict of signals by objective for each text or pair.
 
         A signal is [N, W] for the N tokens of the text or pair, or [1, W] for the text or pair as a whole."""
         size, rows = self.args.per_device_eval_batch_size, [{} for _ in texts]
@@ -118,13 +118,13 @@ class CachedSignal:
 def cached_signals(
     teacher: Teacher, texts: Texts, ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, width: int, folder: Path
 ) -> dict[str, CachedSignal]:
-    """Return the teacher's signals for the tokens of the student; run the teacher only on rows that `folder` does not have.
+    """Return the teacher's signals for the student's tokens; run the teacher only on rows whose signals `folder` lacks.
 
-    Prints the expected size of all files before writing the first, and the number of tokens that are not aligned.
+    Print the expected size of all files before the first is written, and the number of tokens that are not aligned.
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. If they are the ids of a window, not of the text, no token is aligned.
+        ids: token ids of each row for the student. In a row that is only a window of its text, no token is aligned.
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states of the teacher are projected on their
             principal directions.
@@ -215,7 +215,7 @@ def save(file: Path, array: np.ndarray):
 def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
     """Return the principal directions [W, width] of vectors [n, W]; the identity if W is at most `width`.
 
-    The vectors are not centred, so that projections on these directions keep their cosines."""
+    The vectors are not centred, so that the projections on these directions keep the cosines between vectors."""
     if values.shape[1] <= width:
         return np.eye(values.shape[1], dtype=np.float32)
     _, vectors = np.linalg.eigh(values.T.astype(np.float64) @ values)
@@ -223,8 +223,8 @@ def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> np.ndarray:
-    """Return the aligned tokens of a row as `align` does. With equal tokenizers, each token is aligned with itself.
-    If `ids` are not the student's ids of the text, no token is aligned."""
+    """Return the aligned tokens of a row, in the format of `align`. If `ids` differ from `student.ids`, no token is aligned;
+    otherwise, if both models have the same tokenizer (`is_same`) and the same ids, each token is aligned with itself."""
     if ids != student.ids:
         return np.zeros((len(ids), len(teacher.ids)), dtype=bool)
     if is_same and ids == teacher.ids:
@@ -237,9 +237,9 @@ def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False,
 
     States are averaged over the aligned teacher tokens; logits are copied from the first aligned teacher token.
 
-    With `is_answer`, student tokens that are aligned with the same teacher tokens form a group: its first token gets the
-    start logit of the first teacher token, its last token gets the end logit of the last teacher token, and all other start
-    and end logits of the group are -inf.
+    Start and end logits (`is_answer`) are kept only at the borders of each group of student tokens that are aligned with the
+    same teacher tokens. The first student token of the group gets the start logit of the first teacher token, the last one
+    gets the end logit of the last teacher token, and all other start and end logits of the group are -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

@@ -32,8 +32,8 @@ class TextArguments(DataArguments):
     text_column: str = option("text", "column of the texts to train on")
     pair_columns: list[str] = option(list, "two text columns of --validation_file; default: sentence1 sentence2")
     label_column: str = option("label", "column of the similarity scores in --validation_file")
-    masked_share: float = option(0.0, "share of examples that only train to predict masked words, without the teacher")
-    masked_file: list[str] = option(list, "documents to mask words in, packed to --max_seq_length; default: --train_file")
+    masked_share: float = option(0.0, "share of examples that are only used to predict masked words, without the teacher")
+    masked_file: list[str] = option(list, "files of documents to mask, packed to --max_seq_length; default: --train_file")
     masking_rate: float = option(0.15, "share of tokens to mask (whole words) in the examples of --masked_share")
 
     def __post_init__(self):
@@ -41,7 +41,7 @@ class TextArguments(DataArguments):
         if not 0 <= self.masked_share < 1:
             raise ValueError(f"--masked_share must be at least 0 and below 1, got {self.masked_share:g}")
         if self.masked_file and not self.masked_share:
-            raise ValueError("--masked_file needs --masked_share, such as 0.25")
+            raise ValueError("--masked_file needs --masked_share above 0, such as 0.25")
         if len(self.pair_columns) not in (0, 2):
             raise ValueError(f"--pair_columns must be two columns, got {' '.join(self.pair_columns)}")
 
@@ -54,7 +54,7 @@ class TextArguments(DataArguments):
 class TextData(TaskData):
     """Texts to train on, and pairs with scores to evaluate mean pooled embeddings on; see `TaskData`.
 
-    `passages` has the packed rows of --masked_file, [N] token ids each; None before `encode`, and if the flag is not set.
+    `passages` are the packed rows of --masked_file, token ids [N] each; None before `encode`, or if the flag is not set.
     """
 
     name = "text"

@@ -26,13 +26,13 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels", "start_pos
 
 
 class DistillationCollator:
-    """Collate rows with a task's `collator`; add the teacher's signals "teacher_NAME" [B, N, W] to training rows.
+    """Collator of a task (`collator`) that adds the teacher's signals "teacher_NAME" [B, N, W] to training rows.
 
-    `cached` has the signals by name, as `cached_signals` returns them, or is empty for a student without a teacher.
+    `cached` is the result of `cached_signals` (signals by name), or empty for a student without a teacher.
 
     If `masking` is set, the student predicts masked words in a share `masked_share` of each batch's rows (at least one row).
-    These rows are not compared with the teacher, which has read the words. If `passages` (a data set with "input_ids") is
-    set, these rows are replaced by random rows of `passages`.
+    These rows are not compared with the teacher, which has read the unmasked words. If `passages` (a data set with
+    "input_ids") is set, these rows are replaced by random rows of `passages`.
     """
 
     def __init__(

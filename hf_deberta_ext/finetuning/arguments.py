@@ -115,7 +115,7 @@ class ModelArguments(HubArguments):
     tokenizer_name: str | None = option(None, "folder or Hub id of the tokenizer; default: --model_name_or_path")
     trust_remote_code: bool = option(False, "allow running Python code from the model's repository")
     ignore_mismatched_sizes: bool = option(
-        False, "create a new head if the checkpoint's head has another number of labels; set by recipes that start from MNLI"
+        False, "create a new head if the checkpoint's head has another number of labels; set by recipes for MNLI models"
     )
     dtype: str = option(
         "float32",
@@ -140,7 +140,7 @@ class ModelArguments(HubArguments):
 
     def __post_init__(self):
         if self.from_scratch and self.lora:
-            raise ValueError("--lora only saves adapters, so the random weights of --from_scratch would be lost: remove one")
+            raise ValueError("--lora only saves adapters: the random weights of --from_scratch would be lost; remove a flag")
         if self.lora_r < 1:
             raise ValueError(f"--lora_r must be at least 1, got {self.lora_r}")
         if not 0 <= self.lora_dropout < 1:
@@ -152,13 +152,13 @@ class FineTuningArguments(RunArguments, SiftArguments):
     """Arguments of a fine-tuning run."""
 
     overwrite_output_dir: bool = option(
-        False, "start a new run if the folder is not empty; the old folder is renamed to NAME.old-1, not deleted"
+        False, "start a new run if --output_dir is not empty; the old folder is renamed to NAME.old-1, not deleted"
     )
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     save_thresholds: bool = option(
         False,
-        "for each label (if there are two classes, only for the second), save the probability threshold with the best F1 on "
-        "the first evaluation set as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
+        "save the probability threshold with the best F1 on the first evaluation set, for each label (of two classes: only "
+        "the second), as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
     )
     predictions_format: str = option(
         "csv", "format of the tables eval_predictions and test_predictions", choices=["csv", "parquet"]
@@ -166,7 +166,7 @@ class FineTuningArguments(RunArguments, SiftArguments):
     seeds: list[int] = option(list, "train once with each seed; report mean and standard deviation")
     # Trainer's argument for label columns, set by the task; the tasks' flag of the same name has the names of the classes.
     label_names: list[str] | None = field(default=None, init=False)
-    logging_nan_inf_filter: bool = option(False, "no effect: a loss that is NaN or infinite stops the training")
+    logging_nan_inf_filter: bool = option(False, "no effect, because a NaN or infinite loss stops the training")
 
     needs: ClassVar = {
         "data_seed": (
@@ -184,7 +184,7 @@ class FineTuningArguments(RunArguments, SiftArguments):
         if self.seeds and not self.do_train:
             raise ValueError("--seeds needs --do_train")
         if self.seeds and self.push_to_hub:
-            raise ValueError("--push_to_hub pushes one model: remove --seeds, or push the folder of one seed afterwards")
+            raise ValueError("--push_to_hub pushes one model: remove --seeds, or push one seed's folder after the training")
         super().__post_init__()
 
 

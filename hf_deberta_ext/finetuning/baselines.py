@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute baselines without pre-training for classification and regression: majority class, linear models of TF-IDF."""
+"""Compute baselines without pre-training for classification and regression: majority class, linear models on TF-IDF."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ MAX_ROWS = 100_000
 def majority_logits(labels: np.ndarray, num_labels: int, count: int) -> np.ndarray:
     """Return logits that predict the most common label (multi-label: all labels that more than half of the rows have).
 
-    `labels` are label numbers [n], or 0 and 1 [n, num_labels]; the logits are [count, num_labels].
+    `labels` are label ids [n], or 0 and 1 [n, num_labels] for multi-label data. The logits are `count` equal rows.
     """
     if labels.ndim == 2:
         return np.tile(labels.mean(0) - 0.5, (count, 1))
@@ -29,18 +29,19 @@ def tfidf_logits(
     num_labels: int,
     balanced: bool = False,
 ) -> list[np.ndarray]:
-    """Fit a linear model of TF-IDF features; return its logits for each set in `evaluated`, [n, num_labels] (scores: [n]).
+    """Fit a linear model on TF-IDF features; return, for each set in `evaluated`, logits [n, num_labels] or scores [n].
 
-    Features of a text: sublinear TF-IDF of 1- and 2-grams of words and punctuation. Features of a pair of unigram vectors
-    a, b: |a - b|, a * b, 3 cos(a, b), and the difference of lengths in units of 10 words. Labels: logistic regression with
-    C = 10 (pairs: 1). Scores: ridge regression with alpha = 1. If there are more than `MAX_ROWS` training rows, only every
-    second, third, ... row is used.
+    Features of a text are sublinear TF-IDF of 1- and 2-grams of words and punctuation. Features of a pair of texts with
+    unigram vectors a and b are |a - b|, a * b, 3 cos(a, b), and the absolute difference of lengths in units of 10 words.
+    Labels are predicted by logistic regression with C = 10 (pairs: C = 1), scores by ridge regression with alpha = 1. If
+    there are more than `MAX_ROWS` training rows, only every k-th row is used, with the smallest k that is enough.
 
     Args:
-        train: columns of the training set: one of texts, or two for pairs.
-        labels (`np.ndarray`): [n] label numbers (int), [n] scores (float), or [n, num_labels] of 0 and 1 (multi-label).
+        train: columns of the training set: one column of texts, or two columns for pairs.
+        labels (`np.ndarray`): [n] label ids (int), [n] scores (float), or [n, num_labels] of 0 and 1 (multi-label).
         evaluated: for each set to predict, its columns, in the format of `train`.
-        balanced (`bool`): give all classes equal weight, and use 1- to 3-grams of texts; for Matthews' correlation.
+        balanced (`bool`): give all classes equal weight, and use 1- to 3-grams of single texts; for tasks that are scored
+            with Matthews' correlation.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer

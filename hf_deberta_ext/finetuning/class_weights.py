@@ -24,7 +24,7 @@ def class_weights(flag: str, counts: Mapping[str, int], names: Sequence[str], ro
         flag (`str`): JSON with the weights of some labels (all others get 1); or "balanced": N / (C * n_c), as in
             scikit-learn's `compute_class_weight`, with N rows (or words) in total and C classes that occur.
         counts (`dict[str, int]`): n_c, number of rows (or words) of each class; the weight of an empty class is 1.
-        rows (`int`, *optional*): N of multi-label data, whose "balanced" weight is (N - n_c) / n_c.
+        rows (`int`, *optional*): N, only for multi-label data, for which "balanced" weights are (N - n_c) / n_c.
     """
     present = {name: count for name, count in counts.items() if count}
     if flag == "balanced" and rows is not None:
@@ -48,7 +48,7 @@ class WeightedLoss:
 
     Args:
         weights (`list[float]`): weight of each class, in the model's order.
-        multi_label (`bool`): whether labels are [B, C] of 0.0 and 1.0 instead of class numbers, [B] or [B, N].
+        multi_label (`bool`): whether labels are [B, C] of 0.0 and 1.0 instead of class ids, [B] or [B, N].
     """
 
     def __init__(self, weights: Sequence[float], *, multi_label: bool = False):
@@ -62,16 +62,16 @@ class WeightedLoss:
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight=weights)
 
     def denominator(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the denominator of the mean, a scalar: the sum of w_y; for multi-label data, the number of labels."""
+        """Return the denominator of the mean, a scalar: the sum of w_y; for multi-label data, B * C."""
         if self.multi_label:
             return torch.tensor(float(labels.numel()), device=labels.device)
         return self.weights.to(labels.device)[labels[labels != -100]].sum()
 
 
 class BalancedSampler(WeightedRandomSampler):
-    """Draw len(labels) rows with replacement, in an order set by seed and epoch, with all C classes equally often.
+    """Sampler of len(labels) rows with replacement, which draws all C classes equally often; seed and epoch set the order.
 
-    A row of class c, which has n_c rows, has probability 1 / (C * n_c).
+    Each of the n_c rows of a class c is drawn with probability 1 / (C * n_c).
     """
 
     def __init__(self, labels: Sequence[int], seed: int):

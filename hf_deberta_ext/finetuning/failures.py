@@ -57,9 +57,9 @@ class Failures:
 
 
 def failure_summary(content: Mapping[str, Any]) -> list[str]:
-    """Return the first table of a STEM_failures.json as Markdown, and its remarks.
+    """Return the first table in the content of a STEM_failures.json file as Markdown, and the remarks.
 
-    If the table has more than `MOST_ROWS` rows, only those with the lowest F1 are shown.
+    If the table has more than `MOST_ROWS` rows, only the `MOST_ROWS` rows with the lowest F1 are shown.
     """
     rows, remarks = next(iter(content["tables"].values())), [*content["remarks"]]
     if len(rows) > MOST_ROWS:
@@ -80,7 +80,7 @@ def shortened(value: Any) -> str:
 
 
 def label_table(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Compute precision, recall, F1 and number of rows of each label, from [N] label numbers or [N, C] of 0 and 1."""
+    """Compute precision, recall, F1 and number of rows of each label, from label ids [N] or 0 and 1 [N, C]."""
     columns = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0)
     titles = ("label", "precision", "recall", "F1", "rows")
     rows = zip(names, *map(np.ndarray.tolist, columns), strict=True)
@@ -103,7 +103,7 @@ def tag_failures(labels: Sequence[int], predicted: Sequence[int], names: Sequenc
 
 
 def class_failures(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str], texts: Sequence[str]) -> Failures:
-    """Analyse the errors of a classifier; if it has two classes, find the threshold with the best F1 for the second class.
+    """Analyse the errors of a classifier; with two classes, also find the threshold with the best F1 for the second class.
 
     `labels` [N] are class indices, `probabilities` are [N, C], `texts` [N] are listed with the worst errors.
     """
@@ -140,9 +140,9 @@ def multi_label_failures(
 
 
 def calibration_error(probabilities: np.ndarray, hits: np.ndarray, bins: int = 10) -> float:
-    """Compute the expected calibration error: |mean probability - frequency of hits|, averaged over bins by size.
+    """Compute the expected calibration error: the mean of |mean probability - frequency of hits| over bins.
 
-    The `bins` have equal width; `probabilities` and `hits` (0 or 1) are [N].
+    The `bins` have equal width, and are weighted by their number of rows; `probabilities` and `hits` (0 or 1) are [N].
     """
     numbers = np.minimum((probabilities * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(numbers, probabilities - hits)).sum() / len(hits))
@@ -157,9 +157,9 @@ def add_calibration(failures: Failures, probabilities: np.ndarray, hits: np.ndar
 
 
 def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute precision, recall and F1 of a label at each possible threshold, all [K].
+    """Compute precision, recall and F1 of a label at each of the K possible thresholds; return arrays [K] by name.
 
-    The label is predicted if its probability is at least the threshold. A threshold lies between two neighbouring
+    The label is predicted if its probability is at least the threshold. Each threshold lies between two neighbouring
     probabilities (at 0.5 if possible, else halfway), so that rounding does not change predictions. `is_label` (0 or 1) and
     `probabilities` are [N].
     """
@@ -172,7 +172,7 @@ def threshold_curve(is_label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 
 def add_thresholds(failures: Failures, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]):
-    """Add the threshold with the best F1 for each label to `failures`; a label that no row has gets 0.5.
+    """Add each label's threshold with the best F1 to `failures`; a label that occurs in no row gets the threshold 0.5.
 
     `labels` (0 or 1) and `probabilities` are [N, C].
     """

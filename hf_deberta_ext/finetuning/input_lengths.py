@@ -17,7 +17,7 @@ _SHIFTED = (
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """Return the number of tokens that a model has absolute positions for; None if it has none (DeBERTa v2, v3)."""
+    """Return the maximum number of tokens of a model with absolute positions; None for other models (DeBERTa v2, v3)."""
     rows = getattr(config, "max_position_embeddings", None)
     if not isinstance(rows, int) or rows < 1 or not getattr(config, "position_biased_input", True):
         return None
@@ -32,10 +32,10 @@ def longest_input(
     """Return the maximum input length in tokens; longer inputs are truncated.
 
     Args:
-        max_seq_length (`int`, *optional*): --max_seq_length. If the model has absolute positions, it is clipped to the limit
-            of model and tokenizer, with a warning. Other models accept any length; a warning says if it exceeds the length
-            that was used in pre-training.
-        default (`int`): length if --max_seq_length is not set; clipped in the same way, without a warning.
+        max_seq_length (`int`, *optional*): value of --max_seq_length. For a model with absolute positions, a value above the
+            limit of model and tokenizer is reduced to this limit, with a warning. Other models accept any value; a warning
+            is logged for a value above the length that was used in pre-training.
+        default (`int`): value if --max_seq_length is not set; reduced in the same way, without a warning.
     """
     length, limit = max_seq_length or default, position_limit(config)
     if limit is not None:
@@ -54,13 +54,13 @@ def check_fast(tokenizer: PreTrainedTokenizerBase, task: str, lack: str):
     """Raise a ValueError if the tokenizer is not fast; the message names `task` and what the tokenizer lacks (`lack`)."""
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{task} needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, {lack}: give "
-            "--tokenizer_name"
+            f"{task} needs a fast tokenizer (with a tokenizer.json), got {type(tokenizer).__name__}, {lack}: give a "
+            "fast tokenizer with --tokenizer_name"
         )
 
 
 def longest_row(rows: Dataset) -> int:
-    """Return the length of the longest `input_ids`, one list per row or one per choice; 0 if there are no rows."""
+    """Return the length of the longest list in `input_ids`, which has one list per row or choice; 0 if there are no rows."""
     import pyarrow
     from pyarrow import compute
 

@@ -40,7 +40,8 @@ logger = logging.get_logger(__name__)
 def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
     """Parse the flags of a script and do what they ask for: train, evaluate, predict and report.
 
-    A user error ends the program with one line (see `ExitOnUserError`); after training starts, also with a traceback.
+    A user error ends the program with a one-line message (see `ExitOnUserError`). If the error occurs after the preparation,
+    a traceback is shown above this message.
 
     Args:
         task (`Task`): result of `load_task`.
@@ -63,7 +64,7 @@ def fine_tune(task: str, **flags: Any) -> dict[str, Any]:
         flags: flags of the command by name; `deberta-ext finetune TASK --help` lists them.
 
     Returns:
-        Metrics by name; with several seeds, their mean, standard deviation and values.
+        Metrics by name; with several seeds, the mean, standard deviation and values of each metric.
 
     Raises:
         ValueError: if a flag is unknown, or a flag or the data is invalid.
@@ -82,8 +83,8 @@ def prepare(
 ) -> PreparedRun:
     """Check the flags, load data and model, then create the output folder; return all that the training needs.
 
-    `read` is the reader of the task (`Task.read`). Defaults of the task do not replace flags that the user set
-    (`given_flags`).
+    `read` is the reader of the task (`Task.read`). Flags that the user set (`given_flags`) are not replaced by defaults of
+    the task.
     """
     if args.process_index:
         logging.set_verbosity_error()
@@ -163,31 +164,31 @@ def check_sets(args: FineTuningArguments, data_args: DataArguments, **counts: in
         files["do_eval"] += " or --validation_share 0.2"
     for flag, count in counts.items():
         if getattr(args, flag) and not count:
-            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or a --task_name or --dataset_name that has it")
+            raise ValueError(f"--{flag} has no data: give --{files[flag]}, or --task_name or --dataset_name with such data")
 
 
 def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArguments, model_args: ModelArguments):
     """Set the recipe's classifier dropout in `config`, and allow a new head if the recipe starts from an MNLI model.
 
-    Warns if a recipe starts from an MNLI model, but the name of the model does not contain "mnli".
+    Warn if the recipe starts from an MNLI model, but the name of the model does not contain "mnli".
     """
     recipe, model = find_recipe(name, data_args.task_name), model_args.model_name_or_path
     dropout = recipe.classifier_dropout
     if not set_classifier_dropout(config, dropout, overrides(model_args.config_overrides)):
-        logger.warning(f"ignoring the recipe's classifier dropout of {dropout}: {type(config).__name__} has no field for it")
+        logger.warning(f"ignoring the recipe's classifier dropout {dropout}: {type(config).__name__} has no such field")
     if recipe.from_mnli:
         model_args.ignore_mismatched_sizes = True
         if "mnli" not in model.lower():
             logger.warning(
-                f"the recipe {name} for {data_args.task_name} expects a model that was first fine-tuned on MNLI (its head "
-                f"is replaced), but the name {model} does not contain mnli"
+                f"the recipe {name} for {data_args.task_name} expects a model that was first fine-tuned on MNLI (the "
+                f"model's head is replaced), but the name {model} does not contain mnli"
             )
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
     """Set `metric_for_best_model` to the task's metric on the first evaluation set, unless a flag sets another.
 
-    If it is not certain that the metric exists, the run begins with an evaluation, so that a wrong name fails at once.
+    If it is uncertain whether the metric exists, the run begins with an evaluation, so that a wrong name fails at once.
     """
     if "metric_for_best_model" not in given_flags and args.metric_for_best_model in (None, "loss"):
         prefix = set_prefix("eval", next(iter(task.evaluation), ""))
@@ -255,8 +256,8 @@ def result_names(task: EncodedTask, args: FineTuningArguments) -> list[str]:
 def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
     """Train, evaluate, predict and report; if there are several seeds, do so in a separate folder for each seed.
 
-    Finished seeds are not repeated; an interrupted seed is resumed. Returns the metrics; with several seeds, their mean,
-    standard deviation and values.
+    Finished seeds are skipped; an interrupted seed is resumed. Returns the metrics; with several seeds, the mean, standard
+    deviation and values of each metric.
     """
     args, model, results = prepared.args, prepared.model, {}
     if args.should_save:

@@ -31,12 +31,12 @@ __all__ = [
 
 
 def accuracy(predictions: Any, references: Any) -> float:
-    """Compute the fraction of predictions [n] that equal their reference; both must be integers, or both texts."""
+    """Compute the fraction of predictions [n] that equal their reference; the values must be all integers or all texts."""
     return float(accuracy_score(references, predictions))
 
 
 def f1(predictions: Any, references: Any, average: str = "binary") -> float:
-    """Compute F1 of label 1, or another `average` of scikit-learn's `f1_score`; 0 / 0 counts as 0.0."""
+    """Compute F1 of label 1, or F1 with another `average` as in scikit-learn's `f1_score`; 0 / 0 counts as 0.0."""
     return float(f1_score(references, predictions, average=average, zero_division=0))
 
 
@@ -124,7 +124,7 @@ TASK_METRICS: dict[str, tuple[str, ...]] = dict.fromkeys(_BY_ACCURACY, ("accurac
     "record": ("exact_match", "f1"),
     "axb": ("matthews_correlation",),
 }
-"""Metrics of each GLUE, XNLI and SuperGLUE task, for `compute` ("record": for `question_answering_metrics.record`)."""
+"""Metrics of each GLUE, XNLI and SuperGLUE task, for `compute` (for "record": `question_answering_metrics.record`)."""
 
 
 def compute(
@@ -133,10 +133,10 @@ def compute(
     """Compute several metrics at once: `compute(TASK_METRICS["mrpc"], predictions, references)`.
 
     Args:
-        names: keys of `METRICS`; "exact_match", "f1_m" or "f1_a", which need `groups` (see `multirc`); and in the last
-            place "combined_score", the mean of all metrics before it.
+        names: keys of `METRICS`; also "exact_match", "f1_m" and "f1_a", which need `groups` (see `multirc`). The last name
+            can be "combined_score", the mean of all other metrics.
         predictions, references: [n] labels; [n] numbers for "pearson" and "spearmanr"; [n, labels] for "micro_f1".
-        groups (*optional*): [n] the question of each answer, see `multirc`.
+        groups (*optional*): [n] question of each answer; see `multirc`.
     """
     of_groups = {} if groups is None else multirc(predictions, references, groups)
     scores: dict[str, float] = {}

@@ -39,7 +39,7 @@ DROPOUT_FIELDS = ("cls_dropout", "classifier_dropout", "classifier_dropout_prob"
 
 
 def load_config(model_args: ModelArguments) -> PretrainedConfig:
-    """Load the configuration and set the fields of --config_overrides; official DeBERTa files become `DebertaExtConfig`."""
+    """Load the configuration and set the fields of --config_overrides; official DeBERTa models get a `DebertaExtConfig`."""
     source, flag = model_args.model_name_or_path, "--model_name_or_path"
     if model_args.config_name:
         source, flag = model_args.config_name, "--config_name"
@@ -55,13 +55,13 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
         raise ValueError(f"the configuration of {source} or --config_overrides has an invalid value: {error}") from error
     if model_args.model_type == "stock" and config.model_type == DebertaExtConfig.model_type:
         raise ValueError(
-            f"--model_type stock needs a checkpoint of transformers, got {source} with model_type deberta-ext: remove the "
-            "flag, or convert the checkpoint with deberta-ext convert --to deberta-v2"
+            f"--model_type stock needs a checkpoint of transformers, got {source} with model_type deberta-ext: remove "
+            "--model_type, or convert the checkpoint with deberta-ext convert --to deberta-v2"
         )
     if "/" in str(attention := getattr(config, "_attn_implementation", None)):
         raise ValueError(
             f"the configuration of {source} has attn_implementation = {attention!r}, for which transformers would run code "
-            "from the Hub: remove it, or pass it as --attn_implementation if you trust it"
+            "from the Hub: remove this field; if you trust the code, pass the value as --attn_implementation instead"
         )
     for name in fields:
         if name in DROPOUT_FIELDS:
@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Return True to load this package's model class: --model_type decides, or if it is not set, the checkpoint."""
+    """Return whether to load this package's model class, which --model_type or, by default, the checkpoint determines."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):
@@ -96,7 +96,7 @@ def set_fields(config: PretrainedConfig, fields: Mapping[str, Any]):
 
 
 def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden: Collection[str]) -> bool:
-    """Set the classifier's dropout, unless a flag sets it (`overridden`); return False if the config has no field for it."""
+    """Set the classifier's dropout, unless its field is in `overridden`; return False if the config has no such field."""
     if {*DROPOUT_FIELDS} & {*overridden}:
         return True
     names = [name for name in DROPOUT_FIELDS if hasattr(config, name)]
@@ -108,7 +108,7 @@ def set_classifier_dropout(config: PretrainedConfig, dropout: float, overridden:
 
 
 def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model, and check that it fits; for DeBERTa models, use this package's tokenizers."""
+    """Load the tokenizer, and check that it fits the model; for DeBERTa models, use this package's tokenizers."""
     source, flag, arguments = model_args.model_name_or_path, "--model_name_or_path", model_args.model_download()
     if model_args.tokenizer_name is not None:
         source, flag, arguments = model_args.tokenizer_name, "--tokenizer_name", model_args.download()
@@ -118,7 +118,7 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
             return AutoTokenizer.from_pretrained(source, trust_remote_code=model_args.trust_remote_code, **arguments)
         except ValueError as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"cannot load the tokenizer of {source}: give --tokenizer_name ({reason})") from error
+            raise ValueError(f"cannot load the tokenizer of {source} ({reason}): give --tokenizer_name") from error
 
     with named_tokenizer(source, flag):
         if config.model_type not in DEBERTA:
@@ -139,8 +139,8 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
     ids = tokenizer("hello")["input_ids"]
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(
-            f"the tokenizer of {source} must add {tokenizer.cls_token} to a text, got "
-            f"{tokenizer.convert_ids_to_tokens(ids)} for 'hello': its files have no template; give --tokenizer_name"
+            f"the tokenizer of {source} must add {tokenizer.cls_token} to a text such as 'hello', got "
+            f"{tokenizer.convert_ids_to_tokens(ids)}: its files have no template; give another one with --tokenizer_name"
         )
     check_vocabulary(tokenizer, config.get_text_config(), source=source)
     return tokenizer
@@ -215,11 +215,11 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *
     for name, stored, built in sorted(info["mismatched_keys"]):
         shapes = f"{name} of {source} must have shape {list(built)}, got {list(stored)}"
         if name.startswith(body):
-            raise ValueError(f"{shapes}: its configuration does not fit its weights; check --config_overrides")
+            raise ValueError(f"{shapes}: the configuration does not fit the weights; check --config_overrides")
         if not new_head:
             raise ValueError(
-                f"{shapes}: its head has {stored[0]} outputs, the task needs {built[0]}. Give --ignore_mismatched_sizes "
-                "for a new head, or a checkpoint without a head"
+                f"{shapes}: this head has {stored[0]} outputs, the task needs {built[0]}. Give --ignore_mismatched_sizes "
+                "to create a new head, or a checkpoint without a head"
             )
     missing = {*info["missing_keys"]}
     lost = sorted(name for name in missing if name.startswith(body) and "pooler" not in name)
@@ -232,7 +232,7 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], source: str, *
 
 
 def add_adapters(model: PreTrainedModel, new_weights: Sequence[str], model_args: ModelArguments, pipeline: str) -> nn.Module:
-    """Add low-rank adapters (LoRA) to a model; they are trained together with the head and all other new weights."""
+    """Add low-rank adapters (LoRA) to a model, to train them together with the head and all other new weights."""
     from peft import LoraConfig, get_peft_model
 
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}

@@ -42,7 +42,7 @@ def task_of(config: PretrainedConfig, source: str) -> str:
     head = name.rpartition("For")[2]
     if head not in TASKS:
         raise ValueError(
-            f"{source} must have an architecture ...For{', ...For'.join(TASKS)}, got {name}: fine-tune it first"
+            f"{source} must have an architecture ...For{', ...For'.join(TASKS)}, got {name}: fine-tune the model first"
         )
     return TASKS[head]
 
@@ -50,14 +50,14 @@ def task_of(config: PretrainedConfig, source: str) -> str:
 def predict_file(
     model: str, file: str | Path, output: str | Path, flags: Sequence[str] = (), *, part_rows: int = PART_ROWS
 ) -> tuple[int, float]:
-    """Predict the rows of a file, in order, and write a table of predictions; return the number of rows and of seconds.
+    """Predict the rows of a file, and write a table of predictions in the same order; return the row count and the seconds.
 
     Args:
         model (`str`): folder or Hub id of a model for text or token classification, question answering or multiple choice.
         file (`str` or `Path`): input file, in the format of --test_file of the task.
         output (`str` or `Path`): output table, .csv or .parquet.
         flags (`Sequence[str]`, *optional*): other flags of `deberta-ext finetune TASK`: ["--text_columns", "review"].
-        part_rows (`int`, defaults to 2000): number of rows to read at a time; these are batched by similar length.
+        part_rows (`int`, defaults to 2000): number of rows to read at a time; batches have rows of similar length.
 
     Raises:
         ValueError: if the model is not fine-tuned for a task, or a flag, the file or one of its rows is invalid.
@@ -71,7 +71,7 @@ def predict_file(
         argv = ["--per_device_eval_batch_size", "32", *flags, *command_line(own), "--disable_tqdm", "true"]
         data_args, model_args, args, given_flags = parse(argv, task.arguments, description="")
         if refused := sorted(REFUSED & given_flags.keys()):
-            raise ValueError(f"--{refused[0]} cannot be used to predict a file: remove it")
+            raise ValueError(f"--{refused[0]} cannot be used to predict a file: remove this flag")
         config = load_config(model_args)
         tokenizer = load_tokenizer_for(config, model_args)
         loaded, _ = load_model(model_args, config, task.read.auto_class, is_trained=False)
@@ -119,7 +119,7 @@ def file_parts(
 ) -> Iterator[Path]:
     """Split a file into parts of `count` rows, sentences or articles; yield the path of each part in turn.
 
-    All parts are written to the same path in `folder`, in UTF-8.
+    All parts have the same path in `folder`: each part overwrites the previous one. They are written in UTF-8.
     """
     if file_kind(file) in (None, "text"):
         part, join, items = folder / file.name.removesuffix(".gz"), "".join, conll_sentences(file, encoding)
@@ -132,7 +132,7 @@ def file_parts(
 
 
 def conll_sentences(file: Path, encoding: str) -> Iterator[str]:
-    """Iterate over the sentences of a CoNLL file; each is the text of its lines and ends with a blank line."""
+    """Yield the sentences of a CoNLL file, each as the text of its lines followed by a blank line."""
     with open_text(file, encoding) as lines:
         for has_words, sentence in itertools.groupby(lines, key=lambda line: bool(line.strip())):
             if has_words:

@@ -21,9 +21,9 @@ def prediction_table(
 ) -> pa.Table:
     """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    A column of the data that has the name of one of the other columns is renamed to "input_" + name. `numbers` are the row
-    numbers in the data, from 1; only the first len(rows) are used. `gold` has None for a row without a label; if `gold`
-    itself is None, the table has no such column.
+    If a column of the data has the same name as another of these columns, "input_" is put before its name. `numbers` are the
+    positions of the rows in the data, counted from 1; only the first len(rows) are used. `gold` has None for a row without a
+    label; if `gold` itself is None, the table has no column "gold".
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:
@@ -38,7 +38,7 @@ def prediction_table(
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]):
-    """Write one or more tables to a .csv or .parquet file; in .csv, lists are JSON texts and None is an empty cell."""
+    """Write one or more tables to a .csv or .parquet file; in .csv, lists become JSON texts, and None an empty cell."""
     if file.suffix not in (".csv", ".parquet"):
         raise ValueError(f"the predictions file must end in .csv or .parquet, got {file}")
     # Renamed to its final name when it is complete.

@@ -7,8 +7,9 @@ micro-batches and precision. The user's flags override both:
     RECIPES["v3-large"]["sst2"].learning_rate  # 6e-6
     recipe_arguments("v3-large", "sst2", {"per_device_train_batch_size": 8})["gradient_accumulation_steps"]  # 4
 
-As in the official code, recipes train with Adam without bias correction, weight decay 0.01, ε 1e-6, gradients clipped at
-norm 1, and the learning rate times 1 - step / steps (`published_optimizer`). Optimizer and schedule flags turn this off.
+As in the official code, recipes train with weight decay 0.01, ε = 1e-6 and gradients clipped at norm 1. They also set
+`published_optimizer` (Adam without bias correction, learning rate multiplied by 1 - step / steps), unless the flags set
+another optimizer or schedule.
 """
 
 import json
@@ -99,8 +100,8 @@ def recipe_arguments(
 ) -> dict[str, Any]:
     """Return the training arguments of a recipe for this hardware, by name; leave out arguments that `flags` contains.
 
-    per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags to
-    train with another batch size. The classifier dropout is not included: it is a field of the model (see `find_recipe`).
+    per_device_train_batch_size x gradient_accumulation_steps x processes is exactly the recipe's batch; set both flags for
+    another batch size. The classifier dropout is left out: it is a field of the model (see `find_recipe`).
     """
     recipe, flags = find_recipe(name, task), flags or {}
     device = training_device(device)
@@ -129,7 +130,7 @@ def recipe_arguments(
 
 
 def recipe_table(name: str, task: str, settings: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Format a table of the settings, grouped by what sets them: recipe, hardware (see `recipe_arguments`) or flags."""
+    """Format a table of the settings, grouped by their source: recipe, hardware (see `recipe_arguments`) or flags."""
     recipe = find_recipe(name, task)
     on_cpu = recipe_arguments(name, task, device=torch.device("cpu"))
     published = {flag: value for flag, value in on_cpu.items() if flag not in HARDWARE_FLAGS}

@@ -40,7 +40,7 @@ CURVES_FILE, SEEDS_FILE = "curves.png", "seeds.png"
 class PreparedRun:
     """Inputs of a training run; runs with different seeds differ only in `args`, `checkpoint` and `model`.
 
-    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are more rows for the model card's training table.
+    `trainer_class` takes the arguments of `TaskTrainer`; `card_rows` are added to the training table of the model card.
     """
 
     data: TaskData
@@ -92,11 +92,11 @@ def check_thresholds(prepared: PreparedRun):
     config, model = prepared.config, prepared.model_args.model_name_or_path
     has_two = config.problem_type == "single_label_classification" and config.num_labels == 2
     if not has_two and config.problem_type != "multi_label_classification":
-        raise ValueError("--save_thresholds needs texts with two classes or with several labels per text: remove it")
+        raise ValueError("--save_thresholds needs texts with two classes, or with several labels per text: remove this flag")
     if not prepared.args.do_train and not Path(model, "config.json").is_file():
         raise ValueError(
-            "--save_thresholds without --do_train writes to the model's config.json and needs a local folder, got "
-            f"--model_name_or_path {model}: download the model, or add --do_train"
+            f"--save_thresholds writes to the config.json of a model in a local folder, got --model_name_or_path {model}: "
+            "download the model, or add --do_train, which saves the trained model in --output_dir"
         )
 
 
@@ -118,7 +118,7 @@ def read_failures(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def print_baselines(prepared: PreparedRun):
-    """Print the label counts of the training data and the metrics of the baselines, as a reference for the scores."""
+    """Print the label counts of the training data and the metrics of the baselines, to compare the model with."""
     if prepared.data.label_counts:
         print(f"labels: {shown_counts(prepared.data.label_counts)}", flush=True)
     for name, scores in prepared.baselines.items():
@@ -181,7 +181,7 @@ def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
 def run_facts(
     prepared: PreparedRun, args: FineTuningArguments, *, results: Mapping[str, Any], steps: str | None = None
 ) -> RunFacts:
-    """Return data, settings and hardware for a model card; `results` are those in all_results.json, {} for several seeds."""
+    """Return data, settings and hardware for a model card; `results` is from all_results.json ({} for several seeds)."""
     data, model_args, data_args = prepared.data, prepared.model_args, prepared.data_args
     files = named_files(data_args.validation_file, source="--validation_file")
     evaluation_files = [Path(path) for path in chain.from_iterable(files.values())]
@@ -259,9 +259,9 @@ def training_facts(
 def draw_curves(
     task: EncodedTask, history: list[dict[str, Any]], folder: Path, baselines: Mapping[str, Mapping[str, float]]
 ) -> str | None:
-    """Draw the losses, and the main metric of each set with its baselines; return the name of the file.
+    """Draw the losses and the main metric of each set (with baselines if there is only one set); return the file's name.
 
-    Returns None if nothing was logged or matplotlib is not installed.
+    Return None if nothing was logged or matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning(f"{CURVES_FILE} is not drawn: matplotlib is not installed")

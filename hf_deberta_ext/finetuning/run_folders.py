@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare output folders for one or several seeds; a run is resumed, or its folder renamed, only if a flag says so."""
+"""Prepare output folders for one or several seeds; without a flag, no run is resumed, and no run's folder is renamed."""
 
 import os
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
     """Create and lock the folder of a run; --overwrite_output_dir first renames the old folder.
 
     Args:
-        arguments (`dict`): result of `repeated_arguments`; compared with the earlier run if several seeds are resumed.
+        arguments (`dict`): result of `repeated_arguments`; compared with the earlier arguments if several seeds are resumed.
     """
     folder = Path(args.output_dir)
     if args.overwrite_output_dir and folder.exists() and (folder.is_file() or {*os.listdir(folder)} - {LOCK_FILE}):
@@ -78,7 +78,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
 
 
 def begin_seed(args: FineTuningArguments):
-    """Create and lock the folder of a seed; first rename an old folder without results and without a complete checkpoint."""
+    """Create and lock the folder of a seed; first rename an old folder with neither results nor a complete checkpoint."""
     folder = Path(args.output_dir)
     resumed = seed_checkpoint(folder) or is_finished(folder)
     if not resumed:
@@ -100,12 +100,12 @@ def seed_checkpoint(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return True if a run has its results and its model card, the last file that a run writes."""
+    """Return True if the folder of a run contains results and a model card, which is the last file that a run writes."""
     return (folder / "README.md").is_file() and (folder / "all_results.json").is_file()
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to NAME.old-1, or the next free number; return the new path."""
+    """Rename a folder to the first free name of NAME.old-1, NAME.old-2, ...; return the new path."""
     folder = folder.resolve()
     if folder.is_dir():
         lock_folder(folder)

@@ -43,7 +43,7 @@ class EvaluationSet:
 
 
 def cache_last(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Cache the last result of `decode`, and return it if the next call has the same predictions object.
+    """Wrap `decode`, so that a call with the same predictions object as the previous call returns the cached result.
 
     The metrics, files, error analysis and table of an evaluation set all decode the same predictions.
     """
@@ -82,7 +82,7 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` from `sets`, {"train", "validation" or "test": set}; `options` are the other fields."""
+        """Build an `EncodedTask` from `sets` (optional "train", "validation", "test") and the other fields, `options`."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 
@@ -114,7 +114,7 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Use the label order of `config` if it has the same labels; if there is no training data, refuse other labels."""
+        """Use the labels of `config` if there is no training data, and its label order if the data has the same labels."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
@@ -132,5 +132,5 @@ def label_fields(names: Sequence[str]) -> dict[str, Any]:
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return transformers' default label fields, for heads without labels, to replace labels that a checkpoint may have."""
+    """Return transformers' default label fields, which replace a checkpoint's labels if the task's head has none."""
     return label_fields(["LABEL_0", "LABEL_1"])

@@ -32,19 +32,19 @@ def set_prefix(stem: str, name: str) -> str:
 def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | None):
     """Check that --sift_loss and --label_smoothing_factor can be used for the task."""
     if args.sift_loss is not None and problem_type == "regression":
-        raise ValueError(f"--sift_loss {args.sift_loss} has no effect on a regression (squared error): remove it")
+        raise ValueError(f"--sift_loss {args.sift_loss} has no effect on a regression (squared error): remove --sift_loss")
     if not args.label_smoothing_factor:
         return
     has_positions = task.train is not None and "start_positions" in task.train.column_names
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
             f"--label_smoothing_factor {args.label_smoothing_factor:g} needs a task with one class per row, the same number "
-            "of classes for all rows, and no --class_weights: remove it for this task"
+            "of classes for all rows, and no --class_weights: remove --label_smoothing_factor"
         )
 
 
 class _TaskLossTrainer(Trainer):
-    """Trainer that uses the task's loss, if there is one, instead of the model's; `SiftTrainer` adds its loss to it."""
+    """Trainer that uses the task's loss, if there is one, instead of the model's loss; `SiftTrainer` adds SiFT's loss."""
 
     task: EncodedTask
     _loss_scale: torch.Tensor | float = 1.0
@@ -72,14 +72,14 @@ class _TaskLossTrainer(Trainer):
 
 
 class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
-    """Train and evaluate any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
+    """Trainer of any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
 
     - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
-    - The loss of a step is the mean of its micro-batches' mean losses. Tokens with labels therefore weigh more in
-      micro-batches with few labels, as they also do with several processes. In the last step of an epoch, all rows have the
-      same weight. `num_items_in_batch` is not passed to models: for a model that accepts but ignores it, Trainer would add
-      up the losses, so that four accumulation steps would train on four times the loss.
-    - A `WeightedLoss` is the weighted mean over all rows of a step, in all processes; evaluation uses the model's loss.
+    - The loss of a step is the mean of the mean losses of all micro-batches in all processes. Therefore, tokens with labels
+      weigh more in micro-batches with few labels. In the last step of an epoch, all rows have the same weight.
+    - `num_items_in_batch` is not passed to models. For a model that accepts but ignores this argument, Trainer would add up
+      the losses of the micro-batches, so that four accumulation steps would train on four times the loss.
+    - A `WeightedLoss` is the weighted mean over all rows of a step in all processes; evaluation uses the model's own loss.
     - A NaN or infinite loss stops the training immediately.
 
     Args:
@@ -87,7 +87,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         kwargs: other arguments of `Trainer`.
 
     Attributes:
-        predictions (`dict`): predictions of the last evaluation of each set, by the prefix of its metrics.
+        predictions (`dict`): predictions of the last evaluation of each set, by the prefix of the set's metrics.
     """
 
     def __init__(self, model: nn.Module, args: SiftArguments, *, task: EncodedTask, **kwargs):
@@ -135,7 +135,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 batch["weight"] = count * parts / rows
 
     def scale_losses(self, batches: list[dict[str, Any]]):
-        """Add "loss_scale" to each micro-batch: its sum of class weights divided by the mean sum in the step."""
+        """Add "loss_scale" to each micro-batch: the sum of its class weights divided by the mean of these sums."""
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
@@ -223,7 +223,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return metrics
 
     def write_predictions(self, measured: EvaluationSet, predictions: Any, name: str):
-        """Write the task's files for a set, and its table ("eval_predictions.csv", "test_mm_predictions.csv", ...)."""
+        """Write the task's files for a set, and its predictions ("eval_predictions.csv", "test_mm_predictions.csv", ...)."""
         folder, stem = Path(self.args.output_dir), re.sub("^predict", "test", name)
         measured.write(predictions, folder, name)
         if measured.table is not None:
@@ -261,7 +261,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         return SequentialSampler(eval_dataset)
 
     def _only_logits(self, logits, labels):
-        """Return only the logits, without hidden states, attentions and caches, which some models return after them."""
+        """Return only the logits, without the hidden states, attentions and caches that some models also return."""
         if not isinstance(logits, (tuple, list)):
             return logits
         if "start_positions" in self.label_names:

@@ -37,7 +37,7 @@ DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
-    """Write the card of a run's model (and of both halves of a joint model), and store `facts` in run_report.json."""
+    """Write the card of a run's model (for a joint model, also of its two parts), and store `facts` in run_report.json."""
     report_file = Path(folder, REPORT_FILE)
     kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
     report = read_json(report_file) | {"card": kept}
@@ -94,7 +94,7 @@ def write_cards(model: ModelFolder, metadata: Mapping[str, Any]) -> Path:
 
 
 def put_section(card: Path, section: str) -> None:
-    """Replace the section of a card that has the same level-2 heading as `section`; if there is none, append `section`."""
+    """Replace the section of a card that has the level-2 heading of `section`; without such a section, append `section`."""
     heading, text = section.partition("\n")[0], card.read_text(encoding="utf-8")
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if not pattern.search(text):

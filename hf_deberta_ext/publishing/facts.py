@@ -113,7 +113,7 @@ class ModelFolder:
 
     @property
     def repo(self) -> str:
-        """Name of the folder to load the model from; for a generator or discriminator, the joint model's folder."""
+        """Name of the folder to load the model from: for a generator or discriminator, the folder of the joint model."""
         if self.half:
             return self.folder.resolve().parent.name
         return self.model_folder.resolve().relative_to(self.folder.resolve().parent).as_posix()

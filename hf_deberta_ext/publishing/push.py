@@ -87,7 +87,8 @@ def push(
 
     `source` can be the output folder of a run, because only files that belong to a model are published. Weights on the Hub
     that would be loaded instead of the new weights are deleted in the same commit. In the code of the published README.md,
-    the repository id is filled in. If the folder has no README.md, that of the Hub is kept or, if there is none, written.
+    the repository id is filled in. If the folder has no README.md, the one on the Hub is kept; if there is
+    none, a new README.md is written.
 
     Args:
         source (`str`, path or `PreTrainedModel`): the folder of a model or adapter, or a model.
@@ -102,13 +103,13 @@ def push(
         token, endpoint (`str`, *optional*): access token and URL of the Hub; None: from the environment or a login.
         max_shard_size (`int` or `str`, default "50GB"): maximum size of a weights file if `source` is a model.
         dry_run (`bool`, default False): send nothing; report files and problems.
-        skip_checks (`bool`, default False): allow a folder without configuration or weights; tokens and links are still
-            refused.
+        skip_checks (`bool`, default False): allow a folder without configuration or weights, but no access tokens or links
+            to other folders.
 
     Raises:
-        OSError: if there is no such folder.
+        OSError: if the folder does not exist.
         ValueError: if `repo_id` is invalid; if the folder contains an access token, a link to another folder, or an
-            incomplete model; if the visibility of the repository is not `private`; if the tag exists. Nothing was committed.
+            incomplete model; if the visibility of the repository is not `private`; if the tag exists. Nothing is committed.
         huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or another commit was pushed meanwhile (412).
     """
     validate_repo_id(repo_id)
@@ -138,7 +139,7 @@ def push(
             api.create_branch(repo_id, branch=branch, exist_ok=True)
         info = api.model_info(repo_id, revision=branch)
         if private is not None and bool(info.private) != private:
-            raise ValueError(f"expected private={private} for {repo_id}, got {info.private}: change its visibility")
+            raise ValueError(f"expected private={private} for {repo_id}, got {info.private}: change the visibility")
         if tag is not None and tag in [ref.name for ref in api.list_repo_refs(repo_id).tags]:
             raise ValueError(f"the tag {tag} already exists in {repo_id}: choose another tag")
         published = [file.rfilename for file in info.siblings]
@@ -174,7 +175,7 @@ def published_files(folder: str | os.PathLike, include: Iterable[str] = ()) -> t
         if pattern in files:
             fitting = [pattern]
         if not fitting:
-            raise ValueError(f"--include {pattern} matches no file in {folder}; hidden files need their full path")
+            raise ValueError(f"--include {pattern} matches no file in {folder}; give hidden files by their full path")
         published |= {path: files[path] for path in fitting}
     for path, file in published.items():
         if leaves(file, folder.resolve()):
@@ -245,7 +246,7 @@ def name_repository(files: Mapping[str, Path], repo_id: str, revision: str) -> N
 def stale_weights(published: Iterable[str], new: Iterable[str]) -> list[str]:
     """Return `published` files that would be loaded instead of, or together with, the `new` files.
 
-    These are the earlier weights and adapter of a model, or the earlier weights of an adapter."""
+    For a new model, these are the earlier weights and adapter; for a new adapter, only the earlier adapter weights."""
     stale, new = [], [*new]
     for path in sorted({*published} - {*new}):
         folder, name = posixpath.split(path)

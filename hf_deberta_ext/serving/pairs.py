@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of text pairs for models with several labels, such as NLI: vLLM's /score only accepts one label."""
+"""Requests of text pairs for models with several labels (such as NLI), because vLLM's /score needs one label."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ __all__ = ["PairProcessor"]
 
 
 class PairProcessor(IOProcessor):
-    """Serve `POST /pooling {"model": NAME, "data": {"pairs": [[text, text], ...], "truncate": false}}` with
-    `--io-processor-plugin deberta_pairs`.
+    """Plugin `--io-processor-plugin deberta_pairs`, for the request `POST /pooling {"model": NAME, "data": {"pairs":
+    [[text, text], ...], "truncate": false}}`.
 
-    The answer has, for each pair, the label and the probability of each label (for a regression: the scores). Pairs are
-    tokenised as in training. A pair that is too long is an error or, with "truncate": true, loses tokens at the end of its
-    longer text.
+    The answer has, for each pair, the predicted label and the probabilities of all labels (for a regression: the scores).
+    Pairs are tokenised as in training. A pair that is too long is an error; with "truncate": true, tokens are removed at the
+    end of the longer text instead.
     """
 
     def __init__(self, vllm_config: VllmConfig, renderer):
@@ -33,7 +33,7 @@ class PairProcessor(IOProcessor):
         """Return the pairs, and whether to truncate them.
 
         Raises:
-            ValueError: `data` has another form.
+            ValueError: if `data` has another form.
         """
         pairs = data.get("pairs") if isinstance(data, dict) else None
         form = isinstance(pairs, list) and pairs and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
@@ -48,7 +48,7 @@ class PairProcessor(IOProcessor):
         """Return the token ids of each pair.
 
         Raises:
-            ValueError: if a pair is too long, or has token types, which vLLM cannot pass to the model.
+            ValueError: if a pair is too long, or if the model reads token types, which vLLM cannot pass.
         """
         pairs, truncate = prompt
         prompts = []
@@ -56,7 +56,7 @@ class PairProcessor(IOProcessor):
             encoded = self.tokenizer(first, second, truncation=truncate, max_length=self.longest if truncate else None)
             if len(encoded.input_ids) > self.longest:
                 raise ValueError(
-                    f"a pair must have at most {self.longest} tokens, got {len(encoded.input_ids)}; shorten it, or add "
+                    f"a pair must have at most {self.longest} tokens, got {len(encoded.input_ids)}; shorten the pair or add "
                     '"truncate": true to "data"'
                 )
             if self.has_token_types and any(encoded.get("token_type_ids", ())):

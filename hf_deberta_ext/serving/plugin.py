@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points of the vLLM plugin. vLLM calls them in each of its processes, possibly twice: they only register names."""
+"""Entry points of the vLLM plugin. vLLM calls them in each of its processes, possibly twice, so they only register names."""
 
 __all__ = ["pair_processor", "register"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for vLLM: the package's encoder over all tokens of a step, with one packed document for each request."""
+"""Models for vLLM: the package's encoder runs on all tokens of a step, in which each request is a packed document."""
 
 import functools
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ BOUNDARIES = "document_boundaries"
 
 
 class DocumentBoundaries(EncoderOnlyAttention):
-    """Attention layer that is never called. Because a model has it, vLLM's runner builds attention metadata in each step,
-    and `lengths_backend` adds the number of tokens of each request to them."""
+    """Attention layer that is never called, but makes vLLM's runner build attention metadata in each step, to which
+    `lengths_backend` adds the number of tokens of each request."""
 
     def __init__(self):
         # A head size that all of vLLM's backends support.
@@ -127,7 +127,7 @@ class ServedEncoder(nn.Module):
         return self.deberta(**rows, packed=packed).last_hidden_state[0]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint of any layout that `from_pretrained` reads; raise a ValueError if it lacks a parameter."""
+        """Load a checkpoint of any layout that `from_pretrained` reads; raise a ValueError if a parameter is missing."""
         tensors = dict(weights)
         unused = {}
         if self.stored_type != DebertaExtConfig.model_type:
@@ -196,7 +196,7 @@ class DebertaTokenClassifier(ServedEncoder):
 @attn_type("encoder_only")
 @default_pooling_type(seq_pooling_type="MEAN")
 class DebertaEmbedder(ServedEncoder):
-    """Encoder for /v1/embeddings. It pools as a sentence-transformers folder specifies; by default, it takes the mean."""
+    """Encoder for /v1/embeddings, with the pooling of a sentence-transformers folder; by default, mean pooling."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__(vllm_config=vllm_config, prefix=prefix)

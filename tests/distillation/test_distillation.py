@@ -274,7 +274,7 @@ def test_seeds_and_finished_parts(made, tmp_path):
         ("classification", dict(hidden_weight=-1), "--hidden_weight must be a positive number .*, got -1"),
         ("classification", dict(temperature=0), "--temperature must be a positive number"),
         ("classification", dict(sift_weight=1), "--sift_weight cannot be used in a distillation"),
-        ("classification", dict(preset="v3-xsmall"), "expected --preset, or --model_name_or_path"),
+        ("classification", dict(preset="v3-xsmall"), "expected either --preset, or one or both"),
         ("classification", dict(max_cache_gb=1e-9), "raise --max_cache_gb"),
     ],
 )

@@ -179,7 +179,7 @@ def test_checkpoints_with_wrong_weights_are_refused(change, message, folder_of, 
     [
         ("bert", [], dict(dtype="float16"), "--dtype must be float32 or bfloat16"),
         ("bert", [], dict(config_overrides="hiden=1"), "BertConfig has no field 'hiden', only .*hidden_size"),
-        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "does not fit its weights"),
+        ("bert", ["--ignore_mismatched_sizes"], dict(config_overrides="intermediate_size=64"), "does not fit the weights"),
         ("v2", ["--lora", "--lora_target_modules", "nothing"], {}, r"must be linear layers .*query_proj.*, got .'nothing'"),
         # Bug: the flag was silently ignored.
         ("ours", [], dict(model_type="stock"), r"needs a checkpoint of transformers, got .*--to deberta-v2"),
@@ -195,7 +195,7 @@ def test_heads_for_other_labels_are_refused_unless_a_new_one_is_asked_for(folder
     folder = tmp_path / "two_labels"
     run(folder_of("ours"), folder, "--do_train", max_steps=1)
     argv = ("--do_train", "--labels", "bad", "good", "other")
-    with pytest.raises(ValueError, match=r"its head has 2 outputs, the task needs 3. Give --ignore_mismatched_sizes"):
+    with pytest.raises(ValueError, match=r"this head has 2 outputs, the task needs 3. Give --ignore_mismatched_sizes"):
         run(folder, tmp_path / "run", *argv)
     assert not (tmp_path / "run").exists()
     run(folder, tmp_path / "run", *argv, "--ignore_mismatched_sizes", max_steps=1)
@@ -217,7 +217,7 @@ def mnli(tmp_path_factory):
 def test_recipes_that_begin_at_mnli_make_a_new_head(mnli, tmp_path):
     run(mnli, tmp_path / "run", "--do_train", task_name="rte", recipe="base", max_steps=1)
     assert weights(tmp_path / "run")["classifier.weight"].shape == (2, 32)
-    with pytest.raises(ValueError, match="its head has 3 outputs, the task needs 2"):
+    with pytest.raises(ValueError, match="this head has 3 outputs, the task needs 2"):
         run(mnli, tmp_path / "other", "--do_train", task_name="cola", recipe="base", max_steps=1)
 
 
