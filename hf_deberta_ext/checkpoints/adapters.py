@@ -18,8 +18,8 @@ PEFT_HEADS = {"classifier", "qa_outputs"}
 class AdapterMixin:
     """Mixin that lets peft train newly initialised modules and save them with the adapter.
 
-    By default, peft freezes every weight outside the adapter and saves none of them, except the modules in
-    `modules_to_save`. For its known tasks, this list contains the classifier, but not the pooler.
+    By default, peft neither trains nor saves weights outside the adapter, except modules in the list `modules_to_save`. For
+    the tasks that peft knows, it adds the classifier to this list, but not the pooler.
     """
 
     @property
@@ -40,7 +40,7 @@ class AdapterMixin:
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
                 logger.warning(
-                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: they are random"
+                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: these weights are random"
                 )
             elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
                 # For these tasks, peft applies modules_to_save after this assignment. Modules with adapters are excluded,

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the card or, if --check is set, raise the Hub's error if the card is not valid."""
+    """Write the card; or, with --check, only validate the existing card, and raise the Hub's error if it is invalid."""
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card

@@ -199,7 +199,7 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv must have 2 cells .*, got 1"),
         ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
-        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.: convert it to UTF-8"),
+        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.: convert the file to UTF-8"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .*a.jsonl is not JSON: Expecting value: line 2 column 1"),
         ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be a JSON object .*got 7"),
         ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: maximum recursion"),
