@@ -90,17 +90,17 @@ class PositionProfile:
 def attention_parts(
     model: torch.nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor], *, layer: int = -1
 ) -> AttentionParts:
-    """Decompose the attention of one layer into its terms (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
+    """Decompose the attention logits of one layer into the terms of DeBERTa Eq. (4).
 
     The projections of the model are used, including adapters. In a masked language model, the Enhanced Mask Decoder runs the
     last layer again with queries from absolute positions; these additional passes are not decomposed.
 
     Args:
         model: model of this package with any head, also inside a wrapper such as peft's. For a joint model, the
-            discriminator is used; pass `model.generator` for the generator. Runs in eval mode; the mode is restored.
+            discriminator is used; pass `model.generator` for the generator. Runs in eval mode; then its mode is restored.
         inputs (`torch.LongTensor` or `dict`): input_ids [1, N], or the output of a tokenizer for one text: input_ids,
             attention_mask [1, N] and token_type_ids. Padding at either end is removed.
-        layer (`int`, defaults to -1): number of the layer; negative numbers count from the end.
+        layer (`int`, defaults to -1): index of the layer; negative indices count from the end.
     Returns:
         `AttentionParts`, in float32 (in float64 for a float64 model).
     Raises:

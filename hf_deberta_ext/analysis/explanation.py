@@ -223,7 +223,7 @@ def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespac
 
 
 def _prediction_text(prediction: Prediction) -> str:
-    """Format the scores of a prediction, predicted label first, and a table of its most influential tokens."""
+    """Format the scores of a prediction, with the predicted label first, and a table of its most influential tokens."""
     best = sorted(prediction.scores, key=lambda score: (score[0] != prediction.label, -score[1]))[:SHOWN_LABELS]
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"

@@ -54,12 +54,12 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True if the metric is a score to compare models by: not a loss, a threshold, or a "best_..." score."""
+    """Return True if models can be compared by this metric, which excludes losses, thresholds and "best_..." scores."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute the mean, the standard deviation (None for one seed) and the list of values of each metric that all runs have.
+    """For each metric that all runs have, compute mean, standard deviation (None for one seed) and list of values.
 
     Args:
         results (`dict[int, dict]`): seed -> contents of all_results.json of the run with this seed.
@@ -154,8 +154,8 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than a guess: the share of replaced tokens, for every token.
+    """Return True if the discriminator is hardly better than predicting the share of replaced tokens for every token.
 
-    This means a loss above 99 % of the guess's loss, or a loss above 95 % of the guess's loss and a recall below 1 %."""
+    This means a loss above 99 % of the loss of this constant prediction, or above 95 % with a recall below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

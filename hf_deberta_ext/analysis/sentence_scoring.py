@@ -60,7 +60,7 @@ class _Sentence(NamedTuple):
         input_ids: ids of all tokens, including special tokens.
         positions: indices in `input_ids` of the tokens that are not special.
         offsets: (start, end) of each token in the text; None without a fast tokenizer.
-        words: index of the word of each token; if words are not needed, the index of the token.
+        words: for each token, the index of its word in the text; if words are not needed, the index of the token.
     """
 
     input_ids: list[int]
@@ -82,7 +82,7 @@ def token_replacement_probabilities(
         batch_size (`int`, defaults to 32): maximum number of texts per batch; all texts of a batch have the same length, so
             that no padding is needed.
     Returns:
-        A list for each text, with its tokens except [CLS] and [SEP]; only one list if `texts` is a `str`.
+        For each text, a list of its tokens except [CLS] and [SEP]; only one list if `texts` is a `str`.
     Raises:
         ValueError: the model is not a discriminator, the tokenizer does not fit the model, or a text is too long.
     """

@@ -11,7 +11,7 @@ __all__ = ["decide"]
 def decide(
     probabilities: np.ndarray, names: Sequence[str], thresholds: Mapping[str, float], *, multi_label: bool
 ) -> np.ndarray:
-    """Predict the labels with a probability of at least their threshold.
+    """Predict the labels whose probabilities reach their thresholds.
 
     Args:
         probabilities (`np.ndarray`): [n, C], one column for each label in `names`.

@@ -65,7 +65,7 @@ class AdapterMixin:
             if names != new:
                 task = "task_type='TOKEN_CLS' and "
             elif not PEFT_HEADS & self._modules.keys():
-                task = "no task_type and "
+                task = "task_type=None and "
             raise ValueError(
                 f"the weights of {', '.join(unsaved)} are newly initialised, and the adapter would neither train nor save "
                 f"them: set {task}modules_to_save={names} in the configuration of the adapter"
@@ -94,10 +94,10 @@ class AdapterMixin:
 
 
 def module_to_save(model: nn.Module, name: str) -> str:
-    """Return the entry of `modules_to_save` that only matches the module `name`.
+    """Return an entry for `modules_to_save` that matches only the module `name`.
 
-    peft matches the end of a path: "proj" also matches "query_proj", but "model.proj" does not. Paths only start with
-    "model" if the adapter has a `task_type`.
+    peft compares entries with the ends of module paths: "proj" also matches "query_proj", but "model.proj" does not.
+    Paths only start with "model" if the adapter has a `task_type`.
     """
     if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
         return f"model.{name}"

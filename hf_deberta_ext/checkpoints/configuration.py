@@ -158,7 +158,7 @@ class OfficialConfigMixin:
         if model_type not in (cls.model_type, OUR_TYPE, *OFFICIAL_TYPES):
             # transformers would only warn, and load weights whose names match.
             expected = ", ".join((OUR_TYPE, *OFFICIAL_TYPES))
-            raise ValueError(f"{cls.__name__} reads the model_types {expected}, got {model_type!r} in {source}")
+            raise ValueError(f"{cls.__name__} only reads the model_types {expected}, got {model_type!r} in {source}")
         # from_dict also converts, but transformers would warn about an official model_type before it calls from_dict.
         return _translated(config), kwargs
 

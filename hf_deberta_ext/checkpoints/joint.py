@@ -244,7 +244,7 @@ def joint_info(**halves: dict) -> dict[str, set]:
 
 
 def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_config: dict | None):
-    """Create the generator from the two results of `read_generator`; return the model and its loading info."""
+    """Create the generator from the results of `read_generator` (tensors, configuration); return model and loading info."""
     generator_config = config.generator_config()
     if stock_config is not None:
         generator_config = DebertaExtConfig.from_dict(stock_config, **(config.generator or {}))
@@ -259,7 +259,7 @@ def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_co
 
 
 def derive_generator(source, config: DebertaExtConfig, discriminator: DebertaExtForReplacedTokenDetection, options: dict):
-    """Create a generator from the layers or tables of the discriminator `source`; return the model and its loading info."""
+    """Create a generator from layers, or only tables, of the discriminator `source`; return model and loading info."""
     generator_config = config.generator_config()
     different = [name for name in SHAPES if getattr(generator_config, name) != getattr(config, name)]
     if not different:

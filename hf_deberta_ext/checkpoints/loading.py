@@ -279,7 +279,7 @@ def packed_document_ids(
                 fits = fits and tuple(batch.shape[:2]) == (1, int(cu_seq_lens_q[-1]))
         if not fits or not (cu_seq_lens_k is None or torch.equal(cu_seq_lens_q, cu_seq_lens_k)):
             raise ValueError(
-                "cu_seq_lens_q must increase from 0 to T for inputs of shape [1, T], and equal cu_seq_lens_k; got "
+                "cu_seq_lens_q must increase from 0 to T for inputs of shape [1, T], and be equal to cu_seq_lens_k; got "
                 f"{cu_seq_lens_q.tolist()}"
             )
         documents = torch.arange(1, len(cu_seq_lens_q), device=cu_seq_lens_q.device)

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
     if arguments.check and any(metadata.values()):
-        raise ValueError(f"--check cannot be used with flags that change the card: remove it, or --{', --'.join(metadata)}")
+        raise ValueError(f"--check excludes flags that change the card: remove --check or --{', --'.join(metadata)}")
     card = arguments.folder / "README.md"
     if not arguments.check:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)

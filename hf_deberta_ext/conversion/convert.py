@@ -55,8 +55,8 @@ def convert(
 
     Raises:
         OSError: If `source` does not exist, or `output` exists and `overwrite` is False.
-        ValueError: If `source` is incomplete or has no weights for the head, or if the written folder has other tensors or
-            outputs than `source`.
+        ValueError: If `source` is incomplete (except for a head that `head` names), or if the written folder has other
+            tensors or outputs than `source`.
     """
     target = Path(os.path.abspath(output))
     if is_in_use(target) and not overwrite:

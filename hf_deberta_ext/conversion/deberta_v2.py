@@ -72,7 +72,7 @@ def save_as_deberta_v2(
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
-    """Return a `DebertaV2Config` of the same encoder, with `legacy=False`, so that transformers loads `lm_predictions`."""
+    """Return a `DebertaV2Config` for the same encoder; `legacy=False` lets transformers load the head `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
     for name in FLOAT_FIELDS:
         if same[name] is not None:
@@ -98,7 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model cannot be saved without it."""
+    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model needs this feature."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")

@@ -30,7 +30,7 @@ SHAPES = ((1, 1, "none"), (3, 2, "right"), (4, 37, "left"), (2, 73, "right"))
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
-    """Load the checkpoint in `folder` and compare it with `model`; return one line of text for each comparison."""
+    """Load the checkpoint in `folder` and compare this model with `model`; return one line of text for each comparison."""
     decoder = {}
     state_dict = type(model).state_dict
     if to == "deberta-v2":
@@ -55,7 +55,7 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
 
 
 def check_difference(name: str, difference: torch.Tensor | float) -> str:
-    """Return a line of text about a relative difference of outputs; raise a ValueError if it exceeds `TOLERANCE`."""
+    """Describe a relative difference of outputs in one line; raise a ValueError if the difference exceeds `TOLERANCE`."""
     # Also True if the difference is NaN, because weights overflowed the dtype.
     if not difference <= TOLERANCE:
         raise ValueError(
@@ -67,7 +67,7 @@ def check_difference(name: str, difference: torch.Tensor | float) -> str:
 
 @torch.no_grad()
 def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
-    """Return the encoder's states for a fixed input, without padding; in float32, so that rounding errors are small."""
+    """Compute the encoder's states for a fixed input in float32, where rounding errors are small; drop states at padding."""
     length = min(16, encoder.config.max_position_embeddings)
     ids = (torch.arange(2 * length) * 7 + 5).view(2, length) % encoder.config.vocab_size
     mask = torch.ones_like(ids)

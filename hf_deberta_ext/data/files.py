@@ -78,7 +78,7 @@ def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple
 def read_rows(
     path: str | os.PathLike, columns: Sequence[str] | None = None, *, delimiter: str | None = None, encoding: str = UTF_8
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a file as (place, row); the place is "line 3 of FILE" or "row 3 of FILE", for messages.
+    """Iterate over the rows of a file as (place, row); the place is "line 3 of FILE" or "row 3 of FILE", for error messages.
 
     .csv uses the quotes of RFC 4180. .json and .jsonl contain one object per line or an array of objects; .json may also
     contain {"data": [object, ...]} or a single object.
@@ -105,7 +105,7 @@ def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
     cells = {delimiter: len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in DELIMITERS}
     delimiter = max(cells, key=cells.__getitem__)
     if delimiter != ",":
-        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (use --delimiter to change this)")
+        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (if not, pass --delimiter)")
     return delimiter
 
 

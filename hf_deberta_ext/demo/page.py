@@ -167,7 +167,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
 
 
 def launch(page: Any, *, host: str | None = None, port: int | None = None) -> None:
-    """Serve a page until Ctrl-C and print its address; without analytics, share links or requests to other servers.
+    """Serve a page until Ctrl-C, and print its address. There are no analytics, share links or requests to other servers.
 
     Args:
         host (`str`, *optional*), port (`int`, *optional*): default: gradio's environment variables (set in a Space), or

@@ -77,7 +77,7 @@ SEMICOLONS = 'text;label\n"so; or, so";1\n'
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.csv", SEMICOLONS, "cells are separated by semicolons (use --delimiter to change this)"),
+        ("a.csv", SEMICOLONS, "cells are separated by semicolons (if not, pass --delimiter)"),
         ("a.csv.gz", "\n" + SEMICOLONS, "cells are separated by semicolons"),
         ("b.csv", "text\tlabel\nso; or, so\t1\n", "cells are separated by tabs"),
         # Semicolons of texts and of one name do not count.
