@@ -18,14 +18,16 @@ __all__ = ["AttentionParts", "PositionProfile", "attention_parts", "position_pro
 class AttentionParts:
     """Terms of the attention logits of a layer in the notation of DeBERTa Eq. (4), on the CPU.
 
-    Tensors are [H, N, N] for H heads and N tokens, with a row for each query.
+    Tensors are [H, N, N] for H heads and N tokens, with a row for each query i and a column for each key j. delta(i, j) is
+    the row of the relative position table for i and j.
+
     Attributes:
-        layer (`int`): number of the layer, counted from 0.
+        layer (`int`): index of the layer, counted from 0.
         terms (`tuple[str, ...]`): names of the model's position terms, a subset of c2p, p2c, p2p.
         c2c (`torch.Tensor`): Q_c[i]·K_c[j] / sqrt(s·d), where s = 1 + number of position terms, d = size of a head.
         c2p (`torch.Tensor`, *optional*): Q_c[i]·K_r[delta(i, j)] / sqrt(s·d); None if the model lacks the term.
         p2c (`torch.Tensor`, *optional*): K_c[j]·Q_r[delta(i, j)] / sqrt(s·d).
-        p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d); no released model uses it.
+        p2p (`torch.Tensor`, *optional*): Q_r[delta(i, j)]·K_r[delta(j, i)] / sqrt(s·d); no released model uses this term.
         probabilities (`torch.Tensor`): softmax of the sum of all terms, equal to the model's `attentions`.
     """
 
@@ -43,7 +45,7 @@ class AttentionParts:
         return sum((getattr(self, name) for name in self.terms), start=self.c2c)
 
     def of_head(self, head: int | None = None) -> dict[str, torch.Tensor]:
-        """Return {name: tensor [N, N]} of the probabilities and terms of one head, or of the mean over all heads (None).
+        """Return the probabilities and terms of one head, or their means over all heads (None), as {name: tensor [N, N]}.
 
         The mean of the probabilities is not the softmax of the mean logits.
 
@@ -61,12 +63,13 @@ class AttentionParts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PositionProfile:
-    """Position terms of the logits by distance r = i - j of query i and key j: per head, averaged over tokens, on the CPU.
+    """Position terms of the attention logits for each head and distance r = i - j of query i and key j, on the CPU.
 
-    Only differences between distances matter: the softmax does not change if a constant is added to all values.
+    Values are averaged over tokens. Only differences between distances matter: the softmax does not change if a constant is
+    added to all values.
 
     Attributes:
-        layer (`int`): number of the layer, counted from 0.
+        layer (`int`): index of the layer, counted from 0.
         distances (`torch.Tensor`): r = -D ... D for D = max_distance, [2·D + 1]; positive if the key precedes the query.
         c2p (`torch.Tensor`, *optional*): mean over i of Q_c[i]·K_r[delta(r)] / sqrt(s·d), [H, 2·D + 1]; None if the model
             lacks the term.
@@ -87,22 +90,23 @@ class PositionProfile:
 def attention_parts(
     model: torch.nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor], *, layer: int = -1
 ) -> AttentionParts:
-    """Decompose the attention of one layer into its terms (DeBERTa Eq. (4), as `disentangled_attention_eager` computes it).
+    """Decompose the attention logits of one layer into the terms of DeBERTa Eq. (4).
 
     The projections of the model are used, including adapters. In a masked language model, the Enhanced Mask Decoder runs the
-    last layer again with queries from absolute positions; these passes are not decomposed.
+    last layer again with queries from absolute positions; these additional passes are not decomposed.
 
     Args:
         model: model of this package with any head, also inside a wrapper such as peft's. For a joint model, the
-            discriminator is used; pass `model.generator` for the generator. Runs in eval mode; the mode is restored.
+            discriminator is used; pass `model.generator` for the generator. Runs in eval mode; then its mode is restored.
         inputs (`torch.LongTensor` or `dict`): input_ids [1, N], or the output of a tokenizer for one text: input_ids,
             attention_mask [1, N] and token_type_ids. Padding at either end is removed.
-        layer (`int`, defaults to -1): number of the layer; negative numbers count from the end.
+        layer (`int`, defaults to -1): index of the layer; negative indices count from the end.
     Returns:
         `AttentionParts`, in float32 (in float64 for a float64 model).
     Raises:
         TypeError: the model does not belong to this package, or contains several encoders.
-        ValueError: the layer does not exist, or the inputs are not exactly one text or longer than the absolute positions.
+        ValueError: the layer does not exist, the inputs are not exactly one text, or the text has more tokens than the model
+            has absolute positions.
     """
     layer, x = _project(_encoder_of(model), inputs, layer)
     q, k = x.Q_c * x.scale, x.K_c
@@ -151,7 +155,7 @@ def position_profile(
 
 
 def _encoder_of(model: torch.nn.Module) -> DebertaExtModel:
-    """Return the only encoder in a model or wrapper; for a joint model, the discriminator's."""
+    """Return the only encoder in a model or wrapper; for a joint model, the encoder of the discriminator."""
     encoders = []
     model = getattr(model, "discriminator", model)
     if isinstance(model, torch.nn.Module):
@@ -189,7 +193,7 @@ def _one_text(inputs: torch.Tensor | Mapping[str, torch.Tensor], device: torch.d
 def _project(encoder: DebertaExtModel, inputs, layer: int) -> tuple[int, AttentionInputs]:
     """Run the encoder on a text, and compute the projections of one layer's attention.
 
-    Return the layer's number, counted from 0, and its `AttentionInputs` on the CPU, in at least float32.
+    Return the layer's index, counted from 0, and its `AttentionInputs` on the CPU, in at least float32.
     """
     L = encoder.config.num_hidden_layers
     if not -L <= layer < L:

@@ -17,7 +17,7 @@ def average_cosine_similarity(table: torch.Tensor, rows: torch.Tensor | None = N
 
     mean over i != j of cos(e_i, e_j) = (|sum_i u_i|^2 - n) / (n (n - 1)),  u_i = e_i / |e_i|
 
-    The right side needs O(V E) operations instead of O(V^2 E). It is computed in float64.
+    This function computes the right side, in float64, because it needs O(V E) instead of O(V^2 E) operations.
 
     Args:
         table (`torch.Tensor`): word embeddings, [V, E].

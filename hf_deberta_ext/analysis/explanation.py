@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the data of the figures of `deberta-ext explain`; `PREPARE` maps a figure's name to its function.
 
-These functions take the model, the tokenized text and the flags; they return the numbers and a function that draws them.
+Each function takes the model, the tokenized text and the flags, and returns numbers and a function that draws the numbers.
 """
 
 import argparse
@@ -37,12 +37,12 @@ from .sentence_scoring import TokenScore, token_replacement_probabilities
 __all__ = ["EXAMPLE_TEXT", "FIGURES", "PREPARE", "FigureUnavailableError", "load_model", "tokenize_texts"]
 
 FIGURES = {
-    "attention": "attention map and the terms of its logits: c2c, c2p, p2c; for a joint model, of the discriminator",
+    "attention": "attention map and the terms of its logits (c2c, c2p, p2c); a joint model's discriminator is used",
     "position_profile": "contribution of position to the attention logits of each head, by distance of query and key",
     "replacement_probabilities": "probability that each token was replaced; needs a replaced token detection head",
     "embedding_similarity": "similarity of the word embeddings; needs a generator and a discriminator",
     "curves": "training losses, from trainer_state.json in the folders given by --curves (default: in the folder --model)",
-    "influence": "predicted label and the influence of each token on it; needs a text classifier or a regression model",
+    "influence": "predicted label and each token's influence on this label; needs a text classifier or a regression model",
 }
 # The sentence of the figures in the DeBERTa paper.
 EXAMPLE_TEXT = "a new store opened beside the new mall"
@@ -52,9 +52,9 @@ SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 
 @dataclass
 class ExplainedModel:
-    """Loaded model: name, its tokenizer's folder or Hub id, its encoder and, if it has them, discriminator and generator.
+    """Loaded model with its `encoder` and, if present, its `discriminator` and `generator`.
 
-    `sharing` is the embedding sharing of a joint model, else empty."""
+    `tokenizer` is the folder or Hub id of the tokenizer; `sharing` is the embedding sharing of a joint model, else ""."""
 
     name: str
     tokenizer: str
@@ -123,7 +123,7 @@ def _load_with_encoder(model_class, source: str, revision: str = "main") -> tupl
 
 
 def tokenize_texts(model: ExplainedModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokenize `arguments.texts`, a text or a pair; return a dict with "tokenizer", "tensors" (inputs), "tokens"."""
+    """Tokenize `arguments.texts`, a text or a pair; return a dict with "tokenizer", "tensors" (model inputs), "tokens"."""
     if not all(map(str.strip, arguments.texts)):
         raise ValueError(f"--text must not be empty, got {arguments.texts}")
     revision = arguments.revision if arguments.tokenizer is None else None
@@ -223,7 +223,7 @@ def _influence(model: ExplainedModel, inputs: dict, arguments: argparse.Namespac
 
 
 def _prediction_text(prediction: Prediction) -> str:
-    """Format the scores of a prediction, predicted label first, and a table of its most influential tokens."""
+    """Format the scores of a prediction, with the predicted label first, and a table of its most influential tokens."""
     best = sorted(prediction.scores, key=lambda score: (score[0] != prediction.label, -score[1]))[:SHOWN_LABELS]
     lines = [f"{name}: {score:.3f}" for name, score in best]
     kind = "score" if prediction.is_regression else "log-odds"

@@ -17,11 +17,11 @@ BATCH = 32
 
 
 class TokenInfluence(NamedTuple):
-    """Influence of a token on the evidence for the predicted label.
+    """Influence of a token on the evidence for the predicted label (see `Prediction`).
 
     Attributes:
         token (`str`): token as spelled in the vocabulary.
-        number, start, end (`int`): `texts[number][start:end]` is the token in the `texts` of its `Prediction`.
+        number, start, end (`int`): `texts[number][start:end]` is the token; `texts` is a field of `Prediction`.
         occlusion (`float`): decrease of the evidence if the token is replaced by [MASK].
         gradients (`float`, *optional*): integrated gradients of the evidence; None if not computed.
     """
@@ -43,12 +43,12 @@ class Prediction:
     Args:
         texts (`list[str]`): the text, or the two texts of a pair.
         scores (`list[tuple[str, float]]`): each label with its probability, or with the score of a regression.
-        label (`str`): the predicted label: the label with the largest score or, if `config.decision_thresholds` is set for
-            two classes, the label that the threshold selects.
+        label (`str`): the predicted label: the label with the largest score or, if `config.decision_thresholds` is set, the
+            label that these thresholds select.
         is_regression (`bool`): True for a regression model.
         evidence (`float`): evidence for the label.
         masked_evidence (`float`): evidence for the label if all tokens except special tokens are replaced by [MASK].
-        tokens (`list[TokenInfluence]`): influence of each token, without special tokens.
+        tokens (`list[TokenInfluence]`): influence of each token except special tokens.
     """
 
     texts: list[str]
@@ -99,7 +99,7 @@ def model_inputs(encoded: Any) -> dict[str, torch.Tensor]:
 
 
 def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool = True, n_steps: int = 50) -> Prediction:
-    """Predict the label of a text or a pair, and compute the influence of each token on it in two ways.
+    """Predict the label of a text or a pair, and compute each token's influence on this prediction in two ways.
 
     Occlusion replaces one token at a time by [MASK]. If two tokens are redundant, both may have little influence.
     Integrated gradients (Sundararajan et al., 2017) start at a baseline in which all tokens except special tokens are
@@ -151,10 +151,10 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the number of the predicted label: the label with the largest logit if `config.decision_thresholds` is not set.
+    """Return the index of the predicted label, which by default is the label with the largest logit.
 
-    Otherwise, the threshold decides between two classes. If a text can have several labels, labels below their threshold are
-    excluded, unless all labels are below."""
+    If `config.decision_thresholds` is set, the threshold decides between two classes. In a multi-label model, labels below
+    their thresholds are excluded, unless all labels are below their thresholds."""
     thresholds = getattr(config, "decision_thresholds", None)
     is_multi = config.problem_type == "multi_label_classification"
     if not thresholds or not (is_multi or config.num_labels == 2):

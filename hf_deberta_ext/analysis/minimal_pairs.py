@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracy on minimal pairs such as BLiMP (Warstadt et al. 2020).
 
-A minimal pair is an acceptable and an unacceptable sentence; a model is right if the acceptable one has the higher score. In
-BLiMP, a phenomenon (such as agreement) has several paradigms, which are sets of pairs of one form.
+A minimal pair is an acceptable and an unacceptable sentence; a model is right if it gives the acceptable sentence the
+higher score. In BLiMP, a phenomenon (such as agreement) has several paradigms: sets of pairs of the same form.
 """
 
 import math
@@ -29,9 +29,9 @@ def pairs_of_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], default: str) -
     """Convert rows with the columns of BLiMP to minimal pairs.
 
     Args:
-        rows: tuples (place, row). `place` says in error messages where the row is from, such as "FILE, line 3". The columns
-            sentence_good and sentence_bad are required. The columns UID (paradigm) and linguistics_term (phenomenon) are
-            optional; a missing one is filled with the other.
+        rows: tuples (place, row). `place` says in error messages where the row is from, such as "line 3 of FILE".
+            The columns sentence_good and sentence_bad are required. The columns UID (paradigm) and linguistics_term
+            (phenomenon) are optional; if one of them is missing, the other is used for both.
         default (`str`): paradigm and phenomenon of rows without UID and linguistics_term.
     Raises:
         ValueError: a sentence is missing, empty or not a string; the message contains the place.
@@ -63,8 +63,8 @@ def thin_out(pairs: Sequence[MinimalPair], most: int) -> list[MinimalPair]:
 def word_frequency_scores(texts: Iterable[str], sentences: Iterable[str]) -> dict[str, float]:
     """Score each sentence by the frequencies of its lower-case words in `texts`.
 
-    The score is the sum of log((count + 1) / (number of words + number of distinct words + 1)), with all numbers counted in
-    `texts`. Sentences with the same words in another order have exactly the same score.
+    The score is the sum over a sentence's words of log((c + 1) / (n + d + 1)), where `texts` contain the word c times, n
+    words in total, and d distinct words. Sentences with the same words in another order have exactly the same score.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -82,8 +82,8 @@ def pair_accuracies(pairs: Sequence[MinimalPair], scores: Mapping[str, float]) -
     Args:
         scores (`dict[str, float]`): score of each sentence.
     Returns:
-        A dict with "accuracy" (mean over paradigms), "paradigms" (accuracy by paradigm), "phenomena" (mean over the
-        paradigms of a phenomenon, by phenomenon) and "ties" (number of pairs with equal scores).
+        A dict with "accuracy" (mean over paradigms), "paradigms" (accuracy by paradigm), "phenomena" (for each
+        phenomenon, mean over its paradigms) and "ties" (number of pairs with equal scores).
     """
     points: dict[str, list[float]] = {}
     phenomena: dict[str, set[str]] = {}

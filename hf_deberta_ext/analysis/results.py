@@ -29,7 +29,7 @@ AT_BEST = re.compile(r"(.*_)?best_.*|.*_thresh")
 
 
 def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, int]:
-    """Return {name of an evaluation set: number of examples} from metrics such as eval_mm_samples; "" is the main set."""
+    """Return {name of an evaluation set: number of examples} from metrics such as eval_mm_samples; "" = main set."""
     counts = {}
     for name, value in metrics.items():
         if match := re.fullmatch(rf"{stem}_(?:(.+)_)?samples", name):
@@ -40,8 +40,8 @@ def number_of_examples(metrics: Mapping[str, Any], stem: str = "eval") -> dict[s
 def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str, float]:
     """Return the metrics with the prefix `stem`_, except speeds and counts, under their names without this prefix.
 
-    Overall metrics such as f1 come first, then metrics of one class or of a further evaluation set such as PER_f1, then
-    losses."""
+    Overall metrics such as f1 come first, then metrics of one class (PER_f1) or of another evaluation set (mm_f1),
+    then losses."""
     sets = "|".join(map(re.escape, number_of_examples(metrics, stem)))
     measured = {}
     for full_name, value in metrics.items():
@@ -54,12 +54,12 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True if the metric is a score to compare models by: not a loss, a threshold, or a "best_..." score."""
+    """Return True if models can be compared by this metric, which excludes losses, thresholds and "best_..." scores."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 
 def summarise_seeds(results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute the mean, the standard deviation (None for one seed) and the list of values of each metric that all runs have.
+    """For each metric that all runs have, compute mean, standard deviation (None for one seed) and list of values.
 
     Args:
         results (`dict[int, dict]`): seed -> contents of all_results.json of the run with this seed.
@@ -154,8 +154,8 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than a guess: the share of replaced tokens for every token.
+    """Return True if the discriminator is hardly better than predicting the share of replaced tokens for every token.
 
-    That is, its loss is above 99 % of this guess's loss, or its loss is above 95 % of it and its recall is below 1 %."""
+    This means a loss above 99 % of the loss of this constant prediction, or above 95 % with a recall below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

@@ -60,7 +60,7 @@ class _Sentence(NamedTuple):
         input_ids: ids of all tokens, including special tokens.
         positions: indices in `input_ids` of the tokens that are not special.
         offsets: (start, end) of each token in the text; None without a fast tokenizer.
-        words: for each token, the number of the word that it belongs to; if words are not needed, the number of the token.
+        words: for each token, the index of its word in the text; if words are not needed, the index of the token.
     """
 
     input_ids: list[int]
@@ -72,16 +72,17 @@ class _Sentence(NamedTuple):
 def token_replacement_probabilities(
     model: torch.nn.Module, tokenizer: Any, texts: str | Sequence[str], batch_size: int = 32
 ) -> list[TokenScore] | list[list[TokenScore]]:
-    """Compute with a discriminator the probability that each token of a text was replaced: sigmoid(logit).
+    """Compute the probability that each token of a text was replaced, which is sigmoid(logit) of a discriminator.
 
     Args:
         model: a `DebertaExtForReplacedTokenDetection`, a joint model with a `discriminator`, or any other model that returns
             logits [B, N], which are positive for replaced tokens. Runs in eval mode; the mode is restored.
         tokenizer: tokenizer of the model.
         texts (`str` or `list[str]`): texts to score.
-        batch_size (`int`, defaults to 32): maximum number of texts per batch; they have the same length and no padding.
+        batch_size (`int`, defaults to 32): maximum number of texts per batch; all texts of a batch have the same length, so
+            that no padding is needed.
     Returns:
-        The tokens of each text without [CLS] and [SEP]; a single list if `texts` is a `str`.
+        For each text, a list of its tokens except [CLS] and [SEP]; only one list if `texts` is a `str`.
     Raises:
         ValueError: the model is not a discriminator, the tokenizer does not fit the model, or a text is too long.
     """
@@ -114,7 +115,7 @@ def pseudo_log_likelihood(
     """Compute a score to rank sentences; a higher score means that a sentence is more natural to the model.
 
     For a masked language model (Salazar et al. 2020, Eq. (1)), the score is the sum over t of log P(token t | other tokens),
-    where token t is masked. The model reads a sentence of n tokens n times, with another token masked each time.
+    where token t is masked. The model reads a sentence of n tokens n times, with a different token masked each time.
 
     For a discriminator, the score is the sum over t of log P(token t is original) = logsigmoid(-logit). The model reads each
     sentence once. This score is not a likelihood of the sentence, and cannot be compared with scores of masked language
@@ -123,9 +124,9 @@ def pseudo_log_likelihood(
     Args:
         model: masked language model of any package, which returns logits [B, N, V]; or a discriminator.
         tokenizer, texts: as in `token_replacement_probabilities`.
-        batch_size (`int`, defaults to 32): maximum number of (masked) sentences per batch; they have the same length and no
-            padding. Masked language models of other packages compute logits for all tokens, not only for the masked token:
-            use a smaller batch for long texts or large vocabularies.
+        batch_size (`int`, defaults to 32): maximum number of (masked) sentences per batch; all have the same length, so that
+            no padding is needed. Masked language models of other packages compute logits for all tokens, not only for the
+            masked token: use a smaller batch for long texts or large vocabularies.
         within_word (`bool`, defaults to False): also mask the later tokens of the same word (Kauf and Ivanova 2023,
             PLL-word-l2r), so that the end of a rare word does not reveal its beginning. Only for masked language models.
         show_progress (`bool`, defaults to False): show a progress bar on stderr.
@@ -144,7 +145,7 @@ def pseudo_log_likelihood(
     sentences = _encode(model, tokenizer, texts, within_word)
     for number, sentence in enumerate(sentences):
         if not sentence.positions:
-            raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; remove it")
+            raise ValueError(f"text {number} has no tokens to score: {texts[number]!r}; remove this text")
     if not sentences:
         return []
     if isinstance(model, DebertaExtForMaskedLM) or _logits(model, [sentences[0].input_ids], dims=(2, 3)).dim() == 3:
@@ -160,7 +161,7 @@ def pseudo_log_likelihood(
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span (start, end) of a text without white space at its ends; unchanged if it is only white space."""
+    """Shrink the span (start, end) of a text to exclude white space at its ends; keep a span of only white space."""
     visible = text[start:end].strip()
     if not visible:
         return start, end
@@ -179,7 +180,7 @@ def _encode(model, tokenizer, texts, within_word: bool = False) -> list[_Sentenc
         encoded = tokenizer(text, **options)
         ids = encoded["input_ids"]
         if len(ids) > limit:
-            raise ValueError(f"text {number} must have at most {limit} tokens, got {len(ids)}; split or shorten it")
+            raise ValueError(f"text {number} must have at most {limit} tokens, got {len(ids)}; split or shorten this text")
         positions = [position for position, special in enumerate(encoded["special_tokens_mask"]) if not special]
         words = list(range(len(ids)))
         if within_word:
@@ -224,8 +225,8 @@ def _logits(model, rows: list[list[int]] | torch.Tensor, *, dims: tuple[int, ...
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if logits.dim() not in dims or logits.shape[:2] != ids.shape:
         raise ValueError(
-            f"{type(model).__name__} must return logits [B, N] (discriminator) or, for a likelihood, [B, N, V] (masked "
-            f"language model), got logits {list(logits.shape)} for input_ids {list(ids.shape)}"
+            f"{type(model).__name__} must return logits [B, N] (discriminator) or, for pseudo_log_likelihood only, "
+            f"[B, N, V] (masked language model), got logits {list(logits.shape)} for input_ids {list(ids.shape)}"
         )
     return logits.float()
 
@@ -242,7 +243,7 @@ def _discriminator_logits(model, sentences: list[_Sentence], batch_size: int, sh
 
 
 def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size: int, show_progress: bool) -> list:
-    """Compute log P(token | other tokens) of each token of each sentence. Later tokens of the same word are masked, too."""
+    """Compute log P(token | other tokens) for each token of each sentence. Later tokens of the same word are masked, too."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer must have a mask token for a masked language model; set tokenizer.mask_token")
     cases = [(number, position) for number, sentence in enumerate(sentences) for position in sentence.positions]
@@ -262,7 +263,7 @@ def _masked_one_by_one(model, tokenizer, sentences: list[_Sentence], batch_size:
 
 
 def _logits_at(model, rows: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Compute the logits [B, V] of one token in each of the `rows` [B, N]; `position` [B, 1] is its index."""
+    """Compute the logits [B, V] of one token in each of the `rows` [B, N]; `position` [B, 1] is this token's index."""
     if isinstance(model, DebertaExtForMaskedLM):
         # Models of this package can compute the logits of this position only. The forward of this class is called, because a
         # subclass may need other labels.

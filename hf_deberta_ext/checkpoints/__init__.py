@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of models that remote code does not have: reading and joining official checkpoints, checking adapters."""
+"""Model features that remote code (`trust_remote_code`) lacks: official checkpoints, joining of two models, adapters."""

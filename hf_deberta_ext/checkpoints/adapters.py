@@ -18,8 +18,8 @@ PEFT_HEADS = {"classifier", "qa_outputs"}
 class AdapterMixin:
     """Mixin that lets peft train newly initialised modules and save them with the adapter.
 
-    By default, peft freezes every weight outside the adapter and saves none of them, except the modules in
-    `modules_to_save`. For its known tasks, this list contains the classifier, but not the pooler.
+    By default, peft neither trains nor saves weights outside the adapter, except modules in the list `modules_to_save`. For
+    the tasks that peft knows, it adds the classifier to this list, but not the pooler.
     """
 
     @property
@@ -40,7 +40,7 @@ class AdapterMixin:
             missing = [name for name in unsaved if module_to_save(self, name) not in named]
             if config.inference_mode and missing:
                 logger.warning(
-                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: they are random"
+                    f"neither the adapter nor the base model has weights for {', '.join(missing)}: these weights are random"
                 )
             elif config.task_type in PEFT_TASKS.values() and PEFT_HEADS & self._modules.keys():
                 # For these tasks, peft applies modules_to_save after this assignment. Modules with adapters are excluded,
@@ -65,7 +65,7 @@ class AdapterMixin:
             if names != new:
                 task = "task_type='TOKEN_CLS' and "
             elif not PEFT_HEADS & self._modules.keys():
-                task = "no task_type and "
+                task = "task_type=None and "
             raise ValueError(
                 f"the weights of {', '.join(unsaved)} are newly initialised, and the adapter would neither train nor save "
                 f"them: set {task}modules_to_save={names} in the configuration of the adapter"
@@ -94,10 +94,10 @@ class AdapterMixin:
 
 
 def module_to_save(model: nn.Module, name: str) -> str:
-    """Return the entry of `modules_to_save` that only matches the module `name`.
+    """Return an entry for `modules_to_save` that matches only the module `name`.
 
-    peft matches the end of a path: "proj" also matches "query_proj", but "model.proj" does not. Paths only start with
-    "model" if the adapter has a `task_type`.
+    peft compares entries with the ends of module paths: "proj" also matches "query_proj", but "model.proj" does not.
+    Paths only start with "model" if the adapter has a `task_type`.
     """
     if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
         return f"model.{name}"

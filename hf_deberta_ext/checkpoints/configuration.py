@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of `DebertaExtConfig` that remote code lacks: validation, presets, reading official configurations.
+"""Methods of `DebertaExtConfig` that remote code (`trust_remote_code`) lacks: validation, presets, official configurations.
 
 Official configurations are those with model_type "deberta" or "deberta-v2", and Microsoft's files, which have no model_type.
 """
@@ -30,7 +30,7 @@ class OfficialConfigMixin:
     """Mixin of `DebertaExtConfig` for validation, presets and official configurations."""
 
     def validate_architecture(self):
-        """Raise a ValueError for wrong values or contradicting fields. transformers calls it on creation and saving."""
+        """Raise a ValueError for wrong or contradictory values. transformers calls this method on creation and saving."""
         # Imported late, because it imports the front end of torch.compile.
         from transformers.activations import ACT2FN
 
@@ -48,7 +48,7 @@ class OfficialConfigMixin:
         for name in ("hidden_act", "pooler_hidden_act", "conv_act", "classifier_act"):
             known = getattr(self, name) in ACT2FN or (name == "classifier_act" and self.classifier_act is None)
             self._require(name, known, f"one of {', '.join(sorted(ACT2FN))}")
-        self._require("tie_word_embeddings", self.tie_word_embeddings, "True: the decoder is the word embedding table")
+        self._require("tie_word_embeddings", self.tie_word_embeddings, "True: the decoder uses the word embedding table")
         ids = self.special_token_ids or []
         if self.pad_token_id is not None:
             ids = [*ids, self.pad_token_id]
@@ -63,9 +63,9 @@ class OfficialConfigMixin:
             self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
-                f"position_buckets = {self.position_buckets} requires max_relative_positions (or, if it is -1, "
-                f"max_position_embeddings) greater than {self.position_buckets // 2 + 1}, got {self.relative_distance}; set "
-                "position_buckets = -1 for such a short range"
+                f"position_buckets = {self.position_buckets} requires max_relative_positions (or, if this is -1, "
+                f"max_position_embeddings) greater than {self.position_buckets // 2 + 1}, got {self.relative_distance}; "
+                "set position_buckets = -1 for such a short range"
             )
         if self.conv_kernel_size > 0:
             self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, to keep the sequence length")
@@ -73,7 +73,7 @@ class OfficialConfigMixin:
         if self.position_biased_input and (self.emd_layers, self.emd_input) not in [(2, "position+hidden"), (1, "hidden")]:
             raise ValueError(
                 f"emd_layers = {self.emd_layers} and emd_input = {self.emd_input!r} have no effect if "
-                "position_biased_input = True, because positions are then added to the input; omit both fields"
+                "position_biased_input = True, because positions are already added to the input; omit both fields"
             )
         if self.generator is not None:
             self.check_generator()
@@ -123,7 +123,7 @@ class OfficialConfigMixin:
     def from_preset(cls, name: str, **overrides) -> "OfficialConfigMixin":
         """Create the configuration of a published model, such as `from_preset("v3-small", num_labels=3)`.
 
-        `overrides` are fields that replace those of the preset.
+        `overrides` replace fields of the preset.
 
         Raises:
             ValueError: the preset does not exist, or a value is wrong.
@@ -153,12 +153,12 @@ class OfficialConfigMixin:
         config, kwargs = super().get_config_dict(configuration_file(source, kwargs.get("subfolder")) or source, **kwargs)
         if not set(config) - {"_commit_hash"}:
             # transformers would use default sizes. Some versions add "_commit_hash" to an empty configuration.
-            raise OSError(f"the config.json of {source} is missing or empty; add it, or pass config=...")
+            raise OSError(f"the config.json of {source} is missing or empty; add this file, or pass config=...")
         model_type = config.setdefault("model_type", MICROSOFT)
         if model_type not in (cls.model_type, OUR_TYPE, *OFFICIAL_TYPES):
             # transformers would only warn, and load weights whose names match.
             expected = ", ".join((OUR_TYPE, *OFFICIAL_TYPES))
-            raise ValueError(f"{cls.__name__} reads the model_types {expected}, got {model_type!r} in {source}")
+            raise ValueError(f"{cls.__name__} only reads the model_types {expected}, got {model_type!r} in {source}")
         # from_dict also converts, but transformers would warn about an official model_type before it calls from_dict.
         return _translated(config), kwargs
 

@@ -94,7 +94,7 @@ def microsoft_weights(folder: str | os.PathLike) -> str | None:
         return None
     names += [name for name in WEIGHT_FILES if Path(folder, name).is_file()]
     if len(names) > 1:
-        raise ValueError(f"{folder} must have only one weights file, got {', '.join(names)}; remove the others")
+        raise ValueError(f"{folder} must have only one weights file, got {', '.join(names)}; remove the wrong ones")
     return names[0]
 
 
@@ -148,7 +148,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def optional_file(source: str | os.PathLike, name: str, **download) -> str | None:
-    """Return the path of a file in a folder or repository, or None if it does not exist.
+    """Return the path of a file in a folder or repository, or None if the file does not exist.
 
     Args:
         download: `revision`, `token`, `cache_dir`, `subfolder`, `local_files_only`, ... of transformers' `cached_file`.
@@ -206,16 +206,17 @@ def header_tensor(shape: Sequence[int], dtype: str) -> Tensor:
 
 @contextmanager
 def damage_named(file: str, *more: type[Exception]) -> Iterator[None]:
-    """Context manager that turns errors of safetensors and pickle, and of the types `more`, into a ValueError about `file`.
+    """Context manager that turns errors of safetensors and pickle, and errors of the types `more`, into a ValueError.
 
-    torch's message is not shown, because it advises users to allow pickled code.
+    The ValueError names `file`. Only the first sentence of the original message is kept, because torch's whole message
+    advises users to allow pickled code.
     """
     try:
         yield
     except (SafetensorError, pickle.UnpicklingError, EOFError, *more) as error:
         raise ValueError(
             f"{file} is truncated or corrupt, or contains pickled objects other than tensors, which were not loaded. "
-            f"Download or save it again ({type(error).__name__}: {str(error).partition('.')[0]})"
+            f"Download or save the file again ({type(error).__name__}: {str(error).partition('.')[0]})"
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load joint models (`DebertaExtForPreTraining`), create one from two checkpoints, and export its two models."""
+"""Load joint models (`DebertaExtForPreTraining`), create them from two checkpoints, and export their two models."""
 
 import copy
 
@@ -56,7 +56,7 @@ class JointCheckpointsMixin:
                 value = getattr(config, name)
             if stored is not None and value != stored:
                 raise ValueError(
-                    f"{name} must be {stored!r} as in the joint model {source}, got {value!r}. To change it, export "
+                    f"{name} must be {stored!r} as in the joint model {source}, got {value!r}. To change {name}, export "
                     "discriminator and generator, and join them with from_checkpoints(discriminator, generator, "
                     f"{name}={value!r})"
                 )
@@ -83,7 +83,7 @@ class JointCheckpointsMixin:
                 official discriminator. If there is no such file, the first layers, the embedding tables and the
                 masked-language-model head (if present) of `discriminator` are copied; if the generator's layers have other
                 sizes, only the tables are copied, and the rest is newly initialised.
-            config (`DebertaExtConfig`, *optional*): configuration of the joint model; default: that of `discriminator`.
+            config (`DebertaExtConfig`, *optional*): configuration of the joint model; default: as in `discriminator`.
             dtype (`torch.dtype` or `str`, *optional*): dtype of the joint model; None and "auto" = float32.
             attn_implementation (`str`, *optional*): attention backend, as in transformers.
             output_loading_info (`bool`): also return the loading info of transformers.
@@ -101,7 +101,7 @@ class JointCheckpointsMixin:
         stored_config = stored_configuration(discriminator, **download)
         if is_joint(stored_config):
             raise ValueError(
-                f"from_checkpoints expects a single model, got the joint model {discriminator}: load it with "
+                f"from_checkpoints expects a single model, got the joint model {discriminator}: load this model with "
                 f"{cls.__name__}.from_pretrained, or export its two models first"
             )
         if isinstance(config, PreTrainedConfig):
@@ -175,9 +175,9 @@ class JointCheckpointsMixin:
     def export_discriminator(self) -> DebertaExtForReplacedTokenDetection:
         """Return the discriminator as a separate model with its head, from which all task models can be fine-tuned.
 
-        If embeddings are shared by GDES, the embedding table of the returned model is E_G + E_delta. If
-        `position_biased_input` is False, the discriminator has no absolute position table; the generator's table is copied.
-        The attribute `deberta` of the returned model is the encoder.
+        If embeddings are shared by GDES, the embedding table of the returned model is E_G + E_delta, the generator's table
+        plus the trained difference. If `position_biased_input` is False, the discriminator has no absolute position table;
+        the generator's table is copied if it has the right size. The encoder is the attribute `deberta`.
         """
         embeddings = self.discriminator.deberta.embeddings
         state_dict = dict(self.discriminator.state_dict())
@@ -206,7 +206,7 @@ class JointCheckpointsMixin:
 
 @torch.no_grad()
 def copy_weights(joint: nn.Module, generator: DebertaExtForMaskedLM, discriminator: DebertaExtForReplacedTokenDetection):
-    """Copy the weights of both models to `joint`. Both configurations must equal those of `joint`'s two models."""
+    """Copy the weights of both models to `joint`. Each model must have the same configuration as in `joint`."""
     joint.generator.load_state_dict(generator.state_dict())
     joint.generator.loading_report = generator.loading_report
     joint.discriminator.loading_report = discriminator.loading_report
@@ -223,13 +223,13 @@ def copy_weights(joint: nn.Module, generator: DebertaExtForMaskedLM, discriminat
             if is_shared and not torch.equal(weight, generator_weights[name]):
                 raise ValueError(
                     f"embedding_sharing = {sharing!r} requires equal {name} in generator and discriminator, got "
-                    "different ones; use 'gdes' or 'nes'"
+                    "different values; use embedding_sharing = 'gdes' or 'nes'"
                 )
     joint.discriminator.load_state_dict(state_dict)
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """Return {name: weight} for the embedding tables of an encoder; tables must be ordinary embeddings, not GDES."""
+    """Return {name: weight} for the embedding tables of an encoder; the tables must not be shared by GDES."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 
@@ -244,7 +244,7 @@ def joint_info(**halves: dict) -> dict[str, set]:
 
 
 def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_config: dict | None):
-    """Create the generator from the two results of `read_generator`; return the model and its loading info."""
+    """Create the generator from the results of `read_generator` (tensors, configuration); return model and loading info."""
     generator_config = config.generator_config()
     if stock_config is not None:
         generator_config = DebertaExtConfig.from_dict(stock_config, **(config.generator or {}))
@@ -259,7 +259,7 @@ def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_co
 
 
 def derive_generator(source, config: DebertaExtConfig, discriminator: DebertaExtForReplacedTokenDetection, options: dict):
-    """Create a generator from the layers or tables of the discriminator `source`; return the model and its loading info."""
+    """Create a generator from layers, or only tables, of the discriminator `source`; return model and loading info."""
     generator_config = config.generator_config()
     different = [name for name in SHAPES if getattr(generator_config, name) != getattr(config, name)]
     if not different:

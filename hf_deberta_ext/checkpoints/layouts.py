@@ -44,7 +44,8 @@ class LoadingReport:
     Args:
         source (`str`): folder or repository id.
         loaded (`list[str]`): parameters that were loaded from the checkpoint.
-        converted (`dict[str, list[str]]`): key in the checkpoint -> parameters made from this tensor; renamed tensors only.
+        converted (`dict[str, list[str]]`): key in the checkpoint -> parameters made from this tensor, if their names
+            differ from the key.
         initialised (`list[str]`): parameters that are missing in the checkpoint and newly initialised.
         unused (`dict[str, str]`): key in the checkpoint -> reason why it is not used.
         notes (`list[str]`): decisions that change the outputs of the model.
@@ -113,14 +114,15 @@ def convert_official(
 ) -> tuple[dict[str, torch.Tensor], LoadingReport]:
     """Convert the tensors of an official checkpoint to this package's names.
 
-    In v1, `in_proj.weight` [3·hidden, hidden] is fused: for each head, it has d rows for the query, d for the key and d for
-    the value. v1 has no biases of keys and of `pos_proj`, so these parameters are set to zero.
+    v1 has one fused weight for queries, keys and values, `in_proj.weight` [3·hidden, hidden]: for each head of size d, it
+    has d rows for the query, then d for the key, then d for the value. v1 has no biases for keys and for `pos_proj`, so
+    these parameters are set to zero.
 
     Args:
         state_dict (`dict`): tensors of the checkpoint by key.
         config (`DebertaExtConfig`): configuration with the number of heads.
-        delta_bases (`dict`, *optional*): the generator's embedding tables by name ("word_embeddings"). They are added to
-            the tables of a checkpoint that only stores the differences from them (GDES).
+        delta_bases (`dict`, *optional*): the generator's embedding tables by name ("word_embeddings"). They are needed if
+            the checkpoint only stores the differences from these tables (GDES), to which they are then added.
 
     Returns:
         The converted tensors by parameter name, and a `LoadingReport` with `converted`, `unused` and `notes`.
@@ -141,7 +143,8 @@ def convert_official(
                     raise ValueError(
                         f"expected {table}, got only {key}, the difference from the generator's table that "
                         "gradient-disentangled embedding sharing trains. Pass the generator's table to from_pretrained as "
-                        "delta_bases, or save the discriminator again after a forward pass of the official code"
+                        "delta_bases, or save the discriminator again after a forward pass of the official code, which adds "
+                        "both tables"
                     )
                 # Add in float32, and round the sum to the checkpoint's dtype.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)
@@ -159,7 +162,7 @@ def convert_official(
 
 
 def set_fields_of_head(config, tensors: dict[str, torch.Tensor], stored_config: dict):
-    """Set fields of `config` that Microsoft's configurations lack: the number of labels from the shape of the classifier,
+    """Set fields of `config` that Microsoft's configurations lack: the number of labels (from the classifier's shape),
     and `classifier_act` if a token classifier has a dense layer."""
     labels = len(tensors.get("classifier.weight", ()))
     if labels and stored_config.get("model_type") == MICROSOFT and not {"num_labels", "id2label"} & {*stored_config}:

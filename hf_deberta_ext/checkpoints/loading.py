@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model methods that remote code does not have, such as `from_pretrained` for official checkpoints and `push_to_hub`."""
+"""Model methods that remote code (`trust_remote_code`) lacks, such as loading official checkpoints and `push_to_hub`."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,8 +52,8 @@ class LoadingMixin(AdapterMixin):
         super().__init__(config, *args, **kwargs)
 
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """Prepare the `inputs` of a forward pass that has these `parameters`: convert arguments of packed batches of other
-        packages (`OF_PACKED_BATCHES`) to `document_ids`, and check adapters."""
+        """Prepare the `inputs` of a forward method with these `parameters`: check adapters, and convert arguments for packed
+        batches in the form of other packages (`OF_PACKED_BATCHES`) to `document_ids`."""
         self.check_adapters()
         if "document_ids" not in parameters or inputs.get("document_ids") is not None:
             return inputs
@@ -70,9 +70,9 @@ class LoadingMixin(AdapterMixin):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, delta_bases=None, **kwargs):
         """Load a model as in transformers, including official `deberta` and `deberta-v2` checkpoints.
 
-        `model.loading_report` lists the loaded, converted, newly initialised and unused tensors. `delta_bases` is only for
-        an official discriminator that was saved with E_delta instead of embedding tables: the generator's tables by name
-        ("word_embeddings"), to which the deltas are added.
+        `model.loading_report` lists the loaded, converted, newly initialised and unused tensors. `delta_bases`
+        contains the generator's embedding tables by name ("word_embeddings"). This argument is only for an official
+        discriminator that was saved with E_delta, the difference from these tables, instead of its own tables.
 
         Raises:
             ValueError: the checkpoint has E_delta (`_weight`) instead of embedding tables and `delta_bases` is None; its
@@ -191,7 +191,7 @@ class LoadingMixin(AdapterMixin):
         if old is None:
             raise ValueError("this model has no absolute position table, so it already takes inputs of any length")
         if length <= old.num_embeddings:
-            raise ValueError(f"length must be greater than {old.num_embeddings}, the positions of the table, got {length}")
+            raise ValueError(f"length must be greater than {old.num_embeddings}, the length of the table, got {length}")
         weight = old.weight
         new = nn.Embedding(length, old.embedding_dim, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
@@ -204,15 +204,15 @@ class LoadingMixin(AdapterMixin):
         self.config.max_position_embeddings = length
 
     def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
-        """Save the model as in transformers. If `push_to_hub` is True, also call `push_to_hub` with its arguments from
-        `kwargs`; `repo_id` defaults to the name of the folder."""
+        """Save the model as in transformers. If `push_to_hub` is True, also call `push_to_hub` with the arguments for this
+        method in `kwargs`; `repo_id` defaults to the name of the folder."""
         pushed = pop(kwargs, PUSH_ARGUMENTS if push_to_hub else ())
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):
             self.push_to_hub(pushed.pop("repo_id", Path(save_directory).name), **pushed)
 
     def push_to_hub(self, repo_id: str, **options):
-        """Push weights, configuration, code and model card in one commit; return its `huggingface_hub.CommitInfo`.
+        """Push weights, configuration, code and model card in one commit; return the `huggingface_hub.CommitInfo`.
 
         Args:
             repo_id (`str`): "user/name" or "organisation/name"; created if it does not exist.
@@ -246,13 +246,13 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def set_report(model: nn.Module, report: LoadingReport, given: Mapping[str, Any]):
-    """Set the report of a loaded model; warn about float16 on a CPU, unless the user's arguments `given` name this dtype."""
+    """Set the report of a loaded model; warn about float16 on a CPU, unless the user's arguments `given` set the dtype."""
     model.loading_report = report
     dtype = given.get("dtype", given.get("torch_dtype"))
     if model.dtype == torch.float16 and dtype in (None, "auto") and not torch.accelerator.is_available():
         logger.warning(
             f'{report.source} is float16, which is many times slower than float32 on a CPU: pass dtype="float32", or '
-            'dtype="float16" to keep it'
+            'dtype="float16" to keep float16 without this warning'
         )
 
 
@@ -279,7 +279,7 @@ def packed_document_ids(
                 fits = fits and tuple(batch.shape[:2]) == (1, int(cu_seq_lens_q[-1]))
         if not fits or not (cu_seq_lens_k is None or torch.equal(cu_seq_lens_q, cu_seq_lens_k)):
             raise ValueError(
-                "cu_seq_lens_q must increase from 0 to T for inputs of shape [1, T], and equal cu_seq_lens_k; got "
+                "cu_seq_lens_q must increase from 0 to T for inputs of shape [1, T], and be equal to cu_seq_lens_k; got "
                 f"{cu_seq_lens_q.tolist()}"
             )
         documents = torch.arange(1, len(cu_seq_lens_q), device=cu_seq_lens_q.device)
@@ -295,7 +295,7 @@ def packed_document_ids(
 
 
 def refuse_official_adapter(source, stored_config: dict, download: dict):
-    """Raise a ValueError if `source` has an adapter of an official checkpoint: transformers would load it wrongly."""
+    """Raise a ValueError if `source` has an adapter of an official checkpoint, which transformers would load wrongly."""
     path = optional_file(source, ADAPTER_CONFIG_FILE, **download)
     if path is None:
         return

@@ -104,7 +104,7 @@ def from_official(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_configuration(source: str | os.PathLike | None, **download) -> dict[str, Any]:
-    """Read the config.json of a folder or repository, or the file that Microsoft's trainer writes; {} if there is none."""
+    """Read config.json of a folder or repository, or model_config.json of Microsoft's trainer; {} if both are missing."""
     if source is None:
         return {}
     file = configuration_file(source, download.get("subfolder"))

@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the card or, if --check is set, raise the Hub's error if the card is not valid."""
+    """Write the card; or, with --check, only validate the existing card, and raise the Hub's error if it is invalid."""
     from huggingface_hub import ModelCard
 
     from ..publishing import write_model_card
 
     metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
     if arguments.check and any(metadata.values()):
-        raise ValueError(f"--check cannot be used with flags that change the card: remove it, or --{', --'.join(metadata)}")
+        raise ValueError(f"--check excludes flags that change the card: remove --check or --{', --'.join(metadata)}")
     card = arguments.folder / "README.md"
     if not arguments.check:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)

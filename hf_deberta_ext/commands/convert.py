@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUTPUT", help="the folder to write")
     formats = ("deberta-ext", "deberta-v2", "int8", "onnx", "onnx-int8")
     parser.add_argument("--to", choices=formats, default="deberta-ext", help="format (int8: for CPUs); default %(default)s")
-    parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="head; default: the head in SOURCE (auto)")
+    parser.add_argument("--head", choices=("auto", *HEADS), default="auto", help="head; default: auto, the head in SOURCE")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="dtype of weights; default: as saved")
     parser.add_argument("--max_shard_size", metavar="SIZE", help='maximum file size, such as "2GB"; only --to deberta-ext')
     parser.add_argument("--lossy", action="store_true", help="allow --to deberta-v2 if it changes the model's outputs")
     parser.add_argument("--tokenizer", metavar="SOURCE", help="folder or Hub id of the tokenizer, or none; default SOURCE")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
-    parser.add_argument("--texts", metavar="FILE", help="texts, one per line, to compare int8 or ONNX outputs on")
+    parser.add_argument("--texts", metavar="FILE", help="texts, one per line, to compare int8 or ONNX with SOURCE")
     parser.add_argument("--overwrite", action="store_true", help="if OUTPUT exists, rename it to OUTPUT.old-1")
 
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max_pairs_per_phenomenon", type=int, help=most_help)
     parser.add_argument("--batch_size", type=int, default=64, help="sentences per batch; default: 64")
     parser.add_argument("--output_dir", type=Path, default=Path(STEM), help=f"folder to write to; default: {STEM}")
-    parser.add_argument("--card", action="store_true", help="add table and figure to the README.md of --model (a folder)")
+    parser.add_argument("--card", action="store_true", help="add table and figure to the README.md in the folder --model")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -133,7 +133,7 @@ def load_scorer(arguments: argparse.Namespace, method: str) -> tuple[Any, Any]:
     source, revision = arguments.model, arguments.revision
     if is_adapter_folder(source):
         base = read_json(Path(source, ADAPTER_CONFIG_FILE)).get("base_model_name_or_path")
-        raise ValueError(f"--model must be a complete model, got {source}, an adapter of {base}; merge it first")
+        raise ValueError(f"--model must be a complete model, got {source}, an adapter of {base}; merge the adapter first")
     if method == "rtd":
         explained = load_model(source, revision)
         if explained.discriminator is None:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")
     parser.add_argument("--file", help="file with the text: .csv, .tsv, .json, .jsonl, .parquet")
     parser.add_argument("--row", type=int, help="number of the row of --file, counted from 1 without the header")
-    columns_help = "one or two text columns of --file; default: columns with names of GLUE, such as sentence"
+    columns_help = "one or two text columns of --file; default: columns with usual names, such as sentence or text"
     parser.add_argument("--text_columns", nargs="+", help=columns_help)
     parser.add_argument("--output_dir", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     figures = parser.add_argument_group("figures (default: all figures that the model supports)")
@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             figures.add_argument("--curves", nargs="*", metavar="RUN_FOLDER", help=text)
         else:
             figures.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--layer", type=int, default=-1, help="layer, from 0 or from the end; default: -1, the last")
-    head_help = "head, from 0; default: mean of all heads (--attention), every head (--position_profile)"
+    parser.add_argument("--layer", type=int, default=-1, help="index of the layer, from 0; default: -1, the last layer")
+    head_help = "index of the head, from 0; default: the mean of all heads in --attention, all heads in --position_profile"
     parser.add_argument("--head", type=int, help=head_help)
-    distance_help = "largest distance in --position_profile; default: that of the longest input"
+    distance_help = "largest distance in --position_profile; default: the largest in an input of maximum length"
     parser.add_argument("--max_distance", type=int, help=distance_help)
     parser.add_argument("--n_steps", type=int, default=50, help="steps of integrated gradients; default: %(default)s")
     formats = ("png", "svg", "pdf")
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
         if lost:
             raise ValueError(f"{lost[0]} already exists; pass --overwrite, or another --output_dir")
     if arguments.model is None and (subject or not arguments.curves):
-        arguments.usage_error("--model is missing; pass a folder or repository (only --curves RUN_FOLDER does not need it)")
+        arguments.usage_error("--model is missing; pass a folder or repository (only --curves RUN_FOLDER works without one)")
     numbers = dict(subject)
     if is_same:
         numbers |= {name: value for name, value in saved.items() if name not in names}
@@ -114,13 +114,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _texts(arguments: argparse.Namespace) -> list[str]:
-    """Return the text or pair from the command line or a row of --file; if --model is not set, set it to the first word."""
+    """Return the text or pair from the command line or a row of --file; without --model, the first word is the model."""
     words, file = [*arguments.words], arguments.file
     if arguments.model is None and words:
         arguments.model = words.pop(0)
         check_source(arguments.model, "MODEL: ")
     if len(words) > 2 or sum(map(bool, (words, arguments.text, file))) > 1 or (file is None) != (arguments.row is None):
-        arguments.usage_error("expected one text or two texts, or --text TEXT, or --file FILE --row NUMBER")
+        arguments.usage_error("expected one text or two texts, or --text TEXT, or both --file FILE and --row NUMBER")
     if file is None:
         return words or [EXAMPLE_TEXT if arguments.text is None else arguments.text]
     row = next((row for number, (_, row) in enumerate(read_rows(file), start=1) if number == arguments.row), None)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="FOLDER_OR_ID", help="a folder, or the id of a Hub repository")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--download", action="store_true", help="also download .bin weights (not needed for safetensors)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

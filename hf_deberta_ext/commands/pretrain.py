@@ -16,7 +16,7 @@ SHOWS_PROGRESS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    objective_help = "masked (mlm) or replaced tokens (rtd); `pretrain mlm --help` lists the flags of mlm"
+    objective_help = "mlm: masked tokens; rtd: replaced tokens. `pretrain mlm --help` lists the flags of mlm"
     parser.add_argument("objective", choices=["mlm", "rtd"], help=objective_help)
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags, or a .json or .yaml file of flags")
 

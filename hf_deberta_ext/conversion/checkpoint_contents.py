@@ -57,7 +57,7 @@ class CheckpointContents:
         stored (`dict`): Fields of config.json.
         config (`DebertaExtConfig`, *optional*): Configuration of the loaded model; None if loading would fail.
         tensors (`dict[str, Tensor]`): Shape and dtype of each tensor by its key in the files; empty if the weights are .bin
-            files on the Hub that are not downloaded.
+            files on the Hub that were not downloaded.
         shapes (`dict[str, tuple]`): Shape of each parameter after conversion, by its name without the prefix "deberta.".
         problems (`list[str]`): Reasons why the checkpoint cannot be loaded.
     """
@@ -196,7 +196,7 @@ def empty_tensors(tensors: dict[str, Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compare_with_class(contents: CheckpointContents, head: str) -> tuple[list[str], list[str]]:
-    """Compare the files with the model class of `head`; return messages about missing parameters, and about wrong shapes."""
+    """Compare the files with the model class of `head`; return messages on missing parameters and on wrong shapes."""
     if contents.is_joint:
         head = "pretraining"
     elif head == "pretraining":

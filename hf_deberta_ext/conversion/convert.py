@@ -55,8 +55,8 @@ def convert(
 
     Raises:
         OSError: If `source` does not exist, or `output` exists and `overwrite` is False.
-        ValueError: If `source` is incomplete or has no weights for the head, or if the written folder has other tensors or
-            outputs than `source`.
+        ValueError: If `source` is incomplete (except for a head that `head` names), or if the written folder has other
+            tensors or outputs than `source`.
     """
     target = Path(os.path.abspath(output))
     if is_in_use(target) and not overwrite:
@@ -78,7 +78,7 @@ def convert(
     if contents.is_joint and (head not in ("pretraining", *HALVES) or (head == "pretraining" and to == "deberta-v2")):
         raise ValueError(
             f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
-            "masked-lm (the generator) or base; for other heads, convert the written folder again"
+            "masked-lm (the generator) or base; for another head, convert the written folder with that head"
         )
     if to in FROM_FLOAT32 and head == "pretraining":
         raise ValueError(f"--to {to} converts a single model: choose --head replaced-token-detection or masked-lm")
@@ -146,7 +146,7 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load a checkpoint as the model class of `head`, in eval mode; from a joint checkpoint, export the half with `head`."""
+    """Load the checkpoint into the class of `head`, in eval mode; of a joint model, export the model that has this head."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()
@@ -160,8 +160,8 @@ def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaE
 
 
 def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen: bool) -> None:
-    """Raise a ValueError for newly initialised parameters, except in a head that the user chose (`is_chosen`): print a
-    warning for this head."""
+    """Raise a ValueError for newly initialised parameters. If only the head has such parameters, and the user chose the
+    head (`is_chosen`), print a warning instead."""
     new = model.loading_report.initialised
     encoder = [name for name in new if ".encoder." in name or ".embeddings." in name or name.startswith("encoder.")]
     if encoder:
@@ -171,7 +171,7 @@ def check_new_parameters(model: DebertaExtPreTrainedModel, head: str, is_chosen:
             f"{', '.join(new)} would be newly initialised, because the files lack them; pass --head {head} to allow this"
         )
     if new:
-        print(f"warning: the head is newly initialised: {', '.join(new)}. Train it before you use it")
+        print(f"warning: the head is newly initialised: {', '.join(new)}. Train the head before you use the model")
 
 
 def find_tokenizer(contents: CheckpointContents, source: str | None) -> Any:
@@ -221,7 +221,7 @@ def write_onnx(model: DebertaExtPreTrainedModel, folder: Path, *, int8: bool) ->
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy files of sentence-transformers (`MODULES`) to `folder`; without them, the scores of a cross-encoder change."""
+    """Copy files of sentence-transformers (`MODULES`) to `folder`; without these files, a cross-encoder's scores change."""
     for pattern in MODULES:
         for path in sorted(source.glob(pattern)):
             print(f"sentence-transformers: {path.name} is copied")

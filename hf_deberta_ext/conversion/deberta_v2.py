@@ -37,10 +37,10 @@ def save_as_deberta_v2(
     """Save `model` in a folder that transformers loads as DebertaV2 with the same outputs.
 
     Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of EMD
-    and the head `mask_predictions`; they are also saved, so that this package loads the folder as the same model.
+    and the head `mask_predictions`. Both are still saved, so that this package loads the folder as the same model.
 
     Args:
-        lossy (`bool`, default False): Also save a masked language model with EMD; transformers predicts without EMD.
+        lossy (`bool`, default False): Also save a masked language model with EMD, which transformers runs without EMD.
         overwrite (`bool`, default False): Replace a checkpoint in the folder.
     Returns:
         `list[str]`: A note for each feature that transformers does not support or computes differently.
@@ -72,7 +72,7 @@ def save_as_deberta_v2(
 
 
 def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
-    """Return a `DebertaV2Config` of the same encoder, with `legacy=False`, so that transformers loads `lm_predictions`."""
+    """Return a `DebertaV2Config` for the same encoder; `legacy=False` lets transformers load the head `lm_predictions`."""
     same = {name: getattr(config, name) for name in SAME_FIELDS}
     for name in FLOAT_FIELDS:
         if same[name] is not None:
@@ -86,7 +86,7 @@ def to_deberta_v2_config(config: DebertaExtConfig) -> DebertaV2Config:
 
 
 def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return {transformers' name: weight}. Tied weights appear once, weights of shared layers once for every layer."""
+    """Return {transformers' name: weight}. Tied weights appear once, weights of shared layers once for each layer."""
     state_dict = {key: value for key, value in model.state_dict().items() if key not in model.all_tied_weights_keys}
     for key in list(state_dict):
         before, first, parameter = key.partition("encoder.layer.0.")
@@ -98,7 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model cannot be saved without it."""
+    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model needs this feature."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")
@@ -110,7 +110,7 @@ def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
         raise ValueError("deberta-v2 has no dense layer before the classifier (classifier_act): use save_pretrained instead")
     notes = []
     if config.share_layers != "none":
-        notes.append(f"share_layers = {config.share_layers!r}: each layer is a copy, no longer tied in training")
+        notes.append(f"share_layers = {config.share_layers!r}: the saved layers are copies, which training does not tie")
     if isinstance(model, DebertaExtForReplacedTokenDetection):
         notes.append("mask_predictions: the replaced token detection head is saved, but no class of transformers loads it")
     if not isinstance(model, DebertaExtForMaskedLM):

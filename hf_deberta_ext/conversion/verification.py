@@ -30,7 +30,7 @@ SHAPES = ((1, 1, "none"), (3, 2, "right"), (4, 37, "left"), (2, 73, "right"))
 
 
 def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> list[str]:
-    """Load the checkpoint in `folder` and compare it with `model`; return one line of text for each comparison."""
+    """Load the checkpoint in `folder` and compare this model with `model`; return one line of text for each comparison."""
     decoder = {}
     state_dict = type(model).state_dict
     if to == "deberta-v2":
@@ -55,7 +55,7 @@ def check_folder(model: DebertaExtPreTrainedModel, folder: Path, to: str) -> lis
 
 
 def check_difference(name: str, difference: torch.Tensor | float) -> str:
-    """Return a line of text about a relative difference of outputs; raise a ValueError if it exceeds `TOLERANCE`."""
+    """Describe a relative difference of outputs in one line; raise a ValueError if the difference exceeds `TOLERANCE`."""
     # Also True if the difference is NaN, because weights overflowed the dtype.
     if not difference <= TOLERANCE:
         raise ValueError(
@@ -67,7 +67,7 @@ def check_difference(name: str, difference: torch.Tensor | float) -> str:
 
 @torch.no_grad()
 def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
-    """Return the encoder's states at the real tokens of a fixed input, computed in float32, where rounding is small."""
+    """Compute the encoder's states for a fixed input in float32, where rounding errors are small; drop states at padding."""
     length = min(16, encoder.config.max_position_embeddings)
     ids = (torch.arange(2 * length) * 7 + 5).view(2, length) % encoder.config.vocab_size
     mask = torch.ones_like(ids)
@@ -77,7 +77,7 @@ def encoder_states(encoder: PreTrainedModel) -> torch.Tensor:
 
 
 class OnnxFile:
-    """Model in an ONNX file, run with as many threads as torch uses. It is called with named tensors, and returns a dict."""
+    """Model in an ONNX file. Call it with named tensors to get a dict of outputs. It runs on as many threads as torch."""
 
     def __init__(self, file: Path):
         import onnxruntime
@@ -102,12 +102,12 @@ def check_onnx(model: DebertaExtPreTrainedModel, file: Path) -> str:
 def onnx_differences(
     model: DebertaExtPreTrainedModel, file: Path, shapes: Sequence[tuple[int, int, str]] = SHAPES
 ) -> Iterator[float]:
-    """Yield, for each of `shapes`, the largest difference between the outputs of an ONNX file and of its model at real
-    tokens, relative to the largest output.
+    """For each of `shapes`, yield the largest difference between the outputs of an ONNX file and of its model, relative to
+    the largest output; outputs at padding are ignored.
 
     Args:
-        shapes: (batch size, length, padding) of the random inputs. If padding is "right" or "left", it fills half of every
-            second row; "none": no padding. Lengths beyond a table of absolute positions are shortened.
+        shapes: (batch size, length, padding) of the random inputs. Padding "right" or "left" fills this half of every
+            second row; "none": no padding. Lengths are limited to the table of absolute positions, if there is one.
     """
     exported, longest = OnnxFile(file), max(length for _, length, _ in shapes)
     if reads_absolute_positions(model):
@@ -147,8 +147,8 @@ def compare_on_texts(
 ) -> list[str]:
     """Compare a float32 model with its converted form, one text at a time; return one line of text for each comparison.
 
-    A decision is the index of the largest logit. Models that do not decide about single texts (`OF_SINGLE_TEXTS`) are only
-    compared by their logits or states.
+    A decision is the index of the largest logit. Only models in `OF_SINGLE_TEXTS` decide about single texts; for other
+    models, only logits or states are compared.
 
     Args:
         converted: int8 model or `OnnxFile`.

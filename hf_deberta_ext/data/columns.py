@@ -81,7 +81,7 @@ def first(rows: "Dataset", count: int | None) -> "Dataset":
 
 
 def as_numbers(rows: "Dataset", column: str) -> "Dataset":
-    """Cast a column to int64, or else float64, if all cells are texts of numbers (.csv labels); else change nothing."""
+    """Cast a column of texts such as "1" (from .csv) to int64, or else float64; if any text is no number, change nothing."""
     from datasets import Value
 
     texts = cells(rows, column)

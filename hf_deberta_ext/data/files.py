@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read rows of data files: .csv, .tsv, .json, .jsonl, .parquet and plain text, each also .gz.
 
-Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` do not guarantee this:
+Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` change cells and rows:
 pandas shifts or fills rows with too many or too few cells, and pyarrow parses JSON texts such as "2020-01-01" as times. Text
 formats are therefore read row by row, with Python's `csv` and `json`. Errors in a file are raised during iteration, as a
 one-line ValueError with the file and the place of the row.
@@ -63,7 +63,7 @@ def open_text(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[TextIO
             yield file
     except UnicodeDecodeError as error:
         wrong = f"{encoding.upper().removesuffix('-SIG')} (byte 0x{error.object[error.start]:02x})"
-        hint = "convert it to UTF-8, or pass its encoding to finetune or predict, such as --encoding cp1252 (Windows)"
+        hint = "convert the file to UTF-8, or give finetune or predict its encoding, such as --encoding cp1252 (Windows)"
         raise ValueError(f"{path} is not {wrong}: {hint}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a gzip file although it ends in .gz: {error}") from error
@@ -78,13 +78,14 @@ def read_lines(path: str | os.PathLike, encoding: str = UTF_8) -> Iterator[tuple
 def read_rows(
     path: str | os.PathLike, columns: Sequence[str] | None = None, *, delimiter: str | None = None, encoding: str = UTF_8
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a file as (place, row); the place is "line 3 of FILE" or "row 3 of FILE", for messages.
+    """Iterate over the rows of a file as (place, row); the place is "line 3 of FILE" or "row 3 of FILE", for error messages.
 
     .csv uses the quotes of RFC 4180. .json and .jsonl contain one object per line or an array of objects; .json may also
     contain {"data": [object, ...]} or a single object.
 
     Args:
-        columns (*optional*): columns to read from .parquet; if the file lacks one of them, and by default, all are read.
+        columns (*optional*): columns to read from .parquet. All columns are read by default, or if the file lacks one
+            of `columns`.
         delimiter (`str`, *optional*): delimiter of the cells; default: a tab in .tsv, detected from the header in .csv.
         encoding (`str`, defaults to UTF-8): encoding of text files.
     """
@@ -104,7 +105,7 @@ def detect_delimiter(path: str | os.PathLike, encoding: str) -> str:
     cells = {delimiter: len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in DELIMITERS}
     delimiter = max(cells, key=cells.__getitem__)
     if delimiter != ",":
-        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (use --delimiter to change this)")
+        logger.warning_once(f"{path}: cells are separated by {DELIMITERS[delimiter]} (if not, pass --delimiter)")
     return delimiter
 
 
@@ -132,7 +133,7 @@ def table_rows(path: str | os.PathLike, delimiter: str | None, encoding: str) ->
 
 
 def json_rows(path: str | os.PathLike, encoding: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the rows of a JSON file; one object per line is read line by line, a single value as a whole."""
+    """Iterate over the rows of a JSON file; files with one object per line are read line by line, others as a whole."""
     with open_text(path, encoding) as file:
         head = [*itertools.islice(filter(str.strip, file), 2)]
     if not head:
@@ -198,7 +199,7 @@ def open_parquet(path: str | os.PathLike) -> Iterator[Any]:
 def read_files(files: Any, *, source: str, delimiter: str | None = None, encoding: str = UTF_8) -> "Dataset":
     """Read the rows of one or several files into memory, and concatenate them in the order of the files.
 
-    See `read_rows` for the formats and options. Missing keys in JSON rows become None. Labels in .parquet keep their names.
+    See `read_rows` for the formats and options. Missing JSON keys become None. Class labels in .parquet keep their names.
 
     Args:
         files (`str`, `os.PathLike` or a list of them): one or more files with the same columns, of any kind except text.
@@ -255,7 +256,7 @@ def named_files(entries: Sequence[str], *, source: str) -> dict[str, list[str]]:
     A set may have several files. If an entry is the path of an existing file, "=" is part of the path.
 
     Args:
-        source (`str`): flag that has the entries, for error messages.
+        source (`str`): flag whose values are the entries, for error messages.
     """
     sets: dict[str, list[str]] = {}
     for entry in map(os.fspath, entries):

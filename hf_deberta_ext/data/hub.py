@@ -18,7 +18,7 @@ def read_hub(name: str, config: str | None, splits: Mapping[str, Sequence[str]],
         name (`str`): Hub id, or a folder that `datasets.load_dataset` can read.
         config (`str`, *optional*): configuration of the data set.
         splits: names to try for each split of the result: {"validation": ["validation", "dev"]}. The first name that the
-            data set has is used; if it has none of the names, the split is left out of the result.
+            data set has is used; if the data set has none of the names, the split is left out of the result.
         download: arguments of `datasets.load_dataset`: revision, token and cache_dir, if set.
     """
     loaded = load_hub_dataset(name, config, **download)

@@ -53,7 +53,7 @@ def fill_mask_html(model: DemoModel, text: str) -> str:
 
 
 def replaced_html(model: DemoModel, text: str) -> str:
-    """Colour each token by the probability that it was replaced, and show the five highest as bars."""
+    """Colour each token by the probability that it was replaced, and show the five highest probabilities as bars."""
     text = text.strip()
     tokenize(model, text)
     marks, suspects = [], []
@@ -65,14 +65,14 @@ def replaced_html(model: DemoModel, text: str) -> str:
 
 
 def classification_html(model: DemoModel, *texts: str) -> str:
-    """Show the labels with their probabilities, and the text, each token coloured by its contribution to the first label."""
+    """Show the labels with their probabilities, and the text with tokens coloured by contribution to the predicted label."""
     tokenize(model, *texts)
     prediction = explain_prediction(model.classifier, model.tokenizer, *given_texts(texts), gradients=False)
     return _html(answer_html(prediction), influence_html(prediction, "occlusion"))
 
 
 def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: float, form: str) -> str:
-    """Draw a map of [N, N] values with queries as rows; hovering over a cell shows its value below."""
+    """Draw a map of [N, N] values with queries as rows; hovering over a cell shows its value below the map."""
     cells = ["<b></b>"]
     for key in tokens:
         cells.append(f'<b class="dx-key">{escape(key)}</b>')
@@ -87,7 +87,7 @@ def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: 
 
 
 def attention_html(model: DemoModel, text: str, layer: int, head: int) -> str:
-    """Show heat maps of the attention of a layer and head (`MEAN`: mean of all heads) and of its logits' terms."""
+    """Show heat maps of the attention of a layer and head (`MEAN`: mean of all heads) and of the terms of its logits."""
     encoded = tokenize(model, text, limit=MAP_TOKENS)
     maps = attention_parts(model.encoder, model_inputs(encoded), layer=layer).of_head(None if head == MEAN else head)
     tokens = readable_tokens(model.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist()))
@@ -119,7 +119,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
     mask, config = model.tokenizer.mask_token, model.encoder.config
 
     def tab(title: str, note: str, button: str, result: Callable[..., str], texts: dict[str, str], **choices: list):
-        """Add a tab. `texts` are {label: value} of text boxes, `choices` the options of drop-down lists."""
+        """Add a tab with text boxes, {label: initial value}, and drop-down lists, {label: options}."""
 
         def answer(*values: Any) -> str:
             try:
@@ -154,7 +154,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
             texts = {"Text": "It is a delight from beginning to end.", "Second text (for pairs)": ""}
             tab("Classify", note, "Classify", classification_html, texts)
         note = (
-            "Which token (row) attends to which (column), and the parts of its logits: content to content (c2c), content to "
+            "Which token (row) attends to which (column), and the terms of the logits: content to content (c2c), content to "
         )
         note += "position (c2p), position to content (p2c). The value under the pointer is shown below the map."
         layers = [(f"layer {number}", number) for number in range(config.num_hidden_layers)]
@@ -167,7 +167,7 @@ def build_page(source: str, revision: str | None = None) -> Any:
 
 
 def launch(page: Any, *, host: str | None = None, port: int | None = None) -> None:
-    """Serve a page until Ctrl-C and print its address; without analytics, share links or requests to other servers.
+    """Serve a page until Ctrl-C, and print its address. There are no analytics, share links or requests to other servers.
 
     Args:
         host (`str`, *optional*), port (`int`, *optional*): default: gradio's environment variables (set in a Space), or

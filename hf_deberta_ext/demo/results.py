@@ -67,7 +67,7 @@ def tokenize(model: DemoModel, *texts: str, limit: int = MAX_TOKENS) -> Any:
     """Tokenize a text or a pair; an empty second text is ignored."""
     texts = given_texts(texts)
     if not texts:
-        raise ValueError("The text is empty: enter one.")
+        raise ValueError("The text is empty: enter a text.")
     options = dict(return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt", verbose=False)
     encoded = model.tokenizer(*texts, **options)
     limit = min(limit, model.tokenizer.model_max_length)

@@ -125,7 +125,7 @@ def test_a_discriminator_is_scored_in_one_pass(files, capsys):
     "flags, message",
     [
         ({"--model": "rtd"}, "use --scoring rtd for a discriminator"),
-        ({"--model": "adapter"}, "adapter, an adapter of user/base; merge it first"),
+        ({"--model": "adapter"}, "adapter, an adapter of user/base; merge the adapter first"),
         ({"--scoring": "rtd"}, "has no head for replaced token detection"),
         ({"--frequency_text": "typo.txt"}, "typo.txt"),
         ({"--pairs": "text.txt"}, "text.txt"),

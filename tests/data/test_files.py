@@ -77,7 +77,7 @@ SEMICOLONS = 'text;label\n"so; or, so";1\n'
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.csv", SEMICOLONS, "cells are separated by semicolons (use --delimiter to change this)"),
+        ("a.csv", SEMICOLONS, "cells are separated by semicolons (if not, pass --delimiter)"),
         ("a.csv.gz", "\n" + SEMICOLONS, "cells are separated by semicolons"),
         ("b.csv", "text\tlabel\nso; or, so\t1\n", "cells are separated by tabs"),
         # Semicolons of texts and of one name do not count.
@@ -199,7 +199,7 @@ GZIPPED = gzip.compress(("text\n" + "".join(f"{random.Random(n).getrandbits(256)
         ("a.csv", "text,label\nx,1\ny\n", "line 3 of .*a.csv must have 2 cells .*, got 1"),
         ("a.csv", 'text,label\n"He" said,1\n', "line 2 of .*a.csv is not csv"),
         ("a.csv", 'text,label\n"never closed,1\nx,1\n', "line 3 of .*a.csv is not csv: unexpected end of data"),
-        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.: convert it to UTF-8"),
+        ("a.csv", b"text,label\ncaf\xe9,1\n", "a.csv is not UTF-8 .byte 0xe9.: convert the file to UTF-8"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .*a.jsonl is not JSON: Expecting value: line 2 column 1"),
         ("a.jsonl", '{"text": "A"}\n7\n', "line 2 of .*a.jsonl must be a JSON object .*got 7"),
         ("a.jsonl", '{"text": "A"}\n' + DEEP, "line 2 of .*a.jsonl is not JSON: maximum recursion"),

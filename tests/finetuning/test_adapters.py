@@ -99,7 +99,7 @@ def options_of(message):
     options = {"modules_to_save": re.findall(r"[\w.]+", re.search(r"modules_to_save=\[(.*)\]", message)[1])}
     if task := re.search(r"task_type='(\w+)'", message):
         options["task_type"] = task[1]
-    elif "no task_type" in message:
+    elif "task_type=None" in message:
         options["task_type"] = None
     return options
 

@@ -175,7 +175,7 @@ def test_published_v3_config_file_becomes_the_preset_and_others_may_leave_norms_
 def test_an_empty_config_file_and_the_configuration_of_another_model_are_named(tmp_path):
     """Check the error, because transformers would create a model of the default size."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OSError, match=r"is missing or empty; add it, or pass config="):
+    with pytest.raises(OSError, match=r"is missing or empty; add this file, or pass config="):
         DebertaExtConfig.from_pretrained(tmp_path)
     # It was read as ours, with default values for all fields with other names.
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))

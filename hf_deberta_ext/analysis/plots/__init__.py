@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures: curves of Trainer runs, scores, similarity of word embeddings, attention and influence of tokens.
 
-Every function writes the figure to `path`, a path or a list of paths, and returns `path`. The suffix sets the format (.png,
-.svg, .pdf). An ImportError is raised if matplotlib is not installed. Colours are distinguishable for colour-blind readers.
-The state of pyplot and the settings of matplotlib do not change.
+Every function writes the figure to `path`, a path or a list of paths, and returns `path`. The suffix of a path sets the
+format (.png, .svg, .pdf). An ImportError is raised if matplotlib is not installed. Colour-blind readers can distinguish the
+colours. The state of pyplot and the settings of matplotlib do not change.
 """
 
 from .attention import plot_attention, plot_position_profile

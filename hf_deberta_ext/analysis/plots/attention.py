@@ -26,7 +26,7 @@ MAX_LABELS = 96
 def plot_attention(
     decomposition: Any, tokens: Sequence[str], path: FigurePath, *, head: int | None = None
 ) -> Path | list[Path]:
-    """Draw the attention map of a text, and the terms of its logits: c2c, and c2p, p2c, p2p if the model has them.
+    """Draw the attention map of a text, and the terms of its logits: c2c, and the position terms that the model has.
 
     Queries are rows, keys are columns. All terms share a colour scale, centered at zero.
 

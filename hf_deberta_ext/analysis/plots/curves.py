@@ -36,18 +36,18 @@ def plot_curves(
     """Draw logged metrics against steps, and save the figure.
 
     Training metrics are solid lines. Evaluation metrics ("eval_...") are dashed lines with a dot per evaluation; a single
-    evaluation is a dot with its value. If metrics in [0, 1] (accuracy, F1, ...) have one value, or equal values, their axis
-    goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes and dots distinguish metrics. In a
-    panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
+    evaluation is a dot with its value. If all metrics of a panel are in [0, 1] (accuracy, F1, ...), and each has one value
+    or all values are equal, the axis goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes
+    and dots distinguish metrics. In a panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.
         panels (`list[tuple]`, *optional*): (title, names of runs, metrics) for each panel, from left to right; default: one
             panel with all runs and the metrics "loss" and "eval_loss".
         log_scale (`Collection[str]`): metrics, such as perplexities, to draw on a logarithmic axis.
-        baselines (`dict[str, dict[str, float]]`, *optional*): metric -> name -> value, drawn as horizontal lines.
+        baselines (`dict[str, dict[str, float]]`, *optional*): metric -> {name: value}, drawn as horizontal lines.
     Raises:
-        ValueError: no run of a panel logged any of its metrics.
+        ValueError: the runs of a panel logged none of the panel's metrics.
     """
     if panels is None:
         panels = [("", list(histories), ("loss", "eval_loss"))]
@@ -70,9 +70,9 @@ def plot_curves(
 
 
 def without_restored(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Remove evaluations at the last step that repeat the result of an earlier step.
+    """Remove evaluations after the end of training that repeat the result of an earlier evaluation.
 
-    If --load_best_model_at_end is set, the restored model is evaluated again, which would draw a jump at the last step."""
+    With --load_best_model_at_end, the restored model is evaluated again, which would be drawn as a jump at the last step."""
     kept: list[Mapping[str, Any]] = []
     ended = False
     for entry in history:
@@ -120,7 +120,7 @@ def _draw_panel(axes, curves: list[tuple[str, list, dict[str, Any]]], baselines)
 
 
 def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tuple[str, list, dict[str, Any]]]:
-    """Return (metric, [(step, value), ...], style) of each curve in a panel: a curve for each metric that a run logged.
+    """Return (metric, [(step, value), ...], style) of each curve in a panel: one for each run and metric that it logged.
 
     Raises:
         ValueError: no metric was logged.
@@ -146,6 +146,6 @@ def _curves(histories, names: Sequence[str], metrics: Sequence[str]) -> list[tup
     if not curves:
         raise ValueError(
             f"expected one of the metrics {', '.join(metrics)} in the logs of {', '.join(map(repr, names))}, got none; "
-            "check --logging_steps"
+            "check that --logging_steps is at most the number of training steps"
         )
     return curves

@@ -31,7 +31,7 @@ def new_figure(width: float, height: float = 3.8):
 
 
 def save_figure(figure, path: FigurePath) -> Path | list[Path]:
-    """Save a figure to one or several paths, with fonts that have all of its characters. Create missing folders."""
+    """Save a figure to one or several paths, with fonts for all characters in the figure. Create missing folders."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -76,7 +76,7 @@ def fonts_for(letters: frozenset[str]) -> list[str]:
 
 @functools.cache
 def _report_missing():
-    """Print a hint which package has the missing fonts, only once in a process."""
+    """Name the package that has the missing fonts, only once per process."""
     print("figures show boxes for letters that no installed font has; install fonts-noto-cjk", file=sys.stderr)
 
 

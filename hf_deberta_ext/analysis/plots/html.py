@@ -25,16 +25,16 @@ STYLE = """
 
 
 def colour_of(value: float) -> str:
-    """Return the CSS background of a value in [-1, 1]: blue (> 0) or vermilion, which suit light and dark pages.
+    """Return the CSS background for a value in [-1, 1]: blue for values above 0, else vermilion.
 
-    Values near 0 are nearly transparent. The colours are those of Okabe and Ito.
+    Values near 0 are nearly transparent. These colours, by Okabe and Ito, suit light and dark pages.
     """
     base = "0,114,178" if value > 0 else "213,94,0"
     return f"background:rgba({base},{abs(value):.3f})"
 
 
 def bars_html(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
-    """Return HTML of horizontal bars for (name, value in [0, 1]) rows; `form` is the format of the printed values."""
+    """Return HTML with a bar for each row (name, value in [0, 1]); `form` is the format of the printed values."""
     cells = []
     for name, value in rows:
         width = 100 * min(max(value, 0), 1)
@@ -43,7 +43,7 @@ def bars_html(rows: Iterable[tuple[str, float]], form: str = ".1%") -> str:
 
 
 def marked_text_html(text: str, marks: Iterable[tuple[int, int, float, str]]) -> str:
-    """Return HTML of a text with coloured tokens. Marks are (start, end, value in [-1, 1], text shown on hover)."""
+    """Return HTML of a text with coloured tokens. A mark is (start, end, value in [-1, 1], text shown on hover)."""
     pieces, last = [], 0
     for start, end, value, tip in marks:
         # Exclude the space that belongs to the token.

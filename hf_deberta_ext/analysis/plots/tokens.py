@@ -23,8 +23,8 @@ DARK = 0.6
 def readable_tokens(tokens: Sequence[str]) -> list[str]:
     """Return readable tokens: without the mark of a space before a word, and with decoded bytes.
 
-    "▁store" and "Ġstore" become "store"; "[CLS]" is unchanged; a token that is only a space becomes "␣". If a token has the
-    mark "Ġ", all tokens are decoded as byte-level BPE.
+    "▁store" and "Ġstore" become "store"; "[CLS]" is unchanged; a token that is only a space becomes "␣". If any token has
+    the mark "Ġ", all tokens are decoded as byte-level BPE.
     """
     if "Ġ" in "".join(tokens):
         # Incomplete letters are decoded as U+FFFD: keep tokens that only contain these.
@@ -79,7 +79,7 @@ def _draw_texts(
 ) -> tuple[Any, Any]:
     """Draw all tokens once for each entry of `texts`, {title: value of each token}, coloured by these values.
 
-    The values are in [0, limit]; they have both signs if `limit` is None. The token at index `begins` starts a new row.
+    Values are in [0, limit] or, if `limit` is None, have any sign. The token at index `begins` starts a new row.
     """
     labels = readable_tokens(spelt)
     cells = _layout(spelt, labels, begins)
@@ -115,7 +115,7 @@ def _draw_texts(
 
 
 def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
-    """Return the cell (left, row, width) of each token, in widths of a letter. The token at index `begins` starts a row."""
+    """Return each token's cell (left, row, width), left and width in letters. The token at index `begins` starts a row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)
