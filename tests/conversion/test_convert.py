@@ -262,6 +262,8 @@ OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
     [
         (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
         (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size requires --to deberta-ext, got"),
+        (None, ["--to", "int8", "--dtype", "bfloat16"], "--to int8 requires --dtype float32, got bfloat16; remove --dtype"),
+        (None, ["--texts", "texts.txt"], "--texts requires one of --to int8, onnx, onnx-int8, got --to "),
         (OTHER_TOKENIZER.save_pretrained, [], "the tokenizer has 85 tokens"),
         (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the model by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
@@ -279,11 +281,14 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options,
     assert {file.name for file in tmp_path.iterdir()} == {"official"}
 
 
-@pytest.mark.parametrize("options", [["--head", "question-answering"], ["--to", "deberta-v2"]])
-def test_a_joint_model_has_to_be_taken_apart_first(options, joint, fails, tmp_path):
+def test_a_joint_model_has_to_be_taken_apart_first(joint, fails, tmp_path):
     joint().save_pretrained(tmp_path / "joint")
-    message = fails(tmp_path / "joint", tmp_path / "out", *options)
-    assert "contains generator and discriminator: choose --head replaced-token-detection" in message
+    for options, message in (
+        (["--head", "question-answering"], "contains generator and discriminator: choose --head replaced-token-detection"),
+        (["--to", "deberta-v2"], "contains generator and discriminator: choose --head replaced-token-detection"),
+        (["--to", "int8"], "--to int8 converts a single model: choose --head"),
+    ):
+        assert message in fails(tmp_path / "joint", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 

@@ -152,22 +152,3 @@ def test_the_command_converts_and_reports_decisions(tiny_config, shake, tmp_path
     assert config["quantization_config"] == {"quant_method": "deberta_ext_int8"}
     (answer,) = pipeline("text-classification", output)(["one text"])
     assert answer["label"] in ("no", "yes")
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--to", "int8", "--dtype", "bfloat16"], "--to int8 requires --dtype float32, got bfloat16; remove --dtype"),
-        (["--texts", "texts.txt"], "--texts requires one of --to int8, onnx, onnx-int8, got --to "),
-    ],
-)
-def test_options_that_contradict_int8_are_refused(options, message, tiny_config, tmp_path, capsys):
-    DebertaExtForSequenceClassification(tiny_config()).save_pretrained(tmp_path / "model")
-    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "out"), *options]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_joint_model_is_refused(joint, tmp_path, capsys):
-    joint().save_pretrained(tmp_path / "joint")
-    assert main(["convert", str(tmp_path / "joint"), str(tmp_path / "out"), "--to", "int8"]) == 2
-    assert "--to int8 converts a single model: choose --head" in capsys.readouterr().err
