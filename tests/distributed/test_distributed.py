@@ -48,6 +48,13 @@ processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), r
 # fully_shard exists since 2.6, but torch.cpu.Stream could not yet record an event.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 on CPUs needs torch 2.7")
+
+
+def sharded(test):
+    """Mark a slow test of FSDP2 on two processes."""
+    return slow(shards(processes_talk(test)))
+
+
 FSDP = {
     "masked lm, v2": dict(fsdp_config=dict(cpu_ram_efficient_loading=True, activation_checkpointing=True)),
     "masked lm, dropout": dict(save_strategy="steps", save_steps=2),
@@ -219,10 +226,8 @@ def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformer
     assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 @pytest.mark.parametrize("training", FSDP)
 def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(training, processes, alone):
     result, expected = processes.result("fsdp", training), alone(training)
@@ -235,9 +240,7 @@ def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(traini
     assert_same_weights(load_file(Path(processes.place("fsdp", training), "model.safetensors")), expected)
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("training", ["masked lm, dropout", "replaced tokens, joint"])
 def test_fsdp_evaluates_as_ddp(training, processes):
     """Evaluation caches the projections of the relative table, and reads whole embedding tables."""
@@ -249,19 +252,15 @@ def test_fsdp_evaluates_as_ddp(training, processes):
                 assert two[name] == pytest.approx(one[name], **LOSSES), name
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
     result = processes.result("resumed", RESUMED)
     assert_same_log(result["log"], alone(RESUMED)["log"])
     assert_same_weights(load_file(Path(processes.place("resumed", RESUMED), "model.safetensors")), alone(RESUMED))
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("training", [name for name in FSDP if name.split(",")[0] in SAVED_AS])
 def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
     folder = Path(processes.place("fsdp", training))
@@ -274,19 +273,15 @@ def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
         assert len(stored) > 40
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path):
     result = processes.result("fsdp", "one group")
     assert 0.5 <= result["kept"] < 0.51 and result["whole"] == []
     assert_same_log(result["log"], train(folder=str(tmp_path), **BORROWED)["log"])
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("name", REFUSED)
 def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
     """accelerate's checkpointing does not restore the random state: gradients have other dropout masks."""
@@ -316,9 +311,7 @@ def test_decoupled_steps_are_refused_under_deepspeed(zero):
     assert error.startswith("ValueError: decoupled steps cannot run under DeepSpeed")
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_joint_model_can_be_sharded_by_hand(sharing, processes):
     assert_same_step(processes.result("sharded", sharing), sharded_step(parallel=False, sharing=sharing))

@@ -10,7 +10,7 @@ import other_packages_worker as worker
 import pytest
 import torch
 from tiny_constants import random_weights
-from tiny_models import word_tokenizer
+from tiny_models import TINY, word_tokenizer
 from without_package import run_without_package
 
 from hf_deberta_ext import (
@@ -21,11 +21,7 @@ from hf_deberta_ext import (
     DebertaExtModel,
 )
 
-TINY = dict(
-    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-    max_position_embeddings=64, position_buckets=16, type_vocab_size=2, pad_token_id=0,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)  # fmt: skip
+SIZES = TINY | dict(type_vocab_size=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def labels(*names: str) -> dict[str, dict]:
@@ -38,7 +34,7 @@ MODELS = {
     "masked_lm": (DebertaExtForMaskedLM, {}),
     "classifier": (DebertaExtForSequenceClassification, ENTAILMENT),
     "scorer": (DebertaExtForSequenceClassification, dict(num_labels=1)),
-    "tagger": (DebertaExtForTokenClassification, ENTITIES),
+    "tagger": (DebertaExtForTokenClassification, ENTITIES | dict(num_labels=5)),
     "encoder": (DebertaExtModel, {}),
 }
 
@@ -63,7 +59,7 @@ def originals(folder):
     """Save the models of MODELS with their tokenizer."""
     saved_models = {}
     for seed, (name, (model_class, fields)) in enumerate(MODELS.items()):
-        model = random_weights(model_class(DebertaExtConfig(**(TINY | fields))), seed, std=0.25)
+        model = random_weights(model_class(DebertaExtConfig(**(SIZES | fields))), seed, std=0.25)
         saved_models[name] = model
         model.save_pretrained(folder / name)
         tokenizer = word_tokenizer(model_input_names=["input_ids", "token_type_ids", "attention_mask"])

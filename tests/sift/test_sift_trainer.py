@@ -5,7 +5,7 @@ import pytest
 import torch
 from accumulation import exact_accumulation
 from every_head import CLASSES
-from transformers import AutoModelForSequenceClassification, DebertaV2Config, Trainer, TrainingArguments, set_seed
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 from hf_deberta_ext.sift import PRESETS, SiftArguments, SiftTrainer
 
@@ -152,11 +152,8 @@ def fixed_noise(trainer):
 
 
 @pytest.mark.parametrize("family", ["ours", "stock"])
-def test_bf16_and_gradient_checkpointing(family, tiny_config, tmp_path):
-    config = DebertaV2Config(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=3,
-        relative_attention=True, position_buckets=8, pos_att_type="p2c|c2p", max_position_embeddings=64,
-    )  # fmt: skip
+def test_bf16_and_gradient_checkpointing(family, tiny_config, stock_config, tmp_path):
+    config = stock_config("v3", num_labels=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     losses = {}
     for name, more in {"plain": {}, "bf16": dict(bf16=True), "checkpointing": dict(gradient_checkpointing=True)}.items():
         set_seed(0)
