@@ -13,16 +13,11 @@ from attention_inputs import by_hand, call, make_mask
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext import AttentionInputs, DebertaExtConfig, DisentangledSelfAttention, disentangled_attention_eager
 from hf_deberta_ext.kernels import attention_triton
 from hf_deberta_ext.kernels.attention_triton import disentangled_attention_triton, dropout_mask, triton_unavailable
 from hf_deberta_ext.kernels.triton_launches import Launch
-from hf_deberta_ext.model.attention_deberta_ext import (
-    AttentionInputs,
-    DisentangledSelfAttention,
-    RelativePosition,
-    disentangled_attention_eager,
-)
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -66,10 +66,7 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
 @pytest.mark.parametrize("num_labels", [1, 2, 3])
 @pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
 def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_config, tmp_path):
-    """Save the labels of every classifier in config.json.
-
-    transformers does not save two labels with default names, and text-embeddings-inference rejects such a classifier.
-    """
+    """transformers does not save two labels with default names, and text-embeddings-inference rejects such a classifier."""
     model = CLASSES[head](tiny_config(num_labels=num_labels))
     model.save_pretrained(tmp_path / "ours")
     save_as_deberta_v2(model, tmp_path / "stock")

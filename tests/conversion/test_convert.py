@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 from hub_models import upload
-from local_hub import LocalHub
 from microsoft_checkpoints import microsoft, official_pair, truncate, write
 from mlm_script import assert_same_weights
 from rounding import equal_outputs
@@ -356,17 +355,16 @@ def test_a_wrong_folder_is_removed_and_what_was_there_stays(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
+@pytest.mark.usefixtures("hub")
+def test_repositories_are_converted(tmp_path, run, tiny_config):
     """Convert an official pair with its tokenizer, and a sharded model of this package."""
     source, _, _ = official_pair(tmp_path / "pair")
     tiny_tokenizer().save_pretrained(source)
     DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        upload(source)
-        printed = run("user/name", tmp_path / "ours")
-        upload(tmp_path / "local", "user/shards")
-        run("user/shards", tmp_path / "one file")
+    upload(source)
+    printed = run("user/name", tmp_path / "ours")
+    upload(tmp_path / "local", "user/shards")
+    run("user/shards", tmp_path / "one file")
     assert "source: user/name, deberta-v2" in printed and "head: pretraining" in printed
     written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
     assert str(tmp_path) not in written

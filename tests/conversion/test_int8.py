@@ -7,15 +7,11 @@ import pickle
 
 import pytest
 import torch
+from every_head import CLASSES
 from tiny_models import tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtForSequenceClassification
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2
 from hf_deberta_ext.export import export_onnx, export_program
@@ -48,27 +44,27 @@ def test_a_linear_layer_rounds_weights_and_activations_and_does_not_saturate():
 
 
 @pytest.mark.parametrize(
-    "model_class, fields",
+    "head, fields",
     [
-        (DebertaExtForSequenceClassification, dict(num_labels=3)),
-        (DebertaExtForTokenClassification, dict(num_labels=5)),
-        (DebertaExtModel, dict(type_vocab_size=2, conv_kernel_size=3)),
-        (DebertaExtForMaskedLM, {}),
+        ("sequence-classification", dict(num_labels=3)),
+        ("token-classification", dict(num_labels=5)),
+        ("base", dict(type_vocab_size=2, conv_kernel_size=3)),
+        ("masked-lm", {}),
     ],
 )
-def test_a_model_keeps_its_outputs_roughly_and_its_copies_exactly(model_class, fields, tiny_config, shake, tmp_path):
-    model = shake(model_class(tiny_config(**fields)))
+def test_a_model_keeps_its_outputs_roughly_and_its_copies_exactly(head, fields, tiny_config, shake, tmp_path):
+    model = shake(CLASSES[head](tiny_config(**fields)))
     int8 = quantise(copy.deepcopy(model))
     with torch.no_grad():
         exact, rounded = model(IDS)[0], int8(IDS)[0]
         assert cosine(exact, rounded) > 0.99
         int8.save_pretrained(tmp_path)
-        others = [model_class.from_pretrained(tmp_path), copy.deepcopy(int8), pickle.loads(pickle.dumps(int8))]
+        others = [CLASSES[head].from_pretrained(tmp_path), copy.deepcopy(int8), pickle.loads(pickle.dumps(int8))]
         for other in others:
             assert torch.allclose(other.eval()(IDS)[0].float(), rounded.float(), atol=1e-5)
     kinds = {type(module) for module in int8.modules()}
     # A table that the output layer shares stays in float32.
-    assert Int8Linear in kinds and (Int8Embedding in kinds) == (model_class is not DebertaExtForMaskedLM)
+    assert Int8Linear in kinds and (Int8Embedding in kinds) == (head != "masked-lm")
 
 
 def test_padding_does_not_change_an_int8_model_more_than_rounding(tiny_config, shake):

@@ -46,9 +46,6 @@ def test_published_layout_loads_into_the_masked_lm_with_nothing_missing(kind, fi
         assert torch.equal(state[own + "value_proj.bias"], weights[own + "v_bias"])
         assert torch.equal(state[own + "pos_key_proj.weight"], weights[own + "pos_proj.weight"])
         assert torch.equal(state[own + "pos_query_proj.bias"], weights[own + "pos_q_proj.bias"])
-    again = DebertaExtForMaskedLM.from_pretrained(folder)
-    ids = torch.arange(5, 25)[None]
-    assert equal_outputs(again(ids).logits, model(ids).logits)
 
 
 def test_every_layout_of_one_checkpoint_gives_one_model(tmp_path):

@@ -9,17 +9,12 @@ import os
 import other_packages_worker as worker
 import pytest
 import torch
+from every_head import CLASSES
 from tiny_constants import random_weights
 from tiny_models import TINY, word_tokenizer
 from without_package import run_without_package
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig
 
 SIZES = TINY | dict(type_vocab_size=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
@@ -31,11 +26,11 @@ def labels(*names: str) -> dict[str, dict]:
 ENTAILMENT = labels("contradiction", "entailment", "neutral")
 ENTITIES = labels("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 MODELS = {
-    "masked_lm": (DebertaExtForMaskedLM, {}),
-    "classifier": (DebertaExtForSequenceClassification, ENTAILMENT),
-    "scorer": (DebertaExtForSequenceClassification, dict(num_labels=1)),
-    "tagger": (DebertaExtForTokenClassification, ENTITIES | dict(num_labels=5)),
-    "encoder": (DebertaExtModel, {}),
+    "masked_lm": ("masked-lm", {}),
+    "classifier": ("sequence-classification", ENTAILMENT),
+    "scorer": ("sequence-classification", dict(num_labels=1)),
+    "tagger": ("token-classification", ENTITIES | dict(num_labels=5)),
+    "encoder": ("base", {}),
 }
 
 
@@ -58,8 +53,8 @@ def folder(tmp_path_factory):
 def originals(folder):
     """Save the models of MODELS with their tokenizer."""
     saved_models = {}
-    for seed, (name, (model_class, fields)) in enumerate(MODELS.items()):
-        model = random_weights(model_class(DebertaExtConfig(**(SIZES | fields))), seed, std=0.25)
+    for seed, (name, (head, fields)) in enumerate(MODELS.items()):
+        model = random_weights(CLASSES[head](DebertaExtConfig(**(SIZES | fields))), seed, std=0.25)
         saved_models[name] = model
         model.save_pretrained(folder / name)
         tokenizer = word_tokenizer(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
@@ -175,7 +170,7 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
     again = CrossEncoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
     assert abs(again.predict(worker.PAIRS) - after).max() < 1e-6
     # The saved folder has our code and auto_map.
-    DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again")
+    CLASSES["sequence-classification"].from_pretrained(tmp_path / "again")
     assert {"modeling_deberta_ext.py", "config_sentence_transformers.json"} <= {*os.listdir(tmp_path / "again")}
 
 
