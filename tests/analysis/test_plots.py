@@ -126,11 +126,9 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(curves
     assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels(which="both"))}
 
 
-SIMILARITIES = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
-
-
 def test_embedding_similarity_has_a_bar_for_each_value_and_prints_it(tmp_path, drawn):
-    plot_embedding_similarity(SIMILARITIES, tmp_path / "similarity.png")
+    similarities = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
+    plot_embedding_similarity(similarities, tmp_path / "similarity.png")
     plot_embedding_similarity({"MLM": {"generator": 0.3}}, tmp_path / "of_one_kind.png")
     axes, of_one_kind = (figure.axes[0] for figure in drawn)
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}

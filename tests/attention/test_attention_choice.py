@@ -17,8 +17,7 @@ from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 from hf_deberta_ext.kernels import attention_native
 from hf_deberta_ext.model.attention_deberta_ext import BACKENDS, choose_backend
 
-CPU = torch.device("cpu")
-CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
+CALL = dict(device=torch.device("cpu"), dtype=torch.float32, head_size=64)
 
 
 @pytest.fixture

@@ -25,14 +25,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
 ALL_TERMS = [(), ("c2p",), ("p2c",), ("c2p", "p2c"), ("p2p",), ("c2p", "p2c", "p2p")]
 
 
-@pytest.fixture(params=native.INSTRUCTION_SETS.values())
+@pytest.fixture(params=native.INSTRUCTION_SETS, ids=native.INSTRUCTION_SETS.get)
 def instruction_set(request, monkeypatch):
     if AUTO != "native":
         pytest.skip(native.kernel_status())
-    number = {name: number for number, name in native.INSTRUCTION_SETS.items()}[request.param]
-    if not native.library.disentangled_supports(number):
-        pytest.skip(f"this CPU has no {request.param}")
-    monkeypatch.setattr(native, "instruction_set", number)
+    if not native.library.disentangled_supports(request.param):
+        pytest.skip(f"this CPU has no {native.INSTRUCTION_SETS[request.param]}")
+    monkeypatch.setattr(native, "instruction_set", request.param)
 
 
 def random_call(seed):

@@ -259,7 +259,6 @@ def test_forward_hooks_see_and_replace_outputs_of_a_padded_batch(place, tiny_con
 
 
 def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake, batch):
-    """Check that the table limits the length of documents and not of the batch."""
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True, emd_layers=1, emd_input="hidden")))
     model.set_unpadding(True)
     ids, mask = batch(2, 90, [50, 60])
@@ -333,8 +332,6 @@ FLATTENED = {
     "boundaries alone": dict(return_flash_attn_kwargs=True, return_position_ids=False),
     "all": dict(return_flash_attn_kwargs=True, return_seq_idx=True),
 }
-
-
 FLATTENED_MODELS = [DebertaExtModel, *(HEADS[name][0] for name in ("masked-lm", "rtd", "token")), "joint"]
 
 

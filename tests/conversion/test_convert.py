@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from every_head import CLASSES
 from hub_models import upload
 from microsoft_checkpoints import microsoft, official_pair, truncate, write
 from mlm_script import assert_same_weights
@@ -15,18 +16,13 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
 from transformers import AutoTokenizer, DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForTokenClassification,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion import convert
-from hf_deberta_ext.conversion.checkpoint_contents import model_class
 from hf_deberta_ext.heads import HEADS
 
 IDS = torch.arange(5, 25)[None]
+LABELS = dict(id2label={str(i): f"L{i}" for i in range(3)}, label2id={f"L{i}": i for i in range(3)})
 TASK_HEADS = [head for head in HEADS if head not in ("base", "masked-lm", "pretraining", "replaced-token-detection")]
 
 
@@ -71,10 +67,6 @@ def official(tmp_path):
     return build
 
 
-def labels(n):
-    return dict(id2label={str(i): f"L{i}" for i in range(n)}, label2id={f"L{i}": i for i in range(n)})
-
-
 def architecture(folder):
     return json.loads((folder / "config.json").read_text())["architectures"]
 
@@ -103,7 +95,7 @@ def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run
         tensors = {key.replace(new, old): value for key, value in tensors.items()}
     save_file(tensors, file, metadata={"format": "pt"})
     run(tmp_path / "stock", tmp_path / "ours")
-    model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
+    model = CLASSES["token-classification"].from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
@@ -170,7 +162,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
         assert "was exported from the joint model" in run(tmp_path / "joint", tmp_path / head, "--head", head)
         assert architecture(tmp_path / head) == [HEADS[head].model_class]
     run(tmp_path / "joint", tmp_path / "d", "--head", "replaced-token-detection")
-    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "d")
+    discriminator = CLASSES["replaced-token-detection"].from_pretrained(tmp_path / "d")
     assert equal_outputs(discriminator(IDS).logits, model.export_discriminator()(IDS).logits)
     generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "masked-lm")
     assert equal_outputs(generator(IDS).logits, model.export_generator()(IDS).logits)
@@ -181,7 +173,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
 )
 def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, official, run, tmp_path):
     fields = dict(hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.15, layer_norm_eps=1e-6)
-    source = official("v1", heads, torch.float16, **labels(3), **fields)
+    source = official("v1", heads, torch.float16, **LABELS, **fields)
     run(source, tmp_path / "ours")
     printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", *options)
     assert ("note: the Enhanced Mask Decoder" in printed) == bool(options)
@@ -189,8 +181,8 @@ def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, of
     assert_same_weights(tmp_path / "ours", tmp_path / "again")
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "again")]
     assert configs[0] == configs[1] and fields.items() <= configs[0].items()
-    assert "classifier" not in heads or configs[0]["id2label"] == labels(3)["id2label"]
-    loader = model_class({("lm",): "masked-lm", ("classifier",): "sequence-classification", (): "base"}[heads])
+    assert "classifier" not in heads or configs[0]["id2label"] == LABELS["id2label"]
+    loader = CLASSES[{("lm",): "masked-lm", ("classifier",): "sequence-classification", (): "base"}[heads]]
     first, last = (loader.from_pretrained(folder, dtype=torch.float32) for folder in (source, tmp_path / "again"))
     assert equal_outputs(first(IDS)[0], last(IDS)[0])
 

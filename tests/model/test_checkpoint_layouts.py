@@ -6,20 +6,13 @@ import logging
 
 import pytest
 import torch
+from every_head import CLASSES
 from microsoft_checkpoints import CONFIGS, POSITIONS, SIZES, WORDS, microsoft, trainer_folder, write
 from rounding import equal_outputs
 from safetensors.torch import load_file, save_file
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForEntityScoring,
-    DebertaExtForMaskedLM,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM, DebertaExtForSequenceClassification, DebertaExtModel
 from hf_deberta_ext.conversion.checkpoint_contents import read_contents
 
 
@@ -94,14 +87,14 @@ def test_a_folder_of_microsofts_trainer_is_read_with_its_defaults(kind, absent, 
 def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
     weights = microsoft("v3", heads=("ner",))
     folder = trainer_folder(tmp_path, "v3", weights)
-    model = DebertaExtForTokenClassification.from_pretrained(folder)
+    model = CLASSES["token-classification"].from_pretrained(folder)
     ids = torch.arange(5, 25)[None]
     states = model.deberta(ids).last_hidden_state
     states = torch.nn.functional.gelu(states @ weights["proj.weight"].T + weights["proj.bias"])
     expected = states @ weights["classifier.weight"].T + weights["classifier.bias"]
     assert torch.allclose(model(ids).logits, expected, atol=1e-5) and not model.loading_report.unused
     model.save_pretrained(tmp_path / "ours")
-    again = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
+    again = CLASSES["token-classification"].from_pretrained(tmp_path / "ours")
     assert equal_outputs(again(ids).logits, model(ids).logits)
     unused = DebertaExtModel.from_pretrained(folder).loading_report.unused
     assert unused.keys() == {name for name in weights if not name.startswith("deberta.")}
@@ -109,14 +102,14 @@ def test_a_token_classifier_of_microsoft_has_a_dense_layer_before_it(tmp_path):
         DebertaExtForSequenceClassification.from_pretrained(folder)
     record = {name: x[:1] if name.startswith("classifier") else x for name, x in weights.items()}
     with pytest.raises(ValueError, match=r"ReCoRD model \(one output\) as DebertaExtForEntityScoring"):
-        DebertaExtForTokenClassification.from_pretrained(trainer_folder(tmp_path, "v3", record))
+        CLASSES["token-classification"].from_pretrained(trainer_folder(tmp_path, "v3", record))
 
 
 def test_the_head_of_record_scores_entities_by_their_tokens(tmp_path):
     """Logits differ from Microsoft's module by at most 1.3e-7 of the largest; the loss is equal."""
     weights = {name: x[:1] if name.startswith("classifier") else x for name, x in microsoft("v3", heads=("ner",)).items()}
     folder = trainer_folder(tmp_path, "v3", weights)
-    model = DebertaExtForEntityScoring.from_pretrained(folder)
+    model = CLASSES["entity-scoring"].from_pretrained(folder)
     assert not model.loading_report.unused and read_contents(folder).heads == ["entity-scoring"]
     ids = torch.arange(5, 25)[None]
     states = model.deberta(ids).last_hidden_state[0]
@@ -165,7 +158,7 @@ def test_sharded_checkpoint_loads(variant, tmp_path):
     name = "pytorch_model.bin.index.json" if variant is None else f"model.safetensors.index.{variant}.json"
     (tmp_path / name).write_text(json.dumps(index))
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["v2"]))
-    report = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path, variant=variant).loading_report
+    report = CLASSES["replaced-token-detection"].from_pretrained(tmp_path, variant=variant).loading_report
     assert not report.initialised and all(key.startswith("lm_predictions.") for key in report.unused)
 
 
@@ -192,7 +185,7 @@ def test_filling_masks_with_a_discriminator_is_warned_about(heads, tmp_path, cap
     model = DebertaExtForMaskedLM.from_pretrained(folder)
     (note,) = [note for note in model.loading_report.notes if "not trained to fill masks" in note]
     assert "from_checkpoints(...).generator" in note and note in caplog.text
-    assert not DebertaExtForReplacedTokenDetection.from_pretrained(folder).loading_report.notes
+    assert not CLASSES["replaced-token-detection"].from_pretrained(folder).loading_report.notes
     (tmp_path / "generator").mkdir()
     generator = DebertaExtForMaskedLM.from_pretrained(write(tmp_path / "generator", "v3", microsoft("v3", heads=("lm",))))
     assert not generator.loading_report.notes
@@ -276,7 +269,6 @@ def own_or_official(kind, folder):
 
 @pytest.mark.parametrize("kind", ["ours", "v1", "v3"])
 def test_weights_that_are_integers_are_refused(kind, tmp_path):
-    """Check that integer weights are refused, which transformers converts silently."""
     path = own_or_official(kind, tmp_path)
     tensors = {name: (100 * tensor).to(torch.int8) for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
