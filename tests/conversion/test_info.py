@@ -75,6 +75,7 @@ def weights(*absent):
 
 
 OUTPUT = "deberta.encoder.layer.1.output.dense"
+OTHER_SIZE = "must have shape [70, 32] (by config.json), got [64, 32]"
 
 
 def index_without_shard(folder):
@@ -86,10 +87,7 @@ def index_without_shard(folder):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (
-            lambda folder: write(folder, "v3", weights(), vocab_size=70),
-            "must have shape [70, 32] (by config.json), got [64, 32]",
-        ),
+        (lambda folder: write(folder, "v3", weights(), vocab_size=70), OTHER_SIZE),
         (lambda folder: write(folder, "v3", weights(), num_attention_heads=5), "num_attention_heads"),
         (lambda folder: write(folder, "v3", weights(f"{OUTPUT}.bias")), f"{OUTPUT}.bias is not in the files"),
         (lambda folder: (folder / "pytorch_model.bin").rename(folder / "tf_model.h5"), "has no weights"),
