@@ -152,9 +152,8 @@ def test_gdes_begins_with_the_generators_table_and_makes_no_table_of_sums(tiny_c
         shared.delta.weight[7] += 2
         model.get_input_embeddings().weight[8] += 3
     assert torch.equal(shared(torch.tensor([7, 8])), shared.table()[[7, 8]])
-    batch, _ = masked
     model = joint(vocab_size=640)
-    outputs = model(**batch, part="generator")
+    outputs = model(**masked[0], part="generator")
     with Watch() as watch:
         model(outputs.corrupted_ids, labels=outputs.discriminator_labels, part="discriminator")
     views = ("detach", "alias", "t.default")
