@@ -25,6 +25,7 @@ from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")]
 text, material = mlm.text, glue_script.material
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS, NAMES = 40, ("loss", "mlm_loss", "generator_loss", "discriminator_loss", "grad_norm")
 # 16 rows a step, with fewer rows at the end of an epoch; with dropout.
 BATCH = dict(
@@ -115,11 +116,7 @@ def agent(command, tmp_path):
         words += command("run_glue", tmp_path / "run", "--resume_from_checkpoint", "auto")
         with (tmp_path / f"printed-{number}-{len(running)}").open("w") as printed:
             # Otherwise torch keeps the store of the first start, in which a restarted node finds no address.
-            environment = os.environ | {
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            }
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **FRESH_STORE}
             running.append(subprocess.Popen(words, env=environment, stdout=printed, stderr=printed, start_new_session=True))
         return running[-1]
 
