@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_head import CLASSES
+from hub_models import upload
 from huggingface_hub import HfApi
 from tiny_models import TINY, save_adapter, save_tokenizer, tiny_model
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForSequenceClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtForPreTraining, DebertaExtForSequenceClassification, DebertaExtModel
 from hf_deberta_ext.analysis.attention_decomposition import attention_parts, position_profile
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.analysis.sentence_scoring import token_replacement_probabilities
@@ -39,16 +35,16 @@ def folders(tmp_path_factory):
     """Save models with a tokenizer, by kind."""
     root = tmp_path_factory.mktemp("models")
     kinds = {
-        "joint": (DebertaExtForPreTraining, JOINT),
-        "rtd": (DebertaExtForReplacedTokenDetection, {}),
-        "mlm": (DebertaExtForMaskedLM, {}),
-        "classifier": (DebertaExtForSequenceClassification, {}),
-        "base": (DebertaExtModel, {}),
-        "absolute": (DebertaExtModel, dict(position_biased_input=True, max_position_embeddings=8, position_buckets=4)),
-        "no_positions": (DebertaExtModel, dict(relative_attention=False, position_biased_input=True)),
+        "joint": ("pretraining", JOINT),
+        "rtd": ("replaced-token-detection", {}),
+        "mlm": ("masked-lm", {}),
+        "classifier": ("sequence-classification", {}),
+        "base": ("base", {}),
+        "absolute": ("base", dict(position_biased_input=True, max_position_embeddings=8, position_buckets=4)),
+        "no_positions": ("base", dict(relative_attention=False, position_biased_input=True)),
     }
-    for name, (model_class, fields) in kinds.items():
-        tiny_model(model_class, **fields).save_pretrained(root / name)
+    for name, (head, fields) in kinds.items():
+        tiny_model(CLASSES[head], **fields).save_pretrained(root / name)
         save_tokenizer(root / name)
     write_run(root / "joint", RTD_HISTORY)
     joint = DebertaExtForPreTraining.from_pretrained(root / "joint")
@@ -247,8 +243,7 @@ def test_layer_head_and_max_distance_are_chosen_and_a_profile_reaches_as_far_as_
 
 def test_a_repository_is_read_at_the_revision_that_is_asked_for(hub, folders, tmp_path):
     api, figures = HfApi(), tmp_path / "figures"
-    api.create_repo("user/name")
-    api.upload_folder(repo_id="user/name", folder_path=folders / "base")
+    upload(folders / "base")
     api.create_branch("user/name", branch="v2")
     api.upload_folder(repo_id="user/name", folder_path=folders / "rtd", revision="v2")
     command = ["explain", "--model", "user/name", "--revision", "v2", "--text", TEXT, "--replacement_probabilities"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_constants import random_weights
 from tiny_models import TINY, save_tokenizer, tiny_model, word_tokenizer
-from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+from transformers import DebertaV2ForSequenceClassification
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForSequenceClassification, DebertaExtForTokenClassification
 from hf_deberta_ext.analysis.influence import explain_prediction, load_classifier
@@ -102,19 +102,16 @@ def test_integrated_gradients_sum_to_the_difference_of_the_evidence_from_the_mas
     assert of_mask.gradients == pytest.approx(0, abs=1e-6) and of_mask.occlusion == pytest.approx(0, abs=1e-5)
 
 
-def test_a_folder_of_transformers_and_ours_give_one_classifier_and_other_heads_none(tmp_path):
-    stock = DebertaV2Config(
-        **TINY, relative_attention=True, position_biased_input=False, pos_att_type="p2c|c2p", norm_rel_ebd="layer_norm",
-        share_att_key=True, type_vocab_size=0,
-    )  # fmt: skip
-    random_weights(DebertaV2ForSequenceClassification(stock)).save_pretrained(tmp_path / "stock")
+def test_a_folder_of_transformers_and_ours_give_one_classifier_and_other_heads_none(stock_config, tmp_path):
+    stock = random_weights(DebertaV2ForSequenceClassification(stock_config("v3", **TINY)))
+    stock.save_pretrained(tmp_path / "stock")
     model = load_classifier(str(tmp_path / "stock"))
     model.save_pretrained(tmp_path / "ours")
     tiny_model(DebertaExtForTokenClassification).save_pretrained(tmp_path / "tagger")
     assert load_classifier(str(tmp_path / "tagger")) is None
     ids = word_tokenizer()(TEXT, return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        expected = DebertaV2ForSequenceClassification.from_pretrained(tmp_path / "stock").eval()(ids).logits
+        expected = stock(ids).logits
         for folder in ("stock", "ours"):
             save_tokenizer(tmp_path / folder)
             got = load_classifier(str(tmp_path / folder))(ids).logits

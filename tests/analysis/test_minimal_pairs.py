@@ -8,13 +8,8 @@ import pytest
 import torch
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForReplacedTokenDetection
-from hf_deberta_ext.analysis.minimal_pairs import (
-    MinimalPair,
-    pair_accuracies,
-    pairs_of_rows,
-    thin_out,
-    word_frequency_scores,
-)
+from hf_deberta_ext.analysis import minimal_pairs
+from hf_deberta_ext.analysis.minimal_pairs import MinimalPair
 from hf_deberta_ext.analysis.sentence_scoring import pseudo_log_likelihood
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe, train_unigram
@@ -47,18 +42,18 @@ def files(tmp_path, tokenizer, tiny_config, shake):
 def test_ties_count_one_half_paradigms_alike_and_thinning_keeps_all_parts():
     pairs = [MinimalPair("a", "b", "first", "x"), MinimalPair("c", "d", "first", "x"), MinimalPair("e", "e", "second", "x")]
     pairs.append(MinimalPair("d", "c", "third", "y"))
-    found = pair_accuracies(pairs, dict(a=2.0, b=1.0, c=0.0, d=1.0, e=0.0))
+    found = minimal_pairs.pair_accuracies(pairs, dict(a=2.0, b=1.0, c=0.0, d=1.0, e=0.0))
     assert found["paradigms"] == dict(first=0.5, second=0.5, third=1.0) and found["ties"] == 1
     assert found["phenomena"] == dict(x=0.5, y=1.0) and found["accuracy"] == pytest.approx(2 / 3)
     # A phenomenon is its paradigm where that is missing.
     rows = [("row 1", dict(sentence_good="a", sentence_bad="b", linguistics_term="x"))]
-    assert pairs_of_rows(rows, "file") == [MinimalPair("a", "b", "x", "x")]
+    assert minimal_pairs.pairs_of_rows(rows, "file") == [MinimalPair("a", "b", "x", "x")]
     pairs = [MinimalPair(str(n), "", str(n // 10), "many") for n in range(40)] + [MinimalPair("x", "", "few", "few")]
-    assert [pair.good for pair in thin_out(pairs, 4)] == ["0", "10", "20", "30", "x"]
+    assert [pair.good for pair in minimal_pairs.thin_out(pairs, 4)] == ["0", "10", "20", "30", "x"]
 
 
 def test_word_frequencies_by_hand():
-    scores = word_frequency_scores(["The dogs bark.", "the cat"], ["The cat.", ". cat the", "mouse"])
+    scores = minimal_pairs.word_frequency_scores(["The dogs bark.", "the cat"], ["The cat.", ". cat the", "mouse"])
     # Counts: "the" 2, dogs, bark, "." and cat 1; 6 words, 5 of them different, and one count for all unseen words.
     assert scores["The cat."] == pytest.approx(math.log(3 / 12) + 2 * math.log(2 / 12))
     assert scores["mouse"] == pytest.approx(math.log(1 / 12))

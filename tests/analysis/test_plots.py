@@ -10,18 +10,9 @@ import torch
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 
+from hf_deberta_ext.analysis import plots
 from hf_deberta_ext.analysis.attention_decomposition import AttentionParts, PositionProfile
 from hf_deberta_ext.analysis.influence import Prediction, TokenInfluence
-from hf_deberta_ext.analysis.plots import (
-    plot_attention,
-    plot_comparison,
-    plot_curves,
-    plot_embedding_similarity,
-    plot_influence,
-    plot_position_profile,
-    plot_replacement_probabilities,
-    readable_tokens,
-)
 from hf_deberta_ext.analysis.plots.figure import _report_missing, fonts_for
 from hf_deberta_ext.analysis.sentence_scoring import TokenScore
 
@@ -53,10 +44,10 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def curves(drawn, tmp_path):
-    """Return curves(histories, ...): the axes of plot_curves."""
+    """Return curves(histories, panels=None, ...): the axes of plot_curves."""
 
-    def draw(*args, **options):
-        plot_curves(args[0], tmp_path / "curves.png", panels=args[1] if len(args) > 1 else None, **options)
+    def draw(histories, panels=None, **options):
+        plots.plot_curves(histories, tmp_path / "curves.png", panels=panels, **options)
         return drawn[-1].axes
 
     return draw
@@ -74,7 +65,7 @@ def test_curves_are_what_was_logged_and_the_settings_are_left_alone(tmp_path, dr
     import matplotlib
 
     settings, pyplot_is_loaded = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
-    assert plot_curves({"run": HISTORY}, tmp_path / "new" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert plots.plot_curves({"run": HISTORY}, tmp_path / "new" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines == {"training loss": [[10, 2.5], [20, 1.5]], "held-out loss": [[0, 3.0], [20, 1.75]]}
@@ -126,12 +117,10 @@ def test_log_scale_is_for_the_panels_of_its_metrics_and_has_plain_numbers(curves
     assert {"50", "100", "1000"} <= {*labels_of(perplexity.get_yticklabels(which="both"))}
 
 
-SIMILARITIES = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
-
-
 def test_embedding_similarity_has_a_bar_for_each_value_and_prints_it(tmp_path, drawn):
-    plot_embedding_similarity(SIMILARITIES, tmp_path / "similarity.png")
-    plot_embedding_similarity({"MLM": {"generator": 0.3}}, tmp_path / "of_one_kind.png")
+    similarities = {"NES": {"generator": 0.3, "discriminator": -0.02}, "ES": {"discriminator": 0.25}}
+    plots.plot_embedding_similarity(similarities, tmp_path / "similarity.png")
+    plots.plot_embedding_similarity({"MLM": {"generator": 0.3}}, tmp_path / "of_one_kind.png")
     axes, of_one_kind = (figure.axes[0] for figure in drawn)
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
     assert heights == {"generator": [0.3], "discriminator": [-0.02, 0.25]}
@@ -142,7 +131,7 @@ def test_embedding_similarity_has_a_bar_for_each_value_and_prints_it(tmp_path, d
 
 def test_comparison_has_every_seed_the_mean_and_its_spread(tmp_path, drawn):
     scores = {"GDES": [0.7, 0.8, 0.9], "MLM": [0.6]}
-    plot_comparison(scores, tmp_path / "scores.png", label="accuracy", baselines={"majority class": 0.5})
+    plots.plot_comparison(scores, tmp_path / "scores.png", label="accuracy", baselines={"majority class": 0.5})
     (axes,) = drawn[0].axes
     seeds = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
     assert [[*values] for values in seeds] == [[0.7, 0.8, 0.9], [0.6]]
@@ -169,7 +158,7 @@ def maps(figure):
 @pytest.mark.parametrize("head", [None, 1])
 def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     parts = parts_of()
-    plot_attention(parts, TOKENS, tmp_path / "attention.png", head=head)
+    plots.plot_attention(parts, TOKENS, tmp_path / "attention.png", head=head)
     figure = drawn[0]
     assert figure.get_suptitle() == f"layer 5, {'mean of 2 heads' if head is None else 'head 1'}"
     expected = {"attention": parts.probabilities, "content to content, c2c": parts.c2c}
@@ -186,7 +175,7 @@ def test_attention_is_the_map_and_its_parts(head, tmp_path, drawn):
     assert attention.get_clim() == (0, pytest.approx(expected["attention"].max().item()))
     assert {"attention probability", "part of the logit"} <= {axes.get_ylabel() for axes in figure.axes}
     for terms in ((), ("c2p",), ("c2p", "p2c", "p2p")):
-        plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
+        plots.plot_attention(parts_of(terms=terms), TOKENS, tmp_path / "attention.png")
         assert [name.split(", ")[-1] for name in maps(drawn[-1])] == ["attention", "c2c", *terms]
     # Readable tokens at the outer edges.
     lower_left = figure.axes[2]
@@ -199,8 +188,8 @@ def test_position_profile_has_a_panel_for_each_head_on_one_scale(tmp_path, drawn
     values = {name: torch.randn(6, 7, generator=generator) for name in ("c2p", "p2c")}
     profile = PositionProfile(layer=5, distances=torch.arange(-3, 4), total=sum(values.values()), **values)
     of_one_term = PositionProfile(layer=5, distances=torch.arange(-3, 4), total=values["p2c"], p2c=values["p2c"])
-    plot_position_profile(profile, tmp_path / "profile.png")
-    plot_position_profile(of_one_term, tmp_path / "of_one_term.png", heads=[2])
+    plots.plot_position_profile(profile, tmp_path / "profile.png")
+    plots.plot_position_profile(of_one_term, tmp_path / "of_one_term.png", heads=[2])
     figure, other = drawn
     panels = figure.axes
     assert [axes.get_title() for axes in panels] == [f"head {head}" for head in range(6)]
@@ -225,12 +214,12 @@ def test_readable_tokens():
         ("[CLS] Ġcaf Ã© Ã", "[CLS] caf é Ã"),
         ("café naïve", "café naïve"),
     ):
-        assert readable_tokens(tokens.split()) == expected.split()
+        assert plots.readable_tokens(tokens.split()) == expected.split()
 
 
 def test_replacement_probabilities_colour_each_token_and_print_its_value(tmp_path, drawn):
     pairs = [("▁a", 0.0), ("▁be", 0.25), ("side", 1.0), ("▁$x$", 0.5)]
-    plot_replacement_probabilities([TokenScore(token, None, None, p) for token, p in pairs], tmp_path / "tokens.png")
+    plots.plot_replacement_probabilities([TokenScore(token, None, None, p) for token, p in pairs], tmp_path / "tokens.png")
     axes = drawn[0].axes[0]
     assert labels_of(axes.texts) == ["a", "0.00", "be", "0.25", "side", "1.00", "$x$", "0.50"]
     brightness = [sum(cell.get_facecolor()[:3]) for cell in axes.patches]
@@ -241,8 +230,8 @@ def test_influence_colours_each_token_of_a_pair_once_for_each_method(tmp_path, d
     values = [("▁a", 0, 0.5, 0.25), ("b", 0, -1.0, 0.0), ("▁$c$", 1, 0.0, -0.5)]
     tokens = [TokenInfluence(token, number, 0, 1, occlusion, share) for token, number, share, occlusion in values]
     prediction = Prediction(["ab", "$c$"], [("$yes$", 0.75), ("no", 0.25)], "$yes$", False, 2.0, 1.0, tokens)
-    plot_influence(prediction, tmp_path / "influence.png")
-    plot_influence(replace(prediction, is_regression=True), tmp_path / "influence.png")
+    plots.plot_influence(prediction, tmp_path / "influence.png")
+    plots.plot_influence(replace(prediction, is_regression=True), tmp_path / "influence.png")
     gradients, occlusion = drawn[0].axes
     assert (gradients.get_title("left"), occlusion.get_title("left")) == ("integrated gradients", "occlusion")
     assert labels_of(gradients.texts) == ["a", "+0.50", "b", "-1.00", "$c$", "+0.00"]
@@ -293,7 +282,7 @@ LETTERS = "\U00010330\U00010331"
 def test_letters_of_another_script_are_drawn_with_an_installed_font_that_has_them(font_with, tmp_path, drawn, capsys):
     """They were boxes, without a word, in labels of axes, for instance."""
     font_with(LETTERS)
-    plot_comparison({LETTERS: [0.5]}, tmp_path / "scores.png", label="accuracy")
+    plots.plot_comparison({LETTERS: [0.5]}, tmp_path / "scores.png", label="accuracy")
     (label,) = drawn[0].axes[0].get_xticklabels()
     assert label.get_fontfamily()[-1] == "Test Script" and capsys.readouterr().err == ""
 
@@ -301,14 +290,14 @@ def test_letters_of_another_script_are_drawn_with_an_installed_font_that_has_the
 def test_where_no_font_has_the_letters_a_package_is_named_once(font_with, tmp_path, capsys):
     _report_missing.cache_clear()
     for name in (LETTERS, LETTERS[:1]):
-        plot_comparison({name: [0.5]}, [tmp_path / "scores.png", tmp_path / "scores.svg"], label="accuracy")
+        plots.plot_comparison({name: [0.5]}, [tmp_path / "scores.png", tmp_path / "scores.svg"], label="accuracy")
     assert capsys.readouterr().err == "figures show boxes for letters that no installed font has; install fonts-noto-cjk\n"
 
 
 def test_what_cannot_be_drawn_is_named_and_nothing_is_written(tmp_path):
     for plot, values, message in (
-        (plot_curves, {"a": [{"step": 1, "eval_accuracy": 0.5}]}, "expected one of the metrics loss"),
-        (plot_replacement_probabilities, [], "the text has no tokens"),
+        (plots.plot_curves, {"a": [{"step": 1, "eval_accuracy": 0.5}]}, "expected one of the metrics loss"),
+        (plots.plot_replacement_probabilities, [], "the text has no tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             plot(values, tmp_path / "figure.png")

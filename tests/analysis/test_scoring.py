@@ -163,9 +163,6 @@ def test_discriminators_of_other_packages_are_scored(tokenizer, shake):
     assert [score.probability for score in scores] == pytest.approx(logits.sigmoid().tolist(), rel=1e-4)
 
 
-LONG = "the lazy fox " * 40
-
-
 @pytest.mark.parametrize("kind", ["known_positions", "absolute", "emd", "tokenizer"])
 def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, monkeypatch):
     config = tiny_config(vocab_size=len(tokenizer), position_biased_input=kind == "absolute")
@@ -173,16 +170,17 @@ def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, 
     model = Known() if kind == "known_positions" else shake(model_class(config))
     limit = 50 if kind == "tokenizer" else 64
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
-    length = len(tokenizer(LONG)["input_ids"])
-    message = rf"text 1 must have at most {limit} tokens, got {length}; split or shorten this text"
+    long = "the lazy fox " * 40
+    length = len(tokenizer(long)["input_ids"])
+    message = rf"text 1 must have at most {limit} tokens, got {length}; split or shorten it"
     scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
     for score in scores:
         with pytest.raises(ValueError, match=message):
-            score(model, tokenizer, ["the fox", LONG])
+            score(model, tokenizer, ["the fox", long])
     if kind == "tokenizer":
         # The model's 64 is `max_position_embeddings`, which does not apply without absolute positions.
         monkeypatch.setattr(tokenizer, "model_max_length", int(1e30))
-        assert len(token_replacement_probabilities(model, tokenizer, LONG)) > 64
+        assert len(token_replacement_probabilities(model, tokenizer, long)) > 64
 
 
 @pytest.mark.parametrize("score", [token_replacement_probabilities, pseudo_log_likelihood])

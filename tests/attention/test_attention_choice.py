@@ -17,8 +17,7 @@ from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
 from hf_deberta_ext.kernels import attention_native
 from hf_deberta_ext.model.attention_deberta_ext import BACKENDS, choose_backend
 
-CPU = torch.device("cpu")
-CALL = dict(device=CPU, dtype=torch.float32, head_size=64)
+CALL = dict(device=torch.device("cpu"), dtype=torch.float32, head_size=64)
 
 
 @pytest.fixture
@@ -164,7 +163,6 @@ def test_a_traced_model_is_eager_and_caches_no_projection(warm, tiny_config, sha
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_compile_has_no_graph_break_with_the_default_choice(grad, tiny_config, shake, batch):
-    """Check the default settings, without disabling anything by hand."""
     model = shake(DebertaExtForMaskedLM(tiny_config("v3")))
     ids, mask = batch(2, 20, [20, 11])
     torch._dynamo.reset()
@@ -195,6 +193,11 @@ def model(request, tiny_config, shake):
     return shake(DebertaExtModel(tiny_config(request.param)))
 
 
+@torch.no_grad()
+def states_of(model, ids, mask=None):
+    return model(ids, attention_mask=mask).last_hidden_state
+
+
 def clear_caches(model):
     for module in model.modules():
         if hasattr(module, "position_cache"):
@@ -223,13 +226,12 @@ def test_hooks_of_a_calibration_see_the_inputs_of_the_model_alone(model, batch, 
     if place == "inner module":
         setattr(model.encoder.layer[1].attention.self, projection_name(model), torch.nn.Sequential(module))
     handle = module.register_forward_pre_hook(lambda called, args: seen.append(args[0].shape[:-1]))
-    with handle, torch.no_grad():
-        expected = model(ids).last_hidden_state
-        assert torch.equal(model(ids).last_hidden_state, expected)
+    with handle:
+        expected = states_of(model, ids)
+        assert torch.equal(states_of(model, ids), expected)
     rows = torch.Size([model.encoder.relative_table_size])
     assert len(seen) in (2, 4) and {*seen} <= {rows, ids.shape} and rows in seen
-    with torch.no_grad():
-        assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-6)
+    assert torch.allclose(states_of(model, ids), expected, atol=1e-6)
 
 
 def test_cached_projections_are_computed_once_change_no_bit_and_are_not_there_with_gradients(
@@ -237,20 +239,17 @@ def test_cached_projections_are_computed_once_change_no_bit_and_are_not_there_wi
 ):
     calls = table_projections
     ids, mask = batch(2, 50, [50, 21])
-    with torch.no_grad():
-        first = model(ids, attention_mask=mask).last_hidden_state
-        for N in (20, 33, 150 if not model.config.position_biased_input else 60, 1):
-            model(batch(2, N)[0])
+    first = states_of(model, ids, mask)
+    for N in (20, 33, 150 if not model.config.position_biased_input else 60, 1):
+        states_of(model, batch(2, N)[0])
+    assert torch.equal(states_of(model, ids, mask), first)
+    assert len(calls) == 6
+    assert torch.equal(states_of(clear_caches(copy.deepcopy(model)), ids, mask), first)
+    with torch.inference_mode():
         assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
-        assert len(calls) == 6
-        fresh = clear_caches(copy.deepcopy(model))(ids, attention_mask=mask).last_hidden_state
-        assert torch.equal(fresh, first)
-    for mode in (torch.inference_mode, torch.no_grad):
-        with mode():
-            assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, first)
+    assert torch.equal(states_of(model, ids, mask), first)
     ids, _ = batch(1, 9)
-    with torch.no_grad():
-        model(ids)
+    states_of(model, ids)
     model(ids).last_hidden_state.square().sum().backward()
     for name in ("rel_embeddings.weight", "layer.0.attention.self.query_proj.weight"):
         assert model.encoder.get_parameter(name).grad.any()
@@ -259,9 +258,8 @@ def test_cached_projections_are_computed_once_change_no_bit_and_are_not_there_wi
     assert attention.position_cache is not None
     model.train()
     assert model.encoder.position_cache is attention.position_cache is None
-    with torch.no_grad():
-        model(ids)
-        model(ids)
+    for _ in range(2):
+        states_of(model, ids)
     assert len(calls) in (6, 12)
 
 
@@ -324,14 +322,11 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_cached_projections_follow_every_change(change, model, batch):
     ids, mask = batch(2, 30, [30, 11])
-    with torch.no_grad():
-        before = model(ids, attention_mask=mask).last_hidden_state
+    before = states_of(model, ids, mask)
     with torch.set_grad_enabled("step" in change):
         CHANGES[change](model)
-    with torch.no_grad():
-        after = model(ids, attention_mask=mask).last_hidden_state
-        fresh = clear_caches(copy.deepcopy(model))(ids, attention_mask=mask).last_hidden_state
-    assert torch.equal(after, fresh)
+    after = states_of(model, ids, mask)
+    assert torch.equal(after, states_of(clear_caches(copy.deepcopy(model)), ids, mask))
     assert not torch.allclose(before.double(), after.double(), atol=1e-4)
 
 
@@ -340,35 +335,29 @@ def test_cached_projections_follow_autocast_and_functional_calls(model, batch):
     ids, mask = batch(2, 20, [20, 19])
     model.set_attn_implementation("eager")
     parameters = {name: x.detach() * 1.3 for name, x in model.named_parameters()}
-
-    def states_of(model):
-        return model(ids, attention_mask=mask).last_hidden_state
-
+    wide = states_of(model, ids, mask)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = states_of(model, ids, mask)
+            assert torch.equal(narrow, states_of(clear_caches(copy.deepcopy(model)), ids, mask))
+        assert torch.equal(states_of(model, ids, mask), wide)
     with torch.no_grad():
-        wide = states_of(model)
-        for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16):
-                narrow = states_of(model)
-                assert torch.equal(narrow, states_of(clear_caches(copy.deepcopy(model))))
-            assert torch.equal(states_of(model), wide)
         other = torch.func.functional_call(model, parameters, (ids, mask))[0]
-        assert torch.equal(states_of(model), wide)
-        model.load_state_dict(parameters, strict=False)
-        assert torch.equal(states_of(clear_caches(copy.deepcopy(model))), other)
+    assert torch.equal(states_of(model, ids, mask), wide)
+    model.load_state_dict(parameters, strict=False)
+    assert torch.equal(states_of(clear_caches(copy.deepcopy(model)), ids, mask), other)
     assert not torch.equal(narrow.float(), wide) and not torch.allclose(wide, other, atol=1e-3)
 
 
 def test_cached_projections_are_in_no_copy_and_no_file(model, batch):
     names = set(model.state_dict())
-    with torch.no_grad():
-        expected = model(batch(1, 20)[0])[0]
+    expected = states_of(model, batch(1, 20)[0])
     module = model.encoder.layer[0].attention.self
     assert set(model.state_dict()) == names
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved_and_loaded(model)):
         assert other.encoder.position_cache is None
         assert other.encoder.layer[0].attention.self.position_cache is None
-        with torch.no_grad():
-            assert torch.equal(other(batch(1, 20)[0])[0], expected)
+        assert torch.equal(states_of(other, batch(1, 20)[0]), expected)
     assert model.encoder.position_cache is not None and module.position_cache is not None
 
 

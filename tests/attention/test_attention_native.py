@@ -19,20 +19,18 @@ from hf_deberta_ext import DebertaExtModel, native
 from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 ROOT = Path(__file__).resolve().parents[2]
-SUPPORT = ROOT / "tests" / "support"
 needs_library = pytest.mark.skipif(AUTO != "native", reason=native.kernel_status())
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 ALL_TERMS = [(), ("c2p",), ("p2c",), ("c2p", "p2c"), ("p2p",), ("c2p", "p2c", "p2p")]
 
 
-@pytest.fixture(params=native.INSTRUCTION_SETS.values())
+@pytest.fixture(params=native.INSTRUCTION_SETS, ids=native.INSTRUCTION_SETS.get)
 def instruction_set(request, monkeypatch):
     if AUTO != "native":
         pytest.skip(native.kernel_status())
-    number = {name: number for number, name in native.INSTRUCTION_SETS.items()}[request.param]
-    if not native.library.disentangled_supports(number):
-        pytest.skip(f"this CPU has no {request.param}")
-    monkeypatch.setattr(native, "instruction_set", number)
+    if not native.library.disentangled_supports(request.param):
+        pytest.skip(f"this CPU has no {native.INSTRUCTION_SETS[request.param]}")
+    monkeypatch.setattr(native, "instruction_set", request.param)
 
 
 def random_call(seed):
@@ -229,7 +227,8 @@ def test_one_two_and_three_threads_give_the_same(N, mask, relative_error):
 def compile_program(compiler: str, program: Path, *flags: str) -> Path:
     source = Path(native.__file__).with_name("disentangled_attention.cpp")
     flags = ("-std=gnu++17", "-Wno-psabi", f'-DKERNEL="{source}"', "-pthread", *flags)
-    subprocess.run([compiler, *flags, SUPPORT / "native_program.cpp", "-o", program, "-ldl"], check=True, timeout=300)
+    main = ROOT / "tests" / "support" / "native_program.cpp"
+    subprocess.run([compiler, *flags, main, "-o", program, "-ldl"], check=True, timeout=300)
     return program
 
 

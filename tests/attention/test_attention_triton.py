@@ -9,20 +9,15 @@ import sys
 
 import pytest
 import torch
-from attention_inputs import by_hand, call
+from attention_inputs import by_hand, call, make_mask
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from hf_deberta_ext import DebertaExtConfig
+from hf_deberta_ext import AttentionInputs, DebertaExtConfig, DisentangledSelfAttention, disentangled_attention_eager
 from hf_deberta_ext.kernels import attention_triton
 from hf_deberta_ext.kernels.attention_triton import disentangled_attention_triton, dropout_mask, triton_unavailable
 from hf_deberta_ext.kernels.triton_launches import Launch
-from hf_deberta_ext.model.attention_deberta_ext import (
-    AttentionInputs,
-    DisentangledSelfAttention,
-    RelativePosition,
-    disentangled_attention_eager,
-)
+from hf_deberta_ext.model.attention_deberta_ext import RelativePosition
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -123,23 +118,10 @@ def test_any_terms_lengths_head_sizes_and_tables_equal_eager(case, relative_erro
     compare(relative_error, tensors, max_distance=max_distance, **kwargs)
 
 
-def padding(N, lengths, *, left=False):
-    mask = torch.arange(N) < torch.tensor(lengths)[:, None]
-    return (mask.flip(1) if left else mask)[:, None, None]
-
-
-def document_blocks(N):
-    """Return a mask [1, 1, N, N] of documents of 9, 20 and N - 29 tokens, in which query 4 may not attend to anything."""
-    document = torch.bucketize(torch.arange(N), torch.tensor([9, 29]), right=True)
-    mask = document[:, None] == document
-    mask[4] = False
-    return mask[None, None]
-
-
 MASKS = {
-    "right padding": padding(35, [35, 20]),
-    "left padding": padding(35, [9, 35], left=True),
-    "document blocks and an empty row": document_blocks(35),
+    "right padding": make_mask("right", 35),
+    "left padding": make_mask("left", 35),
+    "document blocks and an empty row": make_mask("dead-row", 35),
     "a mask for each head": torch.rand(2, 2, 35, 35, generator=torch.Generator().manual_seed(5)) > 0.5,
 }
 
@@ -155,7 +137,7 @@ def test_any_mask_equals_eager(mask, relative_error):
 def test_tiles_of_padding_are_not_read():
     """Put NaN, which would spread, in keys that a [B, 1, 1, N] mask hides and in queries without gradient."""
     (Q_c, K_c, V_c, K_r, Q_r), kwargs = random_inputs(70, B=2)
-    mask = padding(70, [70, 20]).to(DEVICE)
+    mask = (torch.arange(70) < torch.tensor([[70], [20]]))[:, None, None].to(DEVICE)
     expected = eager(AttentionInputs(Q_c, K_c, V_c, K_r=K_r, Q_r=Q_r, mask=mask, **kwargs))
     grad = torch.randn(2, 1, 70, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     grad[1, :, 32:] = 0
@@ -212,22 +194,17 @@ def test_an_offset_table_for_the_longest_document_serves_the_stream(max_distance
     )
 
 
-def replay_dropout(keep, p):
-    """Return an eager backend with the dropout mask of the kernels."""
-
-    def dropped(inputs):
-        _, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
-        return (probs * keep / (1 - p)) @ inputs.V_c
-
-    return dropped
-
-
 def test_dropout_by_replay_of_its_mask_equals_eager(relative_error, monkeypatch):
     tensors, kwargs = random_inputs(33, H=2)
     seed = torch.tensor([1234567890123], device=DEVICE)
     monkeypatch.setattr(attention_triton, "draw_seed", lambda device: seed)
     keep = dropout_mask(seed, 1, 2, 33, 0.3)
-    compare(relative_error, tensors, max_distance=8, dropout_p=0.3, replay=replay_dropout(keep, 0.3), **kwargs)
+
+    def dropped(inputs):
+        _, probs = disentangled_attention_eager(inputs._replace(dropout_p=0.0))
+        return (probs * keep / 0.7) @ inputs.V_c
+
+    compare(relative_error, tensors, max_distance=8, dropout_p=0.3, replay=dropped, **kwargs)
 
 
 @pytest.mark.slow
@@ -256,18 +233,13 @@ def test_dropout_follows_the_default_generator_and_all_sums_have_a_fixed_order()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision_is_as_exact_as_eager(dtype, relative_error):
     tensors, kwargs = random_inputs(35, dtype=dtype)
-    assert_as_exact_as_eager(relative_error, tensors, max_distance=8, **kwargs)
-
-
-def assert_as_exact_as_eager(relative_error, tensors, *, max_distance, **kwargs):
     wide = [x.detach().double().requires_grad_() for x in tensors]
     truth = run(eager, wide, **kwargs)
     expected = run(eager, tensors, **kwargs)
-    ours = run(disentangled_attention_triton, tensors, max_distance=max_distance, **kwargs)
-    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    ours = run(disentangled_attention_triton, tensors, max_distance=8, **kwargs)
     for name, x, y, z in zip(("out", *NAMES), *([r[0], *r[1]] for r in (ours, expected, truth)), strict=True):
-        assert x.dtype == tensors[0].dtype and z.any()
-        whole, reference = (relative_error(f"triton: {dtype} {who}", value[None].flatten(1), z[None].flatten(1))
+        assert x.dtype == dtype and z.any()
+        whole, reference = (relative_error(f"triton: {dtype}, {who}", value[None].flatten(1), z[None].flatten(1))
                             for who, value in (("kernels against float64", x), ("eager against float64", y)))  # fmt: skip
         assert whole < 2 * reference, name
 

@@ -7,10 +7,8 @@ from rounding import equal_outputs
 
 from hf_deberta_ext import DebertaExtModel
 
-KINDS = ["v1", "v2", "v3"]
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["v1", "v2", "v3"])
 def model(request, tiny_config, shake):
     return shake(DebertaExtModel(tiny_config(request.param)))
 

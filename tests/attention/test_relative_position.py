@@ -14,8 +14,7 @@ RELEASED = dict(buckets=256, max_distance=512)
 def test_log_bucket_by_hand_and_of_the_released_models():
     # buckets 8: m = 4, M = 16. |r| <= 4 is kept; 15 = M - 1 is the last bucket, 4 + (m - 1) = 7.
     got = [log_bucket(r, buckets=8, max_distance=16) for r in (0, 1, 4, 5, 15, 16, 99)]
-    far_5 = math.ceil(math.log(5 / 4) / math.log(15 / 4) * 3) + 4
-    assert far_5 == 5
+    assert math.ceil(math.log(5 / 4) / math.log(15 / 4) * 3) + 4 == 5
     assert got == [0, 1, 4, 5, 7, 7, 7]
     assert [log_bucket(r, **RELEASED) for r in (127, 128, 129, 511, 512, 5000)] == [127, 128, 129, 255, 255, 255]
     assert len({log_bucket(r, **RELEASED) for r in range(-511, 512)}) == 511

@@ -18,7 +18,6 @@ from hf_deberta_ext import replaced_attention as unit
 from hf_deberta_ext.replaced_attention import replace_attention, restore_attention
 
 BOTH = ["v1", "v3"]
-LENGTHS = [1, 17, 64, 65, 300]
 
 
 @pytest.fixture
@@ -64,10 +63,16 @@ def backends(model):
     return {module.last_backend[0] for module in attentions(model)}
 
 
-def gradients(model, ids, mask, **options):
+@torch.no_grad()
+def states_of(model, ids, mask):
+    """Return the last states of real positions, [T, E]."""
+    return model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+
+
+def gradients(model, ids, mask):
     """Return the gradient of every parameter for a loss on real positions."""
     model.zero_grad()
-    states = model(ids, attention_mask=mask, **options).last_hidden_state
+    states = model(ids, attention_mask=mask).last_hidden_state
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(states.dtype)
     (states * weights)[mask.bool()].sum().backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -104,14 +109,13 @@ def test_parameters_hooks_and_state_dict_stay_and_restore_gives_the_bits_of_stoc
     def classes():
         return [(type(module), {*vars(module)}) for module in model.modules()]
 
-    with torch.no_grad():
-        before, kept, stock_classes = model(ids, attention_mask=mask).last_hidden_state, objects(), classes()
-        report = replace_attention(model)
-        assert report.replaced == [f"encoder.layer.{i}.attention.self" for i in range(3)] and not report.left_alone
-        model(ids, attention_mask=mask)
-        assert calls == ["hook"] * 2 and backends(model) == {AUTO} and objects() == kept
-        assert restore_attention(model) == report.replaced
-        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, before)
+    before, kept, stock_classes = states_of(model, ids, mask), objects(), classes()
+    report = replace_attention(model)
+    assert report.replaced == [f"encoder.layer.{i}.attention.self" for i in range(3)] and not report.left_alone
+    states_of(model, ids, mask)
+    assert calls == ["hook"] * 2 and backends(model) == {AUTO} and objects() == kept
+    assert restore_attention(model) == report.replaced
+    assert torch.equal(states_of(model, ids, mask), before)
     assert classes() == stock_classes and objects() == kept and restore_attention(model) == []
 
 
@@ -120,12 +124,10 @@ def test_a_replaced_model_can_be_copied_and_pickled(family, stock, padded):
     model = stock(family)
     ids, mask = padded(20)
     replace_attention(model, "blocked")
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state
+    expected = states_of(model, ids, mask)
     assert len(pickle.dumps(model)) < 1.5 * len(pickle.dumps(stock(family)))
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved_and_loaded(model)):
-        with torch.no_grad():
-            assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, expected)
+        assert torch.equal(states_of(again, ids, mask), expected)
         assert attentions(again)[0].attn_implementation == "blocked" and backends(again) == {"blocked"}
         assert len(restore_attention(again)) == 3
 
@@ -146,22 +148,18 @@ def test_a_saved_model_is_a_stock_checkpoint(family, stock, padded, tmp_path):
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [1, 17, 64, 65, 300])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_at_real_positions_are_those_of_stock(family, length, pair, padded, relative_error):
     reference, model = pair(family)
     for side in ("none", "right", "left") if length < 300 else ("right",):
         ids, mask = padded(length, side)
-        with torch.no_grad():
-            theirs = reference(ids, attention_mask=mask).last_hidden_state
-            ours = model(ids, attention_mask=mask).last_hidden_state
-            # Again, from the cache.
-            again = model(ids, attention_mask=mask).last_hidden_state
-        assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+        # Again, from the cache.
+        theirs, ours, again = (states_of(m, ids, mask) for m in (reference, model, model))
+        assert relative_error("replaced stock model", ours, theirs) < 1e-5
         assert torch.equal(ours, again)
         if side == "none":
-            with torch.no_grad():
-                assert relative_error("replaced stock model", model(ids).last_hidden_state, theirs) < 1e-5
+            assert relative_error("replaced stock model", model(ids).last_hidden_state.flatten(0, 1), theirs) < 1e-5
     assert backends(model) == {AUTO}
 
 
@@ -183,8 +181,8 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
     reference, model = pair(family)
     replace_attention(model, name)
     ids, mask = padded(70)
-    ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
-    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    ours, theirs = (states_of(m, ids, mask) for m in (model, reference))
+    assert relative_error("replaced stock model", ours, theirs) < 1e-5
     assert backends(model) == {name}
     assert largest_difference(gradients(model, ids, mask), gradients(reference, ids, mask)) < 1e-4
     replace_attention(model, "auto")
@@ -196,29 +194,23 @@ def test_a_backend_asked_for_by_name_serves(family, name, pair, padded, relative
 def test_bfloat16_and_autocast_are_as_near_to_the_truth_as_stock(family, pair, padded):
     """v1 under autocast is compared with stock in bfloat16, because stock fails under autocast."""
     reference, model = pair(family)
-    ids, mask = padded(70)
-
-    def states_of(model):
-        return model(ids, attention_mask=mask).last_hidden_state[mask.bool()].double()
-
-    with torch.no_grad():
-        truth = states_of(copy.deepcopy(reference).double())
-        with torch.autocast("cpu", torch.bfloat16):
-            narrow = (states_of(model) - truth).norm()
-            least = (states_of(reference) - truth).norm() if family == "v3" else None
-        ours, theirs = ((states_of(m.bfloat16()) - truth).norm() for m in (model, reference))
+    inputs = padded(70)
+    truth = states_of(copy.deepcopy(reference).double(), *inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = (states_of(model, *inputs) - truth).norm()
+        least = (states_of(reference, *inputs) - truth).norm() if family == "v3" else None
+    ours, theirs = ((states_of(m.bfloat16(), *inputs) - truth).norm() for m in (model, reference))
     assert ours < 2 * theirs and 1e-4 * truth.norm() < narrow < 2 * (theirs if least is None else least)
     assert backends(model) == {AUTO}
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
 @pytest.mark.parametrize("form", ["outer product", "document blocks", "keys", "one row masked"])
-@pytest.mark.parametrize("family", ["v1", "v3"])
+@pytest.mark.parametrize("family", BOTH)
 def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dtype, stock, relative_error):
     model = stock(family)
     B, N, module = 2, 20, attentions(model)[0]
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(B, N, 32, generator=generator)
+    hidden = torch.randn(B, N, 32, generator=torch.Generator().manual_seed(0))
     real = torch.arange(N) < torch.tensor([[N], [13]])
     document = torch.arange(N) // 7
     mask = {
@@ -241,8 +233,7 @@ def test_attention_alone_takes_the_masks_and_positions_of_stock(family, form, dt
 
 def test_a_query_stream_gives_what_stock_gives(pair, padded, relative_error):
     reference, model = pair("v3")
-    generator = torch.Generator().manual_seed(0)
-    hidden, queries = torch.randn(2, 2, 20, 32, generator=generator)
+    hidden, queries = torch.randn(2, 2, 20, 32, generator=torch.Generator().manual_seed(0))
     _, mask = padded(20)
     ours, theirs = (m.encoder(hidden, mask, query_states=queries) for m in (model, reference))
     assert relative_error("replaced stock model", ours.last_hidden_state, theirs.last_hidden_state, mask.bool()) < 1e-5
@@ -313,21 +304,19 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
     ids, mask = padded(70)
     projections = ["pos_proj", "pos_q_proj"] if family == "v1" else ["key_proj", "query_proj"]
     for part in ("rel_embeddings", *projections):
+        states_of(model, ids, mask)
+        module = attentions(model)[1]
+        assert module.position_cache is not None
         with torch.no_grad():
-            model(ids, attention_mask=mask)
-            module = attentions(model)[1]
-            assert module.position_cache is not None
             for name, parameter in model.named_parameters():
                 if part in name and name.endswith("weight"):
                     # Not the row in the middle, and not a change that LayerNorm removes.
                     rows = len(parameter) // 3
                     parameter[:rows] = parameter[:rows].flip(1)
-            ours = model(ids, attention_mask=mask).last_hidden_state
+        ours = states_of(model, ids, mask)
         reference = copy.deepcopy(model)
         restore_attention(reference)
-        with torch.no_grad():
-            theirs = reference(ids, attention_mask=mask).last_hidden_state
-        assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+        assert relative_error("replaced stock model", ours, states_of(reference, ids, mask)) < 1e-5
     model.train()
     assert module.position_cache is None and model.encoder.position_cache is None
 
@@ -337,7 +326,6 @@ def test_positions_kept_for_inference_follow_the_weights(family, stock, padded, 
 @pytest.mark.parametrize("family", BOTH)
 def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padded):
     """GLiNER's `quantize` calls it. Bug: a quantised v3 model was not replaced (StopIteration)."""
-    ids, mask = padded(33)
 
     def quantised(model):
         return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
@@ -348,8 +336,7 @@ def test_torchs_dynamic_quantisation_before_and_after(family, order, stock, padd
     else:
         replace_attention(model := stock(family))
         model = quantised(model)
-    with torch.no_grad():
-        states, expected = (x(ids, mask).last_hidden_state[mask.bool()] for x in (model, reference))
+    states, expected = (states_of(x, *padded(33)) for x in (model, reference))
     assert backends(model) != {"stock"}
     # An activation near the middle of two steps may be rounded to the other one.
     assert torch.cosine_similarity(states, expected).min() > 0.999
@@ -375,19 +362,17 @@ def test_lora_before_and_after(family, order, stock, padded):
     if order == "adapter first":
         replace_attention(model)
     ids, mask = padded(20)
-    with torch.no_grad():
-        expected = reference(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        with model.disable_adapter():
-            plain = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        # The positions cached above do not include the adapter.
-        ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    expected = states_of(reference, ids, mask)
+    with model.disable_adapter():
+        plain = states_of(model, ids, mask)
+    # The positions cached above do not include the adapter.
+    ours = states_of(model, ids, mask)
     assert torch.allclose(ours, expected, atol=1e-5) and (ours - plain).norm() > 1e-2 * plain.norm()
     ours, theirs = gradients(model, ids, mask), gradients(reference, ids, mask)
     assert sum(grad is not None and bool(grad.any()) for grad in ours.values()) == 2 * 3 * len(targets)
     assert largest_difference(ours, theirs) < 1e-4
     merged = model.merge_and_unload()
-    with torch.no_grad():
-        assert torch.allclose(merged(ids, attention_mask=mask).last_hidden_state[mask.bool()], expected, atol=1e-4)
+    assert torch.allclose(states_of(merged, ids, mask), expected, atol=1e-4)
     assert backends(merged) == {AUTO} and len(restore_attention(merged)) == 3
 
 
@@ -404,24 +389,23 @@ def test_hooks_of_accelerate_before_and_after(order, stock, padded):
 
     model, hook = stock("v3"), Counting()
     ids, mask = padded(20)
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state
-        if order == "hook second":
-            replace_attention(model)
-        for module in model.modules():
-            hooks.add_hook_to_module(module, hook)
-        if order == "hook first":
-            assert len(replace_attention(model).replaced) == 3
-        ours = model(ids, attention_mask=mask).last_hidden_state
-        assert torch.allclose(ours[mask.bool()], expected[mask.bool()], atol=1e-5)
-        assert hook.calls > 30 and backends(model) == {AUTO}
-        copied = copy.deepcopy(model)
-        if order == "hook first":
-            hooks.remove_hook_from_module(model, recurse=True)
-        assert len(restore_attention(model)) == 3
-        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, expected)
-        assert backends(copied) == {AUTO}
-        assert torch.equal(copied(ids, attention_mask=mask).last_hidden_state, ours)
+    expected = states_of(model, ids, mask)
+    if order == "hook second":
+        replace_attention(model)
+    for module in model.modules():
+        hooks.add_hook_to_module(module, hook)
+    if order == "hook first":
+        assert len(replace_attention(model).replaced) == 3
+    ours = states_of(model, ids, mask)
+    assert torch.allclose(ours, expected, atol=1e-5)
+    assert hook.calls > 30 and backends(model) == {AUTO}
+    copied = copy.deepcopy(model)
+    if order == "hook first":
+        hooks.remove_hook_from_module(model, recurse=True)
+    assert len(restore_attention(model)) == 3
+    assert torch.equal(states_of(model, ids, mask), expected)
+    assert backends(copied) == {AUTO}
+    assert torch.equal(states_of(copied, ids, mask), ours)
 
 
 @pytest.mark.parametrize("graph", ["compiled", "traced"])
@@ -448,10 +432,9 @@ def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padde
     forward = second.forward
     second.forward = lambda *args, **kwargs: forward(*args, **kwargs)
     ids, mask = padded(20)
-    with torch.no_grad():
-        expected = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        report = replace_attention(model)
-        ours = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    expected = states_of(model, ids, mask)
+    report = replace_attention(model)
+    ours = states_of(model, ids, mask)
     assert report.replaced == ["encoder.layer.2.attention.self"]
     assert report.left_alone == {
         "encoder.layer.0.attention.self": "OwnAttention is a subclass with custom code",
@@ -460,6 +443,7 @@ def test_modules_with_code_of_their_own_are_left_alone_and_reported(stock, padde
     assert torch.allclose(ours, expected, atol=1e-5)
 
 
+MANY_BUCKETS = dict(position_buckets=64, max_relative_positions=16)
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, but this machine has CUDA")
 
 
@@ -467,12 +451,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
     ("family", "overrides", "name", "message"),
     [
         ("v1", dict(talking_head=True), "auto", "got DebertaModel, but talking heads"),
-        (
-            "v3",
-            dict(position_buckets=64, max_relative_positions=16),
-            "auto",
-            "got DebertaV2Model, but its position_buckets .*do not increase .*; for",
-        ),
+        ("v3", MANY_BUCKETS, "auto", "got DebertaV2Model, but its position_buckets .*do not increase .*; for"),
         ("v3", {}, "flash", "must be one of 'eager', .*'triton'.*, got 'flash'"),
         pytest.param("v3", {}, "triton", "does not support this: .*'blocked'", marks=NO_GPU),
     ],
@@ -498,7 +477,7 @@ def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_on
     with pytest.raises(ValueError, match="'blocked' does not support this call: custom relative positions"):
         model.encoder(torch.zeros(1, 5, 32), torch.ones(1, 5), relative_pos=torch.zeros(1, 5, 5, dtype=torch.long))
     restore_attention(model.encoder.layer[1])
-    ours, theirs = (m(ids, attention_mask=mask).last_hidden_state for m in (model, reference))
-    assert relative_error("replaced stock model", ours, theirs, mask.bool()) < 1e-5
+    ours, theirs = (states_of(m, ids, mask) for m in (model, reference))
+    assert relative_error("replaced stock model", ours, theirs) < 1e-5
     assert type(attentions(model)[1]) is v2.DisentangledSelfAttention
     assert attentions(model)[2].last_backend[0] == "blocked"

@@ -37,8 +37,17 @@ def output_of(model, call):
     return torch.cat([x.float().flatten() for x in outputs.to_tuple() if torch.is_tensor(x)])
 
 
-def failed_calls(model, calls):
-    """Return the errors, and the largest difference of each output that differs from the single-threaded output."""
+def shortened(call, length):
+    """Return the call with only the first tokens of each row, without labels of the other tokens."""
+    ids, mask = call["input_ids"][..., :length], call["attention_mask"][..., :length]
+    extra = {name: x for name, x in call.items() if name == "entity_indices"}
+    return dict(input_ids=ids, attention_mask=mask) | extra
+
+
+def check(model, call):
+    """Compare the outputs of all threads with those of one, for inputs of different lengths."""
+    whole = call["input_ids"].shape[-1]
+    calls = [shortened(call, length) for length in ((whole,) if "entity_indices" in call else LENGTHS)]
     expected = [output_of(model, call) for call in calls]
     errors, wrong = [], []
 
@@ -58,22 +67,6 @@ def failed_calls(model, calls):
         thread.start()
     for thread in threads:
         thread.join()
-    return errors, wrong
-
-
-def shortened(call, length):
-    """Return the call with only the first tokens of each row, without labels of the other tokens."""
-    ids, mask = call["input_ids"][..., :length], call["attention_mask"][..., :length]
-    extra = {name: x for name, x in call.items() if name == "entity_indices"}
-    return dict(input_ids=ids, attention_mask=mask) | extra
-
-
-def calls_of_lengths(call):
-    return [shortened(call, length) for length in ((call["input_ids"].shape[-1],) if "entity_indices" in call else LENGTHS)]
-
-
-def check(model, calls):
-    errors, wrong = failed_calls(model, calls)
     assert not errors and not wrong, f"{CALLS} calls: {len(errors)} errors, {errors[:1]}, {len(wrong)} other values"
 
 
@@ -81,23 +74,22 @@ def check(model, calls):
 @pytest.mark.parametrize(("head", "kind"), [(head, ("v1", "v3")[place % 2]) for place, head in enumerate(CLASSES)])
 def test_heads_give_the_values_of_one_thread(head, kind, tiny_config, shake):
     fields = dict(generator={}, special_token_ids=[0]) if head == "pretraining" else {}
-    call = call_of(head)
     model = shake(small(head, kind, tiny_config, **WIDE, **fields))
     if head == "pretraining":
         model.tie_weights()
         model = model.discriminator
-    check(model, calls_of_lengths(call))
+    check(model, call_of(head))
 
 
 @pytest.mark.parametrize("name", [*NAMES, NATIVE])
 def test_backends_give_the_values_of_one_thread(name, tiny_config, shake):
     model = shake(small("base", "v2", tiny_config, **WIDE))
     model.set_attn_implementation(name)
-    check(model, calls_of_lengths(call_of("base")))
+    check(model, call_of("base"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replaced_attention_gives_the_values_of_one_thread(family, stock_config, shake):
     model = shake(stock_model(family, stock_config))
     replace_attention(model)
-    check(model, calls_of_lengths(call_of("base")))
+    check(model, call_of("base"))

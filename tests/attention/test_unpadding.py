@@ -170,7 +170,6 @@ def head_inputs(head, mask):
     [(head, side, KINDS[(n + m) % 3]) for n, head in enumerate(HEADS) for m, side in enumerate(("right", "left"))],
 )
 def test_unpadded_heads_equal_padded_ones(head, side, kind, tiny_config, shake, batch, relative_error, monkeypatch):
-    """Compare logits, loss and gradients of every parameter of the same model, padded and unpadded."""
     build, options = HEADS[head]
     model = shake(build(tiny_config(kind, num_labels=3))).train()
     ids, mask = batch(B, N, LENGTHS, side=side)
@@ -260,7 +259,6 @@ def test_forward_hooks_see_and_replace_outputs_of_a_padded_batch(place, tiny_con
 
 
 def test_unpadded_batch_may_be_longer_than_the_position_table(tiny_config, shake, batch):
-    """Check that the table limits the length of documents and not of the batch."""
     model = shake(DebertaExtModel(tiny_config("v3", position_biased_input=True, emd_layers=1, emd_input="hidden")))
     model.set_unpadding(True)
     ids, mask = batch(2, 90, [50, 60])
@@ -287,11 +285,6 @@ def packed_batch(seed=0):
     return random_ids(3, 30, seed=seed) * (document_ids != 0), document_ids, where
 
 
-def alone(model, x, where, **inputs):
-    row, part = where
-    return model(x[row, part][None], **inputs)
-
-
 PACKED_HEADS = [("masked-lm-masked-only", backend) for backend in [*NAMES, "auto"]]
 PACKED_HEADS += [(head, "auto") for head in ("masked-lm", "rtd", "token")]
 
@@ -310,7 +303,8 @@ def test_packed_heads_equal_documents_alone(kind, head, backend, tiny_config, sh
     gradients = gradients_of(model, out.loss)
 
     count = (labels != -100).sum()
-    singles = [alone(model, ids, at, labels=labels[at[0], at[1]][None], num_items_in_batch=count) for at in where]
+    parts = [(ids[row, part][None], labels[row, part][None]) for row, part in where]
+    singles = [model(own, labels=given, num_items_in_batch=count) for own, given in parts]
     loss = sum(single.loss for single in singles)
     assert torch.allclose(out.loss, loss, rtol=1e-5)
     assert_same_gradients("packed heads, gradients", gradients, gradients_of(model, loss), relative_error)
@@ -338,8 +332,6 @@ FLATTENED = {
     "boundaries alone": dict(return_flash_attn_kwargs=True, return_position_ids=False),
     "all": dict(return_flash_attn_kwargs=True, return_seq_idx=True),
 }
-
-
 FLATTENED_MODELS = [DebertaExtModel, *(HEADS[name][0] for name in ("masked-lm", "rtd", "token")), "joint"]
 
 

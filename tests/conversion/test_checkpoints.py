@@ -6,35 +6,32 @@ import json
 import pytest
 import torch
 import transformers
+from every_head import CLASSES
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForMultipleChoice,
-    DebertaExtForQuestionAnswering,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
 from hf_deberta_ext.conversion.convert import convert
 from hf_deberta_ext.conversion.deberta_v2 import save_as_deberta_v2, to_deberta_v2_config
 
 PLAIN_LM = dict(emd_layers=1, emd_input="hidden")
 CASES = {
-    "v1 shape": (DebertaExtModel, "v1", {}),
-    "v1 c2p": (DebertaExtModel, "v1", dict(pos_att_type="c2p")),
-    "v2": (DebertaExtModel, "v2", dict(type_vocab_size=2, embedding_size=16)),
-    "without terms": (DebertaExtModel, "v3", dict(pos_att_type=[])),
-    "biased input": (DebertaExtModel, "v3", dict(position_biased_input=True)),
-    "all layers shared": (DebertaExtModel, "v3", dict(share_layers="all")),
-    "ffn shared": (DebertaExtForSequenceClassification, "v2", dict(share_layers="ffn", num_labels=3)),
-    "attention shared": (DebertaExtForTokenClassification, "v1", dict(share_layers="attention", num_labels=3)),
-    "masked LM without EMD": (DebertaExtForMaskedLM, "v3", PLAIN_LM),
-    "masked LM of v1 shape": (DebertaExtForMaskedLM, "v1", PLAIN_LM),
-    "sequence": (DebertaExtForSequenceClassification, "v1", dict(num_labels=3)),
-    "token": (DebertaExtForTokenClassification, "v3", dict(num_labels=3)),
-    "question": (DebertaExtForQuestionAnswering, "v2", dict(num_labels=5)),
-    "choice": (DebertaExtForMultipleChoice, "v1", {}),
+    "v1 shape": ("base", "v1", {}),
+    "v1 c2p": ("base", "v1", dict(pos_att_type="c2p")),
+    "v2": ("base", "v2", dict(type_vocab_size=2, embedding_size=16)),
+    "without terms": ("base", "v3", dict(pos_att_type=[])),
+    "biased input": ("base", "v3", dict(position_biased_input=True)),
+    "all layers shared": ("base", "v3", dict(share_layers="all")),
+    "ffn shared": ("sequence-classification", "v2", dict(share_layers="ffn", num_labels=3)),
+    "attention shared": ("token-classification", "v1", dict(share_layers="attention", num_labels=3)),
+    "masked LM without EMD": ("masked-lm", "v3", PLAIN_LM),
+    "masked LM of v1 shape": ("masked-lm", "v1", PLAIN_LM),
+    "sequence": ("sequence-classification", "v1", dict(num_labels=3)),
+    "token": ("token-classification", "v3", dict(num_labels=3)),
+    "question": ("question-answering", "v2", dict(num_labels=5)),
+    "choice": ("multiple-choice", "v1", {}),
 }
+
+
+def stock_class_of(head):
+    return getattr(transformers, CLASSES[head].__name__.replace("DebertaExt", "DebertaV2"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,20 +39,19 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
     name, tiny_config, shake, batch, tmp_path, relative_error
 ):
     head, kind, overrides = CASES[name]
-    model = shake(head(tiny_config(kind, **overrides)))
+    model = shake(CLASSES[head](tiny_config(kind, **overrides)))
     notes = save_as_deberta_v2(model, tmp_path)
     assert [note.partition(" = ")[0] for note in notes] == (["share_layers"] if "share_layers" in overrides else [])
     assert not list(tmp_path.glob("*.py"))
-    stock_class = getattr(transformers, head.__name__.replace("DebertaExt", "DebertaV2"))
     try:
-        stock, info = stock_class.from_pretrained(tmp_path, output_loading_info=True)
+        stock, info = stock_class_of(head).from_pretrained(tmp_path, output_loading_info=True)
     except AttributeError as error:
-        assert head is DebertaExtForMaskedLM
+        assert head == "masked-lm"
         pytest.skip(f"this transformers cannot load its own masked LM with legacy=False: {error}")
     assert not info["missing_keys"] and not info["mismatched_keys"]
     ids, mask = batch(2, 20, [20, 11])
     valid = mask.bool()
-    if head is DebertaExtForMultipleChoice:
+    if head == "multiple-choice":
         ids, mask = ids.view(1, 2, 20), mask.view(1, 2, 20)
     with torch.no_grad():
         ours, theirs = model(ids, attention_mask=mask), stock(ids, attention_mask=mask)
@@ -68,39 +64,36 @@ def test_plain_transformers_loads_the_folder_with_the_same_outputs(
 
 
 @pytest.mark.parametrize("num_labels", [1, 2, 3])
-@pytest.mark.parametrize("head", [DebertaExtForSequenceClassification, DebertaExtForTokenClassification])
+@pytest.mark.parametrize("head", ["sequence-classification", "token-classification"])
 def test_every_folder_of_a_classifier_names_its_labels(head, num_labels, tiny_config, tmp_path):
-    """Save the labels of every classifier in config.json.
-
-    transformers does not save two labels with default names, and text-embeddings-inference rejects such a classifier.
-    """
-    model = head(tiny_config(num_labels=num_labels))
+    """transformers does not save two labels with default names, and text-embeddings-inference rejects such a classifier."""
+    model = CLASSES[head](tiny_config(num_labels=num_labels))
     model.save_pretrained(tmp_path / "ours")
     save_as_deberta_v2(model, tmp_path / "stock")
     with pytest.raises(FileExistsError, match=r"already contains a checkpoint.*overwrite=True"):
         save_as_deberta_v2(model, tmp_path / "stock")
     save_as_deberta_v2(model, tmp_path / "stock", overwrite=True)
     convert(str(tmp_path / "ours"), str(tmp_path / "converted"), to="deberta-v2", tokenizer="none")
-    stock = getattr(transformers, head.__name__.replace("DebertaExt", "DebertaV2")).from_pretrained(tmp_path / "stock")
+    stock = stock_class_of(head).from_pretrained(tmp_path / "stock")
     for folder in ("ours", "stock", "converted"):
         fields = json.loads((tmp_path / folder / "config.json").read_text(encoding="utf-8"))
         assert fields["id2label"] == {str(label): f"LABEL_{label}" for label in range(num_labels)}
         assert fields["label2id"] == {f"LABEL_{label}": label for label in range(num_labels)}
-    for config in (stock.config, head.from_pretrained(tmp_path / "ours").config):
+    for config in (stock.config, CLASSES[head].from_pretrained(tmp_path / "ours").config):
         assert config.num_labels == num_labels and config.id2label == model.config.id2label
 
 
 @pytest.mark.parametrize(
     ("head", "overrides", "message"),
     [
-        (DebertaExtModel, dict(pos_att_type="c2p|p2p"), "does not support p2p attention"),
-        (DebertaExtForMaskedLM, {}, r"does not support the Enhanced Mask Decoder .* pass lossy=True"),
-        (DebertaExtForMaskedLM, dict(embedding_size=16), "embedding_size = hidden_size, got 16 and 32"),
+        ("base", dict(pos_att_type="c2p|p2p"), "does not support p2p attention"),
+        ("masked-lm", {}, r"does not support the Enhanced Mask Decoder .* pass lossy=True"),
+        ("masked-lm", dict(embedding_size=16), "embedding_size = hidden_size, got 16 and 32"),
     ],
 )
 def test_features_without_a_place_are_named(head, overrides, message, tiny_config, tmp_path):
     with pytest.raises(ValueError, match=message):
-        save_as_deberta_v2(head(tiny_config(**overrides)), tmp_path / "out")
+        save_as_deberta_v2(CLASSES[head](tiny_config(**overrides)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 import torch
+from every_head import CLASSES
 from hub_models import upload
-from local_hub import LocalHub
 from microsoft_checkpoints import microsoft, official_pair, truncate, write
 from mlm_script import assert_same_weights
 from rounding import equal_outputs
@@ -16,18 +16,13 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_tokenizer
 from transformers import AutoTokenizer, DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification
 
-from hf_deberta_ext import (
-    DebertaExtForMaskedLM,
-    DebertaExtForPreTraining,
-    DebertaExtForReplacedTokenDetection,
-    DebertaExtForTokenClassification,
-)
+from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining
 from hf_deberta_ext.commands import main
 from hf_deberta_ext.conversion import convert
-from hf_deberta_ext.conversion.checkpoint_contents import model_class
 from hf_deberta_ext.heads import HEADS
 
 IDS = torch.arange(5, 25)[None]
+LABELS = dict(id2label={str(i): f"L{i}" for i in range(3)}, label2id={f"L{i}": i for i in range(3)})
 TASK_HEADS = [head for head in HEADS if head not in ("base", "masked-lm", "pretraining", "replaced-token-detection")]
 
 
@@ -72,10 +67,6 @@ def official(tmp_path):
     return build
 
 
-def labels(n):
-    return dict(id2label={str(i): f"L{i}" for i in range(n)}, label2id={f"L{i}": i for i in range(n)})
-
-
 def architecture(folder):
     return json.loads((folder / "config.json").read_text())["architectures"]
 
@@ -104,7 +95,7 @@ def test_a_stock_checkpoint_with_old_names_becomes_ours(stock_config, shake, run
         tensors = {key.replace(new, old): value for key, value in tensors.items()}
     save_file(tensors, file, metadata={"format": "pt"})
     run(tmp_path / "stock", tmp_path / "ours")
-    model = DebertaExtForTokenClassification.from_pretrained(tmp_path / "ours")
+    model = CLASSES["token-classification"].from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(model(IDS).logits, stock(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
@@ -171,7 +162,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
         assert "was exported from the joint model" in run(tmp_path / "joint", tmp_path / head, "--head", head)
         assert architecture(tmp_path / head) == [HEADS[head].model_class]
     run(tmp_path / "joint", tmp_path / "d", "--head", "replaced-token-detection")
-    discriminator = DebertaExtForReplacedTokenDetection.from_pretrained(tmp_path / "d")
+    discriminator = CLASSES["replaced-token-detection"].from_pretrained(tmp_path / "d")
     assert equal_outputs(discriminator(IDS).logits, model.export_discriminator()(IDS).logits)
     generator = DebertaExtForMaskedLM.from_pretrained(tmp_path / "masked-lm")
     assert equal_outputs(generator(IDS).logits, model.export_generator()(IDS).logits)
@@ -182,7 +173,7 @@ def test_generator_and_discriminator_are_taken_out_of_a_joint_model(sharing, joi
 )
 def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, official, run, tmp_path):
     fields = dict(hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.15, layer_norm_eps=1e-6)
-    source = official("v1", heads, torch.float16, **labels(3), **fields)
+    source = official("v1", heads, torch.float16, **LABELS, **fields)
     run(source, tmp_path / "ours")
     printed = run(tmp_path / "ours", tmp_path / "stock", "--to", "deberta-v2", *options)
     assert ("note: the Enhanced Mask Decoder" in printed) == bool(options)
@@ -190,8 +181,8 @@ def test_the_round_trip_of_an_official_v1_checkpoint_is_exact(heads, options, of
     assert_same_weights(tmp_path / "ours", tmp_path / "again")
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "again")]
     assert configs[0] == configs[1] and fields.items() <= configs[0].items()
-    assert "classifier" not in heads or configs[0]["id2label"] == labels(3)["id2label"]
-    loader = model_class({("lm",): "masked-lm", ("classifier",): "sequence-classification", (): "base"}[heads])
+    assert "classifier" not in heads or configs[0]["id2label"] == LABELS["id2label"]
+    loader = CLASSES[{("lm",): "masked-lm", ("classifier",): "sequence-classification", (): "base"}[heads]]
     first, last = (loader.from_pretrained(folder, dtype=torch.float32) for folder in (source, tmp_path / "again"))
     assert equal_outputs(first(IDS)[0], last(IDS)[0])
 
@@ -262,6 +253,8 @@ OTHER_TOKENIZER = tiny_tokenizer([f"word{i}" for i in range(80)])
     [
         (None, ["--to", "deberta-v2", "--head", "masked-lm"], "does not support the Enhanced Mask Decoder .*--lossy"),
         (None, ["--to", "deberta-v2", "--max_shard_size", "40KB"], "--max_shard_size requires --to deberta-ext, got"),
+        (None, ["--to", "int8", "--dtype", "bfloat16"], "--to int8 requires --dtype float32, got bfloat16; remove --dtype"),
+        (None, ["--texts", "texts.txt"], "--texts requires one of --to int8, onnx, onnx-int8, got --to "),
         (OTHER_TOKENIZER.save_pretrained, [], "the tokenizer has 85 tokens"),
         (large_value, ["--dtype", "float16"], "the outputs of the written folder differ from the model by nan"),
         (incomplete_pair, [], "1 parameters .* are missing .* generator.deberta.encoder.layer.0.output.dense.bias"),
@@ -279,11 +272,14 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(change, options,
     assert {file.name for file in tmp_path.iterdir()} == {"official"}
 
 
-@pytest.mark.parametrize("options", [["--head", "question-answering"], ["--to", "deberta-v2"]])
-def test_a_joint_model_has_to_be_taken_apart_first(options, joint, fails, tmp_path):
+def test_a_joint_model_has_to_be_taken_apart_first(joint, fails, tmp_path):
     joint().save_pretrained(tmp_path / "joint")
-    message = fails(tmp_path / "joint", tmp_path / "out", *options)
-    assert "contains generator and discriminator: choose --head replaced-token-detection" in message
+    for options, message in (
+        (["--head", "question-answering"], "contains generator and discriminator: choose --head replaced-token-detection"),
+        (["--to", "deberta-v2"], "contains generator and discriminator: choose --head replaced-token-detection"),
+        (["--to", "int8"], "--to int8 converts a single model: choose --head"),
+    ):
+        assert message in fails(tmp_path / "joint", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -351,17 +347,16 @@ def test_a_wrong_folder_is_removed_and_what_was_there_stays(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_repositories_are_converted(tmp_path, monkeypatch, run, tiny_config):
+@pytest.mark.usefixtures("hub")
+def test_repositories_are_converted(tmp_path, run, tiny_config):
     """Convert an official pair with its tokenizer, and a sharded model of this package."""
     source, _, _ = official_pair(tmp_path / "pair")
     tiny_tokenizer().save_pretrained(source)
     DebertaExtForMaskedLM(tiny_config()).save_pretrained(tmp_path / "local", max_shard_size="40KB")
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        upload(source)
-        printed = run("user/name", tmp_path / "ours")
-        upload(tmp_path / "local", "user/shards")
-        run("user/shards", tmp_path / "one file")
+    upload(source)
+    printed = run("user/name", tmp_path / "ours")
+    upload(tmp_path / "local", "user/shards")
+    run("user/shards", tmp_path / "one file")
     assert "source: user/name, deberta-v2" in printed and "head: pretraining" in printed
     written = "".join(file.read_text() for file in (tmp_path / "ours").glob("*.json"))
     assert str(tmp_path) not in written

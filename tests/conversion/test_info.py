@@ -5,7 +5,6 @@ import json
 
 import pytest
 from hub_models import upload
-from local_hub import LocalHub
 from microsoft_checkpoints import CONFIGS, microsoft, official_pair, truncate, write
 from tiny_models import tiny_tokenizer
 
@@ -76,6 +75,7 @@ def weights(*absent):
 
 
 OUTPUT = "deberta.encoder.layer.1.output.dense"
+OTHER_SIZE = "must have shape [70, 32] (by config.json), got [64, 32]"
 
 
 def index_without_shard(folder):
@@ -87,10 +87,7 @@ def index_without_shard(folder):
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (
-            lambda folder: write(folder, "v3", weights(), vocab_size=70),
-            "must have shape [70, 32] (by config.json), got [64, 32]",
-        ),
+        (lambda folder: write(folder, "v3", weights(), vocab_size=70), OTHER_SIZE),
         (lambda folder: write(folder, "v3", weights(), num_attention_heads=5), "num_attention_heads"),
         (lambda folder: write(folder, "v3", weights(f"{OUTPUT}.bias")), f"{OUTPUT}.bias is not in the files"),
         (lambda folder: (folder / "pytorch_model.bin").rename(folder / "tf_model.h5"), "has no weights"),
@@ -138,25 +135,23 @@ def test_text_and_json_have_the_facts(tiny_config, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected))
 
 
-def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("hub")
+def test_a_repository_is_known_without_its_weights(tiny_config, tmp_path):
     model = ours(tmp_path / "local", tiny_config)
     model.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     pair, _, _ = official_pair(tmp_path / "pair")
-    with LocalHub() as hub:
-        hub.connect(monkeypatch, tmp_path / "home")
-        upload(tmp_path / "local")
-        upload(pair, "user/pair")
-        upload(tmp_path / "shards", "user/shards")
-        local = describe(str(tmp_path / "local"))
-        for facts in (describe("user/name"), describe("user/shards")):
-            for name in ("heads", "problems", "parameters", "dtypes"):
-                assert facts[name] == local[name]
-        assert not list((tmp_path / "home").rglob("model.safetensors"))
-        facts = describe("user/pair")
-        assert "parameters" not in facts and facts["problems"] == [] and "pass --download to read them" in facts["weights"]
-        facts = describe("user/pair", download=True)
-        assert "pretraining" in facts["heads"] and facts["parameters"]
+    upload(tmp_path / "local")
+    upload(pair, "user/pair")
+    upload(tmp_path / "shards", "user/shards")
+    local = describe(str(tmp_path / "local"))
+    for facts in (describe("user/name"), describe("user/shards")):
+        for name in ("heads", "problems", "parameters", "dtypes"):
+            assert facts[name] == local[name]
+    assert not list((tmp_path / "home").rglob("model.safetensors"))
+    facts = describe("user/pair")
+    assert "parameters" not in facts and facts["problems"] == [] and "pass --download to read them" in facts["weights"]
+    facts = describe("user/pair", download=True)
+    assert "pretraining" in facts["heads"] and facts["parameters"]
+    for name, revision in (("user/name", "v9"), ("user/other", None)):
         with pytest.raises(OSError):
-            describe("user/name", revision="v9")
-        with pytest.raises(OSError):
-            describe("user/other")
+            describe(name, revision=revision)

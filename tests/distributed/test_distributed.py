@@ -9,28 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
+import distributed_worker as worker
 import pytest
 import torch
 from accumulation import exact_accumulation
-from distributed_worker import (
-    DROPOUT,
-    HEADS,
-    OBJECTIVES,
-    STEPS,
-    TRAININGS,
-    joint_model,
-    make_config,
-    make_rows,
-    make_trainer,
-    shaken,
-    sharded_step,
-    tensor_step,
-    train,
-)
+from distributed_worker import STEPS, TRAININGS, joint_model, make_config, make_rows, make_trainer, shaken, train
 from mlm_script import TORCHRUN, finish
 from rounding import equal_outputs
 from safetensors.torch import load_file
-from scripts import ROOT, start
+from scripts import start
 from tiny_constants import SHARING
 from transformers import BertConfig, BertForSequenceClassification, Trainer, default_data_collator
 
@@ -40,7 +27,6 @@ from hf_deberta_ext.finetuning.trainer import TaskTrainer
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.sift import SiftArguments
 
-WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 # Largest measured differences: 1e-6 (losses) and 3e-7 (weights, which move by 1e-2).
 LOSSES, WEIGHTS = dict(rel=1e-5, abs=1e-6), dict(atol=5e-6, rtol=0)
 slow = pytest.mark.slow(together=True)
@@ -48,6 +34,13 @@ processes_talk = pytest.mark.skipif(not torch.distributed.is_gloo_available(), r
 # fully_shard exists since 2.6, but torch.cpu.Stream could not yet record an event.
 CAN_SHARD = hasattr(torch.cpu.Stream, "record_event")
 shards = pytest.mark.skipif(not CAN_SHARD, reason="FSDP2 on CPUs needs torch 2.7")
+
+
+def sharded(test):
+    """Mark a slow test of FSDP2 on two processes."""
+    return slow(shards(processes_talk(test)))
+
+
 FSDP = {
     "masked lm, v2": dict(fsdp_config=dict(cpu_ram_efficient_loading=True, activation_checkpointing=True)),
     "masked lm, dropout": dict(save_strategy="steps", save_steps=2),
@@ -71,7 +64,7 @@ REFUSED = {
     "task": (dict(training="task", fields=dict(share_layers="attention")), BORROWS),
     "es": (dict(training="replaced tokens, es"), TWO_MODULES),
     "all": (dict(training="replaced tokens, all"), TWO_MODULES),
-    "sift": (dict(training="sift", fields=DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
+    "sift": (dict(training="sift", fields=worker.DROPOUT, fsdp_config=dict(activation_checkpointing=True)), DRAWS_ANEW),
 }
 ZERO, STAGES = (RESUMED, "replaced tokens, joint"), (1, 2, 3)
 ONE_GROUP = BORROWED | dict(fsdp_config=dict(auto_wrap_policy="NO_WRAP"))
@@ -125,7 +118,7 @@ class Processes:
     def start(self, jobs: list[dict]):
         file = self.folder / "jobs.json"
         file.write_text(json.dumps(jobs), encoding="utf-8")
-        finish(start(*TORCHRUN, str(WORKER), str(file), CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu"))
+        finish(start(*TORCHRUN, worker.__file__, str(file), CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu"))
 
     def place(self, wrapper: str, key: str | None) -> str:
         number = [*TRAININGS].index(key) if key in TRAININGS else key
@@ -219,10 +212,8 @@ def test_the_search_for_unused_parameters_in_other_models_is_left_to_transformer
     assert TaskTrainer(BertForSequenceClassification(config), args, task=task).args.ddp_find_unused_parameters is None
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 @pytest.mark.parametrize("training", FSDP)
 def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(training, processes, alone):
     result, expected = processes.result("fsdp", training), alone(training)
@@ -235,9 +226,7 @@ def test_fsdp_shards_every_parameter_and_trains_as_ddp_and_as_one_process(traini
     assert_same_weights(load_file(Path(processes.place("fsdp", training), "model.safetensors")), expected)
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("training", ["masked lm, dropout", "replaced tokens, joint"])
 def test_fsdp_evaluates_as_ddp(training, processes):
     """Evaluation caches the projections of the relative table, and reads whole embedding tables."""
@@ -249,19 +238,15 @@ def test_fsdp_evaluates_as_ddp(training, processes):
                 assert two[name] == pytest.approx(one[name], **LOSSES), name
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 def test_fsdp_goes_on_from_its_checkpoint_to_the_same_weights(processes, alone):
     result = processes.result("resumed", RESUMED)
     assert_same_log(result["log"], alone(RESUMED)["log"])
     assert_same_weights(load_file(Path(processes.place("resumed", RESUMED), "model.safetensors")), alone(RESUMED))
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("training", [name for name in FSDP if name.split(",")[0] in SAVED_AS])
 def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
     folder = Path(processes.place("fsdp", training))
@@ -274,19 +259,15 @@ def test_what_fsdp_saves_is_loaded_as_any_model(training, processes):
         assert len(stored) > 40
 
 
-@slow
-@shards
+@sharded
 @exact_accumulation
-@processes_talk
 def test_fsdp_of_layers_that_borrow_weights_makes_one_group(processes, tmp_path):
     result = processes.result("fsdp", "one group")
     assert 0.5 <= result["kept"] < 0.51 and result["whole"] == []
     assert_same_log(result["log"], train(folder=str(tmp_path), **BORROWED)["log"])
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("name", REFUSED)
 def test_fsdp_is_refused_where_it_fails_or_computes_something_else(name, processes):
     """accelerate's checkpointing does not restore the random state: gradients have other dropout masks."""
@@ -316,12 +297,10 @@ def test_decoupled_steps_are_refused_under_deepspeed(zero):
     assert error.startswith("ValueError: decoupled steps cannot run under DeepSpeed")
 
 
-@slow
-@shards
-@processes_talk
+@sharded
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_joint_model_can_be_sharded_by_hand(sharing, processes):
-    assert_same_step(processes.result("sharded", sharing), sharded_step(parallel=False, sharing=sharing))
+    assert_same_step(processes.result("sharded", sharing), worker.sharded_step(parallel=False, sharing=sharing))
 
 
 @pytest.fixture
@@ -363,17 +342,17 @@ def test_every_trainer_refuses_what_fsdp_would_make_of_these_models(training, pr
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_heads_and_feed_forward_networks_split_over_processes_change_nothing(backend, processes):
     """Attention with separate projections for position terms, convolution, and the passes of the Enhanced Mask Decoder."""
-    result, expected = processes.result("tensor", backend), tensor_step(parallel=False, backend=backend)
+    result, expected = processes.result("tensor", backend), worker.tensor_step(parallel=False, backend=backend)
     assert len(result["split"]) == 3 * 16
     assert_same_step(result, expected)
 
 
 def models():
     """Yield (name, model to train, its inputs) for every head, objective and kind of embedding sharing."""
-    for name, training in HEADS.items():
+    for name, training in worker.HEADS.items():
         model_class = training.build.keywords["model_class"]
         yield name, shaken(model_class(make_config(training.build.keywords["family"]))), make_rows(model_class)
-    objectives = shaken(MultiObjectiveMaskedLM(make_config(), [*OBJECTIVES]))
+    objectives = shaken(MultiObjectiveMaskedLM(make_config(), [*worker.OBJECTIVES]))
     yield "three objectives", objectives, make_rows(MultiObjectiveMaskedLM)
     for sharing in ("gdes", "es", "nes"):
         yield sharing, joint_model(sharing, rtd_temperature=1e-6), make_rows(DebertaExtForMaskedLM)

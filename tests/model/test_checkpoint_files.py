@@ -5,15 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deberta_ext.checkpoints.files import (
-    WEIGHT_FILES,
-    Tensor,
-    header_tensor,
-    read_index,
-    read_json,
-    read_tensors,
-    read_weights,
-)
+from hf_deberta_ext.checkpoints import files
+from hf_deberta_ext.checkpoints.files import Tensor, read_index, read_tensors
 
 
 def test_both_formats_and_that_of_old_torch_are_read_alike(tmp_path):
@@ -24,10 +17,10 @@ def test_both_formats_and_that_of_old_torch_are_read_alike(tmp_path):
     assert read_tensors(tmp_path / "model.safetensors") == read_tensors(tmp_path / "pytorch_model.bin") == expected
     torch.save(tensors, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert read_tensors(tmp_path / "old.bin") == expected
-    assert header_tensor([2, 3], "BF16") == Tensor((2, 3), "bfloat16") and expected["a"].size == 6
+    assert files.header_tensor([2, 3], "BF16") == Tensor((2, 3), "bfloat16") and expected["a"].size == 6
 
 
-@pytest.mark.parametrize("read", [read_weights, read_tensors])
+@pytest.mark.parametrize("read", [files.read_weights, read_tensors])
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -44,8 +37,8 @@ def test_damaged_weights_are_one_error_that_names_them(read, name, content, tmp_
 
 
 def test_an_index_names_the_file_of_each_tensor_in_its_own_folder(tmp_path):
-    file = tmp_path / WEIGHT_FILES[1]
-    assert read_json(file) == {}
+    file = tmp_path / files.WEIGHT_FILES[1]
+    assert files.read_json(file) == {}
     file.write_text('{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}')
     assert read_index(file) == {"a": "x.safetensors", "b": "y.safetensors"}
     for content, said in {

@@ -110,7 +110,6 @@ def test_fields_that_contradict_each_other_or_have_no_counterpart_are_refused(fi
 
 
 def test_assignments_and_overrides_are_normalised_and_checked(tmp_path):
-    """Check that contradicting fields raise an error when a configuration is saved or loaded."""
     config = DebertaExtConfig.from_preset("v3-xsmall", vocab_size=50)
     config.pos_att_type = "p2c|c2p"
     assert config.pos_att_type == ["c2p", "p2c"]

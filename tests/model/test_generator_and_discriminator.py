@@ -80,15 +80,14 @@ def test_only_selected_positions_change_lucky_samples_count_as_original_and_spec
     assert torch.equal(replaced == -100, ~counted)
     assert torch.equal(replaced[counted] == 1, (corrupted != original)[counted])
     assert replaced[selected][0] == 0 and replaced[selected][-1] == 0 and replaced.clamp(min=0).sum() >= n - 4
-    model, (batch, original) = joint(rtd_special_tokens=False), masked
-    labels = model(**batch).discriminator_labels
+    labels = joint(rtd_special_tokens=False)(**batch).discriminator_labels
     special = torch.isin(original, torch.tensor(SPECIAL))
     assert torch.equal(labels == -100, special | (batch["attention_mask"] == 0)) and special.sum() > 5
     assert (joint()(**batch).discriminator_labels == -100).sum() == (batch["attention_mask"] == 0).sum()
 
 
 def test_losses_are_those_of_both_halves_their_weighted_sum_and_zero_without_a_selected_position(joint, masked):
-    batch, _ = masked
+    batch, original = masked
     model = joint(rtd_lambda=7.0)
     outputs = model(**batch, random_generator=torch.Generator().manual_seed(0))
     generator, discriminator = model.export_generator(), model.export_discriminator()
@@ -103,9 +102,7 @@ def test_losses_are_those_of_both_halves_their_weighted_sum_and_zero_without_a_s
     torch.testing.assert_close(outputs.discriminator_loss, by_hand)
     torch.testing.assert_close(outputs.loss, outputs.generator_loss + 7 * outputs.discriminator_loss)
     assert outputs.generator_logits.shape == (15, 64) and outputs.discriminator_logits.shape == (3, 16)
-    batch, original = masked
-    model = joint().train()
-    outputs = model(original, batch["attention_mask"], labels=torch.full_like(original, -100))
+    outputs = joint().train()(original, batch["attention_mask"], labels=torch.full_like(original, -100))
     outputs.loss.backward()
     assert outputs.generator_loss == 0 and torch.equal(outputs.corrupted_ids, original)
     assert not outputs.discriminator_labels.clamp(min=0).any() and outputs.discriminator_loss > 0
@@ -155,9 +152,8 @@ def test_gdes_begins_with_the_generators_table_and_makes_no_table_of_sums(tiny_c
         shared.delta.weight[7] += 2
         model.get_input_embeddings().weight[8] += 3
     assert torch.equal(shared(torch.tensor([7, 8])), shared.table()[[7, 8]])
-    batch, _ = masked
     model = joint(vocab_size=640)
-    outputs = model(**batch, part="generator")
+    outputs = model(**masked[0], part="generator")
     with Watch() as watch:
         model(outputs.corrupted_ids, labels=outputs.discriminator_labels, part="discriminator")
     views = ("detach", "alias", "t.default")
@@ -210,16 +206,15 @@ def test_every_way_of_sharing_survives_saving_copying_and_pickling(sharing, fiel
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses_and_gradients(joint, masked):
     """Regression test: compiled by torch 2.6, the loss was only the generator's."""
-    batch, _ = masked
     model = joint().train()
-    plain = model(**batch, random_generator=torch.Generator().manual_seed(0))
+    plain = model(**masked[0], random_generator=torch.Generator().manual_seed(0))
     plain.loss.backward()
     expected = gradients(model)
     model.zero_grad(set_to_none=True)
     # Traced as by every other compiler, and then run by torch.
     compiled = torch.compile(model, backend="eager")
     torch.manual_seed(0)
-    outputs = compiled(**batch)
+    outputs = compiled(**masked[0])
     outputs.loss.backward()
     found = gradients(model)
     for name in ("loss", "generator_loss", "discriminator_loss"):
@@ -248,13 +243,8 @@ def test_the_generator_decodes_with_emd_and_the_discriminator_has_none(joint, ma
     assert not torch.allclose(after.generator_logits, before.generator_logits, atol=1e-2)
 
 
-def test_attention_backend_and_unpadding_reach_both_halves(joint, masked):
-    batch, _ = masked
+def test_unpadding_is_set_in_both_halves(joint):
     model = joint()
-    model.set_attn_implementation("eager")
-    model(**batch)
-    chosen = {name.split(".")[0]: backend[0] for name, backend in model.attention_backends().items()}
-    assert chosen == {"generator": "eager", "discriminator": "eager"}
     model.set_unpadding(False)
     assert model.generator.deberta.unpadding is False and model.discriminator.deberta.unpadding is False
 

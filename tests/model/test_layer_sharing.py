@@ -3,7 +3,6 @@
 
 import pytest
 import torch
-from rounding import equal_outputs
 from safetensors.torch import load_file
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtModel
@@ -62,13 +61,10 @@ def test_a_shortened_list_of_layers_runs_each_of_them_once(share, tiny_config, s
         assert torch.allclose(model(ids).last_hidden_state, expected, atol=1e-6)
 
 
-def test_factorised_embeddings_have_small_tables_and_a_tied_decoder_of_their_width(tiny_config, shake, batch, tmp_path):
+def test_factorised_embeddings_have_small_tables_and_a_tied_decoder_of_their_width(tiny_config, shake, batch):
     model = shake(DebertaExtForMaskedLM(tiny_config(embedding_size=8)))
     assert model.deberta.embeddings.word_embeddings.weight.shape == (64, 8)
     assert model.deberta.embeddings.embed_proj.weight.shape == (32, 8)
     assert model.lm_predictions.lm_head.decoder.weight is model.deberta.embeddings.word_embeddings.weight
     ids, mask = batch(2, 20, [20, 11])
     assert model(ids, attention_mask=mask).logits.shape == (2, 20, 64)
-    model.save_pretrained(tmp_path)
-    loaded = DebertaExtForMaskedLM.from_pretrained(tmp_path)
-    assert equal_outputs(loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)

@@ -14,28 +14,23 @@ LENGTHS = (1, 2, 7, 63, 700)
 # A table that reaches beyond the longest of them.
 TABLE = dict(max_position_embeddings=768)
 
-GRID = {
-    "v1": ("v1", {}),
-    "v1 c2p": ("v1", dict(pos_att_type="c2p")),
-    "v1 p2c": ("v1", dict(pos_att_type="p2c")),
-    "v1 without terms": ("v1", dict(pos_att_type=[])),
-    "v1 E != H": ("v1", dict(embedding_size=16)),
-    "v1 token types": ("v1", dict(type_vocab_size=2)),
-    "v1 biased input": ("v1", dict(position_biased_input=True)),
-    "v3": ("v3", {}),
+OF_BOTH = {
+    "released": {},
+    "c2p": dict(pos_att_type="c2p"),
+    "p2c": dict(pos_att_type="p2c"),
+    "without terms": dict(pos_att_type=[]),
+    "E != H": dict(embedding_size=16),
+    "token types": dict(type_vocab_size=2),
+    "biased input": dict(position_biased_input=True),
+}
+GRID = {f"{kind} {name}": (kind, fields) for kind in ("v1", "v3") for name, fields in OF_BOTH.items()} | {
     "v3 256 buckets": ("v3", dict(position_buckets=256)),
-    "v3 c2p": ("v3", dict(pos_att_type="c2p")),
-    "v3 p2c": ("v3", dict(pos_att_type="p2c")),
-    "v3 without terms": ("v3", dict(pos_att_type=[])),
     "v3 no relative attention": ("v3", dict(relative_attention=False)),
     "v3 own projections": ("v3", dict(share_att_key=False)),
     "v3 own projections, c2p": ("v3", dict(share_att_key=False, pos_att_type="c2p")),
     "v3 own projections, p2c": ("v3", dict(share_att_key=False, pos_att_type="p2c")),
     "v3 without buckets": ("v3", dict(position_buckets=-1)),
     "v3 table not normalised": ("v3", dict(norm_rel_ebd="none")),
-    "v3 E != H": ("v3", dict(embedding_size=16)),
-    "v3 token types": ("v3", dict(type_vocab_size=2)),
-    "v3 biased input": ("v3", dict(position_biased_input=True)),
     "v2": ("v2", {}),
     "v2 without buckets": ("v2", dict(position_buckets=-1)),
     "v2 own projections": ("v2", dict(share_att_key=False)),

@@ -41,23 +41,23 @@ def notes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
     sizes = {name: value for name, value in TINY.items() if name != "position_buckets"}
     BertModel(BertConfig(**sizes)).save_pretrained(folder / "bert")
+
+    def job(name, auto, inputs):
+        return dict(name=name, auto=auto, source=str(folder / name), inputs=inputs, again=str(folder / "saved" / name))
+
     ids = {"input_ids": tiny_inputs("AutoModel")["input_ids"]}
-    jobs = [
-        dict(name="bert", auto="AutoModel", source=str(folder / "bert"), inputs=ids, again=str(folder / "saved" / "bert"))
-    ]
+    bert = job("bert", "AutoModel", ids)
     # Files of late imports of transformers do not count as accesses by the model.
-    jobs.insert(0, jobs[0] | dict(name="imports"))
+    jobs = [bert | dict(name="imports"), bert]
     for auto, model_class in HEADS.items():
         tiny_model(model_class, special_token_ids=[0, 1, 2, 3, 4]).save_pretrained(folder / auto)
         inputs = tiny_inputs(auto)
         inputs |= {name: x.tolist() for name, x in labels_of(auto, torch.tensor(inputs["input_ids"])).items()}
-        jobs.append(dict(name=auto, auto=auto, source=str(folder / auto), inputs=inputs, again=str(folder / "saved" / auto)))
+        jobs.append(job(auto, auto, inputs))
     shutil.copytree(folder / "AutoModel", folder / "malicious")
     with (folder / "malicious" / "modeling_deberta_ext.py").open("a", encoding="utf-8") as code:
         code.write(MALICE.format(outside=str(folder / "outside")))
-    jobs.append(
-        jobs[0] | dict(name="malicious", source=str(folder / "malicious"), again=str(folder / "saved" / "malicious"))
-    )
+    jobs.append(job("malicious", "AutoModel", ids))
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
     # Online, so that network access would be detected.

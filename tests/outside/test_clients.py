@@ -19,17 +19,15 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"packed": True}], ids=["padded", "packed"])
-def test_gliner_finds_the_same_entities_after_replace_attention(models, options):
+@pytest.mark.parametrize(
+    ("encoder", "packed"), [("replaced", False), ("replaced", True), ("ours", False)], ids=["padded", "packed", "ours"]
+)
+def test_gliner_finds_the_same_entities_after_replace_attention_and_with_our_encoder(encoder, packed, models):
     pytest.importorskip("gliner")
-    stock = client_journeys.gliner(models / "stock", **options)
-    assert run_clients.difference(client_journeys.gliner(models / "stock", replace=True, **options), stock) < 1e-3
-
-
-@pytest.mark.slow
-def test_gliner_takes_our_encoder(models):
-    pytest.importorskip("gliner")
-    assert run_clients.difference(*(client_journeys.gliner(models / name) for name in ("ours", "stock"))) < 1e-3
+    stock = client_journeys.gliner(models / "stock", packed=packed)
+    folder = models / ("ours" if encoder == "ours" else "stock")
+    found = client_journeys.gliner(folder, replace=encoder == "replaced", packed=packed)
+    assert run_clients.difference(found, stock) < 1e-3
 
 
 @pytest.mark.slow

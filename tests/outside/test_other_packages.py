@@ -9,23 +9,14 @@ import os
 import other_packages_worker as worker
 import pytest
 import torch
+from every_head import CLASSES
 from tiny_constants import random_weights
-from tiny_models import word_tokenizer
+from tiny_models import TINY, word_tokenizer
 from without_package import run_without_package
 
-from hf_deberta_ext import (
-    DebertaExtConfig,
-    DebertaExtForMaskedLM,
-    DebertaExtForSequenceClassification,
-    DebertaExtForTokenClassification,
-    DebertaExtModel,
-)
+from hf_deberta_ext import DebertaExtConfig
 
-TINY = dict(
-    vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-    max_position_embeddings=64, position_buckets=16, type_vocab_size=2, pad_token_id=0,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)  # fmt: skip
+SIZES = TINY | dict(type_vocab_size=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def labels(*names: str) -> dict[str, dict]:
@@ -35,11 +26,11 @@ def labels(*names: str) -> dict[str, dict]:
 ENTAILMENT = labels("contradiction", "entailment", "neutral")
 ENTITIES = labels("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 MODELS = {
-    "masked_lm": (DebertaExtForMaskedLM, {}),
-    "classifier": (DebertaExtForSequenceClassification, ENTAILMENT),
-    "scorer": (DebertaExtForSequenceClassification, dict(num_labels=1)),
-    "tagger": (DebertaExtForTokenClassification, ENTITIES),
-    "encoder": (DebertaExtModel, {}),
+    "masked_lm": ("masked-lm", {}),
+    "classifier": ("sequence-classification", ENTAILMENT),
+    "scorer": ("sequence-classification", dict(num_labels=1)),
+    "tagger": ("token-classification", ENTITIES | dict(num_labels=5)),
+    "encoder": ("base", {}),
 }
 
 
@@ -62,8 +53,8 @@ def folder(tmp_path_factory):
 def originals(folder):
     """Save the models of MODELS with their tokenizer."""
     saved_models = {}
-    for seed, (name, (model_class, fields)) in enumerate(MODELS.items()):
-        model = random_weights(model_class(DebertaExtConfig(**(TINY | fields))), seed, std=0.25)
+    for seed, (name, (head, fields)) in enumerate(MODELS.items()):
+        model = random_weights(CLASSES[head](DebertaExtConfig(**(SIZES | fields))), seed, std=0.25)
         saved_models[name] = model
         model.save_pretrained(folder / name)
         tokenizer = word_tokenizer(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
@@ -94,38 +85,39 @@ def results(request, folder, originals, sentence_encoder):
 
 
 @pytest.fixture
-def probabilities(originals):
-    """Return probabilities(name, *texts): softmax of a model's logits for one text or pair, [..., C]."""
+def outputs_of(originals):
+    """Return outputs_of(name, *texts): a model's outputs for one text or pair."""
 
+    @torch.no_grad()
     def compute(name, *texts):
-        with torch.no_grad():
-            return originals[name](**ids(*texts)).logits[0].softmax(-1)
+        return originals[name](**ids(*texts))
 
     return compute
 
 
-def test_fill_mask_gives_the_likeliest_words(results, probabilities):
+def test_fill_mask_gives_the_likeliest_words(results, outputs_of):
     found = results["pipelines"]["fill-mask"]
-    expected = probabilities("masked_lm", "w7 [MASK] w9 w12")[2].topk(4)
+    expected = outputs_of("masked_lm", "w7 [MASK] w9 w12").logits[0, 2].softmax(-1).topk(4)
     assert [entry["token"] for entry in found] == expected.indices.tolist()
     assert [entry["score"] for entry in found] == pytest.approx(expected.values.tolist(), abs=1e-5)
     assert found[0]["sequence"].split()[0] == "w7"
 
 
-def test_text_classification_scores_texts_and_pairs(results, probabilities):
+def test_text_classification_scores_texts_and_pairs(results, outputs_of):
     answers = results["pipelines"]
     pair = answers["text-classification of a pair"]
     calls = [(("w7 w8", "w9 w12"), pair[0] if isinstance(pair[0], list) else pair)]
     for key in ("text-classification", "text-classification in a batch"):
         calls += [((text,), answer) for text, answer in zip(worker.WORDS, answers[key], strict=True)]
     for texts, answer in calls:
-        expected = dict(zip(ENTAILMENT["label2id"], probabilities("classifier", *texts).tolist(), strict=True))
+        probabilities = outputs_of("classifier", *texts).logits[0].softmax(-1)
+        expected = dict(zip(ENTAILMENT["label2id"], probabilities.tolist(), strict=True))
         assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(expected, abs=1e-5)
 
 
-def test_token_classification_labels_words(results, probabilities):
+def test_token_classification_labels_words(results, outputs_of):
     words = worker.WORDS[0].split()
-    likely = probabilities("tagger", worker.WORDS[0])[1:-1]
+    likely = outputs_of("tagger", worker.WORDS[0]).logits[0, 1:-1].softmax(-1)
     labels = [ENTITIES["id2label"][index] for index in likely.argmax(-1).tolist()]
     found = results["pipelines"]["token-classification"]
     tagged = [(word, label) for word, label in zip(words, labels, strict=True) if label != "O"]
@@ -135,28 +127,22 @@ def test_token_classification_labels_words(results, probabilities):
         assert entry["score"] == pytest.approx(likely[words.index(entry["word"])].max().item(), abs=1e-5)
 
 
-def test_zero_shot_classification_reads_entailment(results, originals):
-    scores = []
-    for label in worker.LABELS:
-        with torch.no_grad():
-            scores.append(originals["classifier"](**ids(worker.WORDS[0], f"w25 {label}")).logits[0, 1].item())
+def test_zero_shot_classification_reads_entailment(results, outputs_of):
+    scores = [outputs_of("classifier", worker.WORDS[0], f"w25 {label}").logits[0, 1].item() for label in worker.LABELS]
     expected = dict(zip(worker.LABELS, torch.tensor(scores).softmax(0).tolist(), strict=True))
     found = results["pipelines"]["zero-shot-classification"]
     assert dict(zip(found["labels"], found["scores"], strict=True)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_feature_extraction_gives_the_last_states(results, originals):
+def test_feature_extraction_gives_the_last_states(results, outputs_of):
     for text, found in zip(worker.WORDS[1:], results["pipelines"]["feature-extraction"], strict=True):
-        with torch.no_grad():
-            expected = originals["encoder"](**ids(text)).last_hidden_state
-        assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
+        assert torch.allclose(torch.tensor(found), outputs_of("encoder", text).last_hidden_state, atol=1e-5)
 
 
-def test_cross_encoder_scores_pairs_as_the_model_does(results, originals):
+def test_cross_encoder_scores_pairs_as_the_model_does(results, outputs_of):
     scores = results["sentence_transformers"]
     for index, pair in enumerate(worker.PAIRS):
-        with torch.no_grad():
-            one, three = (originals[name](**ids(*pair)).logits[0] for name in ("scorer", "classifier"))
+        one, three = (outputs_of(name, *pair).logits[0] for name in ("scorer", "classifier"))
         # One label: a value between 0 and 1; several labels: logits.
         assert torch.allclose(scores["scorer"][index], one.sigmoid()[0], atol=1e-5)
         assert torch.allclose(scores["classifier"][index], three, atol=1e-5)
@@ -179,17 +165,16 @@ def test_cross_encoder_trains_a_step(folder, tmp_path):
     again = CrossEncoder(str(tmp_path / "again"), trust_remote_code=True, device="cpu")
     assert abs(again.predict(worker.PAIRS) - after).max() < 1e-6
     # The saved folder has our code and auto_map.
-    DebertaExtForSequenceClassification.from_pretrained(tmp_path / "again")
+    CLASSES["sequence-classification"].from_pretrained(tmp_path / "again")
     assert {"modeling_deberta_ext.py", "config_sentence_transformers.json"} <= {*os.listdir(tmp_path / "again")}
 
 
 @pytest.mark.parametrize("name", ["encoder", "sentence_encoder"])
-def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, originals):
+def test_sentence_transformer_gives_the_mean_of_real_tokens(name, results, outputs_of):
     """From a plain folder, to which it adds mean pooling, and from a folder that it saved."""
     embeddings = results["sentence_transformers"]
     for index, text in enumerate(worker.WORDS):
-        with torch.no_grad():
-            expected = originals["encoder"](**ids(text)).last_hidden_state[0].mean(0)
+        expected = outputs_of("encoder", text).last_hidden_state[0].mean(0)
         assert torch.allclose(embeddings[name][index], expected, atol=1e-5)
         assert torch.allclose(embeddings[f"{name}, one by one"][index], expected, atol=1e-5)
     assert embeddings[name].std(0).min() > 1e-3

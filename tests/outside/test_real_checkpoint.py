@@ -101,11 +101,6 @@ def stock(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def expected(stock, batches):
-    return logits(stock, batches)
-
-
-@pytest.fixture(scope="module")
 def ours(checkpoint):
     return DebertaExtForSequenceClassification.from_pretrained(checkpoint, dtype="float32")
 
@@ -121,8 +116,8 @@ def few_logits(stock, few):
     return logits(stock, few)
 
 
-def test_all_logits_and_decisions_are_those_of_transformers(ours, batches, expected):
-    found = logits(ours, batches)
+def test_all_logits_and_decisions_are_those_of_transformers(ours, stock, batches):
+    found, expected = (logits(model, batches) for model in (ours, stock))
     assert len(found) == 2 * ROWS
     assert (found - expected).abs().max() < 1e-5
     assert (found.argmax(1) == expected.argmax(1)).all()
@@ -148,24 +143,14 @@ def test_outputs_are_within_quantisation_of_the_original_file(package, few, few_
     assert (found.argmax(1) == few_logits.argmax(1)).float().mean() > 0.9
 
 
-@pytest.fixture(scope="module")
-def saved(ours, checkpoint, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    ours.save_pretrained(folder)
-    load_tokenizer(checkpoint).save_pretrained(folder)
-    return folder
-
-
-def test_saved_models_load_with_and_without_the_package(saved, few, few_logits, tmp_path):
-    again = DebertaExtForSequenceClassification.from_pretrained(saved, dtype="float32")
+def test_saved_models_load_with_and_without_the_package(ours, few, few_logits, tmp_path):
+    ours.save_pretrained(tmp_path / "saved")
+    again = DebertaExtForSequenceClassification.from_pretrained(tmp_path / "saved", dtype="float32")
     assert torch.allclose(logits(again, few), few_logits, rtol=1e-5, atol=1e-5)
-    jobs = []
+    jobs, saved = [], dict(source=str(tmp_path / "saved"), kwargs=dict(dtype="float32"))
     for number, batch in enumerate(few):
         inputs = {name: tensor.tolist() for name, tensor in batch.items()}
-        job = dict(
-            name=str(number), kind="model", auto="AutoModelForSequenceClassification", source=str(saved), inputs=inputs
-        )
-        jobs.append(job | dict(kwargs=dict(dtype="float32")))
+        jobs.append(dict(name=str(number), kind="model", auto="AutoModelForSequenceClassification", inputs=inputs, **saved))
     results = run_without_package(jobs, tmp_path / "without")
     assert not [result["error"] for result in results.values() if "error" in result]
     found = torch.cat([results[str(number)]["answers"]["logits"] for number in range(len(few))])
