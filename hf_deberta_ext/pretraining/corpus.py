@@ -58,18 +58,19 @@ def load_corpus(
         sources (`str`, path or a list of these): files (.txt, .text, .jsonl, .json, .csv, .tsv, .parquet; each also .gz);
             folders (all such files in the folder and its subfolders, sorted; hidden files are skipped; other files and
             manifest.json are skipped with a warning); otherwise names of data sets on the Hub.
-        documents (`str`, default `"blank_line"`): document of a text file: the lines between blank lines ("blank_line"),
-            each non-blank line ("line"), or the whole file ("file"). Line ends become "\\n", a byte order mark is removed. A
-            document is held in memory, and so is a .json file that is one array.
+        documents (`str`, default `"blank_line"`): what a document of a text file is: the lines between blank lines
+            ("blank_line"), each non-blank line ("line"), or the whole file ("file"). Line ends become "\\n"; a byte order
+            mark is removed. Each document, and each .json file that is one array, must fit in memory.
         text_column (`str`, default `"text"`): text column of JSON, tables and Hub data sets; null is an empty document.
         name, split, revision, token (*optional*): as in `datasets.load_dataset`, only for Hub data sets.
         streaming (`bool`, default False): read row by row while iterating, without writing to disk.
-        cache_dir (`str`, *optional*): folder of the Arrow files; default: datasets' cache. Changed files are read again.
-        num_proc (`int`, *optional*): number of reading processes; each file is read by one. Not for streaming.
+        cache_dir (`str`, *optional*): folder for the resulting Arrow files; default: the cache of `datasets`. Source files
+            that have changed are read again.
+        num_proc (`int`, *optional*): number of processes, each of which reads whole files. Not for streaming.
     Returns:
         `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`.
     Raises:
-        FileNotFoundError: if a source is neither a file nor a folder, nor a data set on the Hub that can be loaded.
+        FileNotFoundError: if a source is neither a file, nor a folder, nor a data set on the Hub that can be loaded.
         ValueError: if a file type is unknown, a column is missing, there is no text, or `read_rows` fails. In a stream,
             errors after the first document are raised while iterating.
     """
@@ -98,19 +99,19 @@ def load_corpus(
 
 
 def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Iterate over the non-blank documents of `load_corpus`, to train tokenizers."""
+    """Iterate over the texts of the non-blank documents in a corpus from `load_corpus`, for example to train a tokenizer."""
     for row in corpus:
         if row["text"] and not row["text"].isspace():
             yield row["text"]
 
 
 class DocumentStream:
-    """Stream of documents without its first `held_out` documents. It can be iterated over, or split into shards of files.
+    """Stream of documents without the first `held_out` documents, to iterate over or to split into shards of files.
 
     Args:
         corpus (`datasets.IterableDataset`): the stream, with one shard per file.
         held_out (`int`, default 0): number of documents to hold out.
-        sizes (`list[int]`, *optional*): bytes of text in each file; None: all files count the same.
+        sizes (`list[int]`, *optional*): bytes of text in each file; default: all files count as equally large.
     """
 
     def __init__(self, corpus: "IterableDataset", held_out: int = 0, sizes: Sequence[int] | None = None):
@@ -131,7 +132,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Split into n <= `most` shards: halve n until sizes are similar. Shard i has the files i, i + n, i + 2n, ..."""
+        """Split into n shards (`most`, halved until sizes are similar); shard i has the files i, i + n, i + 2n, ..."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
@@ -144,7 +145,7 @@ class DocumentStream:
 
 
 def file_bytes(path: str, size: int) -> int:
-    """Estimate the bytes of text in a file."""
+    """Estimate the bytes of text in a file of `size` bytes."""
     if path.endswith((".gz", ".parquet")):
         return size * COMPRESSED
     return size
@@ -159,7 +160,7 @@ def text_sizes(sources: Sequence[str]) -> list[int] | None:
 
 
 def list_files(source: str) -> list[File] | None:
-    """List the files of a source; return None if it is the name of a Hub data set."""
+    """List the files of a source; return None if the source is the name of a Hub data set."""
     path = os.path.expanduser(source)
     if os.path.isdir(path):
         paths = folder_files(path)
@@ -179,7 +180,7 @@ def list_files(source: str) -> list[File] | None:
 
 
 def folder_files(path: str) -> list[str]:
-    """List the data files below a folder, sorted, and warn about the number of skipped files."""
+    """List the data files of a folder and its subfolders, sorted, and warn about the number of skipped files."""
     paths, left_out = [], Counter()
     for file in sorted(Path(path).rglob("*")):
         if any(part.startswith(".") for part in file.relative_to(path).parts) or not file.is_file():
@@ -198,7 +199,7 @@ def folder_files(path: str) -> list[str]:
 
 
 def has_columns(sources: Sequence[str]) -> bool:
-    """Return True if a source has columns: it is remote, a Hub data set, or has a file that is not plain text."""
+    """Return True if a source may have columns: a remote source, a Hub data set, or a file that is not plain text."""
     for source in sources:
         files = None if "://" in source else list_files(source)
         if files is None or any(file_kind(path) != "text" for path, _, _ in files):
@@ -209,7 +210,7 @@ def has_columns(sources: Sequence[str]) -> bool:
 def load_files(
     files: list[File], reading: dict[str, Any], *, streaming: bool, cache_dir: str | None, num_proc: int | None
 ) -> "Dataset | IterableDataset":
-    """Load the documents of files; `reading` are arguments of `file_documents`."""
+    """Load the documents of files; `reading` contains the arguments `documents` and `text_column` of `file_documents`."""
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -250,7 +251,7 @@ def file_documents(
 ) -> Iterator[dict[str, str]]:
     """Iterate over the documents of all files. `datasets` divides the list `files` among processes and workers.
 
-    Sizes, times and `version` are not used, but are part of the cache key, so that changed files are read again.
+    `version`, and the sizes and times in `files`, are only part of the cache key, so that changed files are read again.
     """
     for path, _, _ in files:
         if file_kind(path) == "text":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of corpora and tokenizers, shared by corpus preparation and pre-training; imports neither Trainer nor models."""
+"""Flags for corpora and tokenizers, in corpus preparation and pre-training. This module imports no Trainer and no models."""
 
 import functools
 from dataclasses import dataclass
@@ -33,20 +33,20 @@ SMALLEST = {"max_length": 8} | dict.fromkeys(
 
 @dataclass
 class TokenizerArguments:
-    """Flags of an existing tokenizer, or of training a new one."""
+    """Flags to select an existing tokenizer, or to train a new one."""
 
     tokenizer: str | None = option(
-        None, "tokenizer: folder or Hub id; default: that of --model, or of prepared data", aliases=["--tokenizer_name"]
+        None, "folder or Hub id; default: the tokenizer of --model or of the prepared data", aliases=["--tokenizer_name"]
     )
     train_tokenizer: str | None = option(None, "tokenizer to train on --train_data", choices=["byte-level-bpe", "unigram"])
-    vocab_size: int = option(32000, "number of tokens of the tokenizer to train")
+    vocab_size: int = option(32000, "vocabulary size of the tokenizer to train")
     byte_fallback: bool = option(False, "unigram: encode unknown characters as bytes")
     lowercase: bool = option(False, "unigram: lowercase all text")
 
 
 @dataclass
 class CorpusArguments:
-    """Flags of documents and packing."""
+    """Flags for documents, and for packing documents into examples."""
 
     train_data: list[str] = option(
         list,
@@ -56,18 +56,18 @@ class CorpusArguments:
     documents: str = option("blank_line", "what ends a document in text files", choices=[*DOCUMENTS])
     text_column: str = option("text", "text column of jsonl, csv, parquet and Hub data")
     data_config: str | None = option(None, "configuration of a Hub data set", aliases=["--dataset_config_name"])
-    train_split: str = option("train", "split of a Hub data set")
+    train_split: str = option("train", "split of a Hub data set to train on")
     validation_documents: int | None = option(
-        None, "documents to hold out if --validation_data is not set; default: a tenth, at most 100 (--streaming: 100)"
+        None, "documents to hold out without --validation_data; default: a tenth, at most 100; with --streaming: 100"
     )
     packing: str = option("full_sentences", "how documents are packed into examples", choices=[*MODES])
-    max_length: int = option(512, "maximum tokens of an example, including [CLS] and [SEP]", aliases=["--max_seq_length"])
-    min_tokens: int = option(1, "minimum tokens of a document; shorter ones are dropped")
+    max_length: int = option(512, "maximum tokens per example, including [CLS] and [SEP]", aliases=["--max_seq_length"])
+    min_tokens: int = option(1, "minimum tokens per document; shorter documents are dropped")
     language: str = option("en", "ISO code of the text's language, for sentence splitting")
 
     @functools.cached_property
     def is_prepared(self) -> bool:
-        """True if the training data are a prepared corpus; cached, since the folder can be remote."""
+        """True if the training data are a prepared corpus; cached, because the folder can be remote."""
         return is_prepared(*self.train_data)
 
 
@@ -86,7 +86,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are set; raise a ValueError if another tokenizer is trained."""
+    """Return the options of `train_unigram` that are set; raise a ValueError if they are set for another tokenizer."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw new masks in each epoch, or repeat a few masks (RoBERTa section 4.1: dynamic and static masking).
 
-A mask depends only on (seed, epoch, number of the example), not on workers, on the order of examples, on other examples of
-the batch, or on resuming.
+The mask of an example depends only on the seed, the epoch and the index of the example, not on workers, on the order of
+examples, on other examples of the batch, or on resuming.
 
     train_dataset = NumberedExamples(examples)
     collator = MaskingCollator(MaskingVocabulary.from_tokenizer(tokenizer), MaskingOptions(unit="ngram"))
@@ -30,9 +30,9 @@ __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStre
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
-    """Return the batch with only the masks of a lower rate, and without the column "masked_from".
+    """Lower the masking rate of a batch: restore the tokens that only a higher rate masks. Drops the column "masked_from".
 
-    The result is the same as if the batch had been masked at this rate with the same random numbers.
+    The result is the same as if the batch had been masked at `rate` with the same random numbers.
 
     Args:
         batch (`dict`): batch of a `MaskingCollator` with `options.final_rate`.
@@ -48,9 +48,9 @@ def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.T
 
 
 class SharedEpoch:
-    """Base class for data sets with an epoch number; 0 in every epoch if `fixed`.
+    """Base class for data sets that know the current epoch. If `fixed`, the epoch is always 0.
 
-    The number is in shared memory, so that it also changes in DataLoader workers that run for several epochs.
+    The epoch is in shared memory, so that a change also reaches DataLoader workers that run for several epochs.
     """
 
     def __init__(self, fixed: bool = False):
@@ -69,7 +69,7 @@ class SharedEpoch:
 
 
 class NumberedExamples(SharedEpoch, Dataset):
-    """Data set that adds the number of the row ("example") and of the epoch ("epoch") to each row.
+    """Data set that adds the index of the row ("example") and the current epoch ("epoch") to each row.
 
     Args:
         dataset (`Sequence[dict]` or `datasets.Dataset`): rows for `MaskingCollator`.
@@ -89,18 +89,19 @@ class NumberedExamples(SharedEpoch, Dataset):
 
 
 class NumberedStream(SharedEpoch, IterableDataset):
-    """Interleaved streams of examples. Each row gets its number ("example") and the epoch of its stream ("epoch").
+    """Data set that interleaves streams, and adds the id ("example") and the epoch ("epoch") of the example to each row.
 
-    Block i has `block` examples of stream i % streams. Process i % processes reads it in worker i // processes % workers.
-    If processes x workers divides the number of streams, each stream is read by one worker; otherwise by several. The
-    numbers and the order of the examples do not depend on processes and workers. If rows already have a column "example",
-    such as their number before shuffling, it is used as their number, so that static masks do not change with the order.
+    Block i consists of `block` examples of stream i % streams. Worker i // processes % workers of process i % processes
+    reads this block. If processes x workers divides the number of streams, each stream is read by one worker; otherwise by
+    several. Ids and order of the examples do not depend on the number of processes and workers. The id is derived from the
+    position in the stream or, if a row already has a column "example" (such as the position before shuffling), from this
+    column, so that static masks do not change with the order.
 
     Args:
-        streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch;
-            their `set_epoch`, if any, is called first.
-        endless (`bool`, default False): at the end of a stream, start its next epoch. Trainer does not know the length of a
-            stream, so it only resumes a run at the right place if the stream never ends. Empty streams raise a ValueError.
+        streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch; if
+            a stream has a method `set_epoch`, this method is called before each epoch.
+        endless (`bool`, default False): at the end of a stream, start its next epoch; an empty stream raises a ValueError.
+            To resume a run at the right place, Trainer needs an endless stream, because it does not know the length.
         block (`int`, default 1): number of examples in a block, which one worker reads; use the batch size of a process.
         process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
             processes are None, which accelerate's `IterableDatasetShard` skips. Several processes need an endless stream.
@@ -144,11 +145,11 @@ class NumberedStream(SharedEpoch, IterableDataset):
             if not self.endless:
                 return
             if number < 0:
-                raise ValueError(f"expected an example, got none in stream {stream} of {len(self.streams)}; check its data")
+                raise ValueError(f"stream {stream} of {len(self.streams)} must have examples, got none; check its data")
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all rows. (In a worker, a loop over a `datasets.IterableDataset` would yield rows of some files only.)"""
+    """Iterate over all rows; in a worker, a loop over a `datasets.IterableDataset` would only yield rows of some files."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return
@@ -157,7 +158,7 @@ def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that sets the epoch of `NumberedExamples`: accelerate does not set it in resumed or multi-process runs."""
+    """Callback that sets the epoch of `NumberedExamples`, which accelerate does not do in resumed or multi-process runs."""
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         dataset = getattr(train_dataloader, "dataset", None)
@@ -172,10 +173,10 @@ class MaskingCollator:
         vocabulary (`MaskingVocabulary`): vocabulary of the tokenizer that encoded the examples.
         options (`MaskingOptions`): unit, rate and replacement of masking.
         seed (`int`, default 0): seed of all masks, except masks of `fixed` examples.
-        duplicates (`int`, *optional*): number of different masks of an example, repeated in turn by epoch. None draws new
-            masks in each epoch (dynamic masking), 1 always uses the same (static), 10 is BERT's masking (RoBERTa 4.1).
-        sentence_order (`bool`, default False): swap the segments of half of the examples, which must be pairs of consecutive
-            segments, and set "sentence_labels" to 1 for swapped pairs (ALBERT section 3.1).
+        duplicates (`int`, *optional*): number of different masks of an example, used in turn, one per epoch. None: new masks
+            in each epoch (dynamic masking). 1: always the same mask (static masking). 10: as in BERT (RoBERTa section 4.1).
+        sentence_order (`bool`, default False): swap the two segments in half of the examples, and set "sentence_labels" to 1
+            for swapped examples (ALBERT section 3.1). All examples must be pairs of consecutive segments.
         pad_to_multiple_of (`int`, *optional*): pad to a multiple of this number; default: to the longest example.
         max_length (`int`, *optional*): limit of the length to which `pad_to_multiple_of` pads; default: no limit.
     """
@@ -207,7 +208,8 @@ class MaskingCollator:
         Returns:
             `dict` of `torch.LongTensor`: "input_ids", "attention_mask", "labels" [B, N] (-100 = not a target); if given,
             "token_type_ids" and "document_ids" [B, N], padded with 0, and "sentence_labels" [B]. If `options.final_rate` is
-            set, `fixed` examples are masked at this rate, and all others also get "masked_from" [B, N] for `lower_rate`.
+            set, `fixed` examples are masked at this rate; batches of other examples also have "masked_from" [B, N], for
+            `lower_rate`.
         """
         generator = RowGenerator([self.seed_of(feature) for feature in features])
         tensors = ("input_ids", "token_type_ids", "document_ids")
@@ -242,7 +244,7 @@ class MaskingCollator:
         return lower_rate(batch, self.options.final_rate or self.options.rate)
 
     def seed_of(self, feature: Mapping[str, Any]) -> int:
-        """Return the seed of an example for the current epoch; consecutive examples have unrelated seeds."""
+        """Return the seed for masking an example in the current epoch; consecutive examples get unrelated seeds."""
         epoch, seed = feature["epoch"], self.seed
         if self.duplicates:
             epoch %= self.duplicates

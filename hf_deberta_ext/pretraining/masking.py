@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask tokens, whole words, n-grams or spans of a batch of examples, for masked-language modelling.
 
-`units` numbers the words, `choose` selects the masked units, `replace` inserts [MASK] or random tokens, and `mask` calls all
-three. B is the number of rows, N their length with padding, V the number of ids, U the number of units of a row. The mask of
-a row depends only on its tokens and its seed.
+`units` divides rows into units (tokens or words), `choose` selects the units to mask, `replace` inserts [MASK] or random
+tokens, and `mask` calls all three functions. B is the number of rows, N their length with padding, V the vocabulary size,
+U the number of units of a row. The mask of a row depends only on the tokens and the seed of this row.
 
-The default policy masks every position equally often. Microsoft's code selects 1/6 of the units, masks them from left to
-right, and stops when 15 % of the tokens are masked, so the end of a full sequence is never masked. `policy="official"` does
-the same, with Microsoft's units: a word starts at a token with a marker, or at a token of one punctuation character. A token
-of several punctuation characters, such as `--` or `),`, belongs to the previous word, even after [UNK], [SEP] or a line
-break. Random tokens are drawn from the whole vocabulary including special tokens. Special tokens other than [MASK], [CLS],
-[SEP], [PAD] and [UNK] are masked like words.
+The default policy masks every position equally often. Microsoft's code selects 1/6 of the units, masks these units from left
+to right, and stops when 15 % of the tokens are masked. Therefore, the end of a full sequence is never masked.
+`policy="official"` does the same, with Microsoft's units: a word starts at a token with a word marker, or at a token of one
+punctuation character. A token of several punctuation characters, such as `--` or `),`, belongs to the previous word, even
+after [UNK], [SEP] or a line break. Random tokens are drawn from the whole vocabulary, including special tokens. Special
+tokens other than [MASK], [CLS], [SEP], [PAD] and [UNK] are masked like words.
 """
 
 import string
@@ -32,16 +32,16 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class MaskingVocabulary:
-    """Properties of the token ids that masking needs. Unlike a tokenizer, it is cheap to send to workers.
+    """Properties of token ids that masking needs; cheaper to send to DataLoader workers than a tokenizer.
 
     Args:
-        starts_word (`torch.BoolTensor`): [V], True if the token starts a unit: it has the marker of a word start (for
-            WordPiece: no ##) or is punctuation.
-        ends_word (`torch.BoolTensor`): [V], True if the next token starts a unit: special tokens, line breaks, tabs.
+        starts_word (`torch.BoolTensor`): [V], True for tokens that start a unit: tokens with the marker of a word start (for
+            WordPiece: without ##), and punctuation.
+        ends_word (`torch.BoolTensor`): [V], True for tokens after which a unit starts: special tokens, line breaks, tabs.
         special (`torch.BoolTensor`): [V], True for ids that are never masked: special tokens and unused ids.
-        ordinary (`torch.LongTensor`): [K], ids of random tokens: all that are not special.
+        ordinary (`torch.LongTensor`): [K], ids from which random tokens are drawn: all ids that are not special.
         mask_id, pad_id (`int`): ids of [MASK] and [PAD].
-        official (`MaskingVocabulary`, *optional*): vocabulary for `policy="official"`; None: this one.
+        official (`MaskingVocabulary`, *optional*): vocabulary for `policy="official"`; default: this vocabulary.
     """
 
     starts_word: torch.Tensor
@@ -103,7 +103,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """Return whether the token starts a unit, and whether it ends a unit, so that the next token starts another one."""
+    """Return two bools: whether a token starts a unit, and whether the next token starts a unit in any case."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
@@ -114,7 +114,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return True if Microsoft's code starts a word at the token; for WordPiece, which it lacks, if there is no ##."""
+    """Return True if Microsoft's code starts a word at the token; for WordPiece, not in that code, if there is no ##."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)
@@ -126,14 +126,14 @@ def starts_official_unit(token: str, marker: str) -> bool:
 
 
 def _text(token: str, marker: str) -> str:
-    """Return the characters of a token of byte-level BPE or SentencePiece, with the space before it."""
+    """Return the characters of a byte-level BPE or SentencePiece token, including its leading space."""
     if marker == "Ġ":
         return decoders.ByteLevel().decode([token])
     return token.replace("▁", " ")
 
 
 def _is_punctuation(text: str) -> bool:
-    """Return whether all characters are punctuation as in BERT: Unicode P*, or ASCII symbols."""
+    """Return True if all characters are punctuation as in BERT: of the Unicode categories P*, or ASCII symbols."""
     return text != "" and all(c in string.punctuation or unicodedata.category(c)[0] == "P" for c in text)
 
 
@@ -142,17 +142,17 @@ class MaskingOptions:
     """Options of masking: unit, rate and replacement.
 
     Args:
-        unit (`str`): "token", "word", "ngram" (of words, P(n) proportional to 1/n; DeBERTa) or "span" (SpanBERT 3.1).
+        unit (`str`): "token", "word", "ngram" (n words, P(n) proportional to 1/n; DeBERTa) or "span" (SpanBERT section 3.1).
         rate (`float`): share of the non-special tokens to mask; at most 0.9, or 0.5 for spans.
         max_ngram (`int`): maximum length of an n-gram, in words.
-        span_p (`float`), max_span (`int`): parameters of the span length: n <= `max_span` words, P(n) proportional to
-            (1 - span_p)^n.
-        mask_share, random_share (`float`): shares of masked tokens that become [MASK] or a random token; others are kept.
+        span_p (`float`), max_span (`int`): parameters of the span length: a span has n <= `max_span` words, with P(n)
+            proportional to (1 - span_p)^n.
+        mask_share, random_share (`float`): shares of chosen tokens that become [MASK] or random tokens; others are kept.
         policy (`str`): "uniform" masks all positions equally often; "official" masks like Microsoft's code (see the module),
-            only tokens and n-grams.
+            and only supports the units "token" and "ngram".
         max_length (`int`): maximum example length; "official" masks at most ceil(max_length * rate / 10) * 10 tokens.
         final_rate (`float`, *optional*): rate at the end of training and in all evaluations. During the training, the rate
-            falls from `rate` to `final_rate` (see `lower_rate`). Only for "uniform".
+            falls from `rate` to `final_rate` (see `lower_rate`). Only for `policy="uniform"`.
     """
 
     unit: str = "token"
@@ -174,11 +174,11 @@ class MaskingOptions:
             raise ValueError(f"rate must be above 0 and at most 0.9, got {self.rate}; pass a share, not a percentage")
         if self.final_rate is not None and not (0 < self.final_rate <= self.rate and self.policy == "uniform"):
             raise ValueError(
-                f"final_rate needs policy 'uniform', and must be above 0 and at most rate ({self.rate}), got "
-                f"{self.final_rate} with policy {self.policy!r}"
+                f"final_rate must be above 0 and at most rate ({self.rate}), and needs policy='uniform', got "
+                f"{self.final_rate} with policy={self.policy!r}"
             )
         if self.unit == "span" and self.rate > 0.5:
-            raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit ngram")
+            raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit='ngram'")
         if not 0 < self.span_p < 1:
             raise ValueError(f"span_p must be above 0 and below 1, got {self.span_p}")
         for name in ("max_ngram", "max_span", "max_length"):
@@ -190,26 +190,26 @@ class MaskingOptions:
                 f"{self.mask_share} and {self.random_share}"
             )
         if self.policy == "official" and self.unit not in ("token", "ngram"):
-            raise ValueError(f"policy 'official' needs unit 'token' or 'ngram', got {self.unit!r}; use policy 'uniform'")
+            raise ValueError(f"policy='official' needs unit='token' or 'ngram', got {self.unit!r}; use policy='uniform'")
 
     @property
     def whole_words(self) -> bool:
-        """True if units are whole words. As in Microsoft's code, not for policy 'official' and max_ngram = 1."""
+        """True if units are whole words. Like Microsoft's code, the official policy masks tokens if max_ngram is 1."""
         return self.unit != "token" and not (self.policy == "official" and self.max_ngram == 1)
 
 
 class RowGenerator:
     """Generator of uniform random numbers with a seed for each row: SplitMix64 (Steele, Lea and Flood 2014).
 
-    A number depends on the seed of its row, its column and the number of previous calls, not on other rows or the width.
-    The seeds must be unrelated, such as those of `spread_seed`.
+    A random number depends only on the seed of the row, on the column, and on the count of previous calls, not on other rows
+    or the width. The seeds must be unrelated, such as seeds from `spread_seed`.
     """
 
     def __init__(self, seeds: Sequence[int]):
         self.seeds, self.calls = np.array(seeds, dtype=np.uint64)[:, None], 0
 
     def uniform(self, width: int) -> torch.Tensor:
-        """Draw [B, width] float64 in [0, 1)."""
+        """Draw numbers in [0, 1), float64 [B, width]."""
         counter = np.arange(1, width + 1, dtype=np.uint64) + np.uint64(self.calls << 32)
         self.calls += 1
         z = self.seeds + counter * np.uint64(0x9E3779B97F4A7C15)
@@ -231,8 +231,8 @@ def mask(
         input_ids (`torch.LongTensor`): [B, N], including special tokens.
         lengths (`torch.LongTensor`, *optional*): [B], see `choose`.
     Returns:
-        masked ids [B, N]; labels [B, N], the original ids of all chosen tokens (also of kept ones), otherwise -100;
-        and the rates [B, N] of `choose`.
+        masked ids [B, N]; labels [B, N], which are the original ids of all chosen tokens (also of tokens that are kept), and
+        -100 elsewhere; and the rates [B, N] from `choose`.
     """
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
@@ -242,15 +242,15 @@ def mask(
 
 
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
-    """Number the units of each row; a unit is masked completely or not at all.
+    """Return the index of the unit to which each token belongs; a unit is masked completely or not at all.
 
-    A word starts at tokens with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (but not under the
-    official policy, `vocabulary.of("official")`). Text without spaces is therefore one word up to its next punctuation.
+    A word starts at each token with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (except with
+    the official policy, `vocabulary.of("official")`). In text without spaces, a word extends to the next punctuation.
 
     Args:
         whole_words (`bool`): if True, units are words; otherwise tokens.
     Returns:
-        `torch.LongTensor`: [B, N], unit numbers from 0 in text order; -1 for special tokens and padding.
+        `torch.LongTensor`: [B, N], unit indices from 0 in text order; -1 for special tokens and padding.
     """
     special = vocabulary.special[input_ids]
     starts = ~special
@@ -265,19 +265,20 @@ def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: b
 def choose(
     unit_ids: torch.Tensor, options: MaskingOptions, generator: RowGenerator, lengths: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose units to mask until the share `options.rate` of a row's tokens is reached.
+    """Choose units to mask in each row until the share `options.rate` of the row's tokens is reached.
 
-    The last unit is included if the share is then nearer to the rate; at least one unit is chosen. To reach the rate, the
-    last n-gram or span may be shortened, so that the other ones are on average slightly longer than the mean of all.
+    The last unit is included if the share is nearer to the rate with this unit than without it; at least one unit is chosen.
+    To reach the rate, the last n-gram or span may be shortened, which slightly lowers the mean length.
 
     Args:
         unit_ids (`torch.LongTensor`): [B, N], from `units`.
-        lengths (`torch.LongTensor`, *optional*): [B], number of tokens including special ones, used by the official policy;
-            None = N.
+        lengths (`torch.LongTensor`, *optional*): [B], number of tokens of each row, including special tokens, for the
+            official policy; default: N.
     Returns:
         `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. A span
-        that is interrupted by a special token, or by the end of the text, continues under another number.
-        `torch.FloatTensor`: [B, N], the rate above which these draws mask the token. A lower rate masks a subset.
+        that a special token or the end of the text interrupts counts as two.
+        `torch.FloatTensor`: [B, N], the rate above which the same random numbers mask the token. Therefore, a lower rate
+        masks a subset.
     """
     B, N = unit_ids.shape
     U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0
@@ -307,15 +308,16 @@ def choose(
 
 
 def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGenerator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the order in which units are masked, and the number of the n-gram or span to which each unit belongs.
+    """Draw the order in which units are masked, and the index of the n-gram or span to which each unit belongs.
 
-    N-grams and spans are placed on a circle, so that all positions are equivalent. Because their numbers of tokens are not
-    known in advance, more are placed than needed; if these are still too few, they fill the whole circle.
+    N-grams and spans are placed on a circle, the row with its end joined to its start, so that all positions are equivalent.
+    Their lengths are drawn in units, not tokens. Therefore, more n-grams or spans are placed than probably needed; if these
+    still have too few tokens, the whole circle is filled.
 
     Args:
         sizes (`torch.LongTensor`): [B, U], number of tokens of each unit; 0 after the row's last unit.
     Returns:
-        units in random order [B, U], and the number of the n-gram or span of each [B, U], from 1; 0 after the last.
+        units in random order [B, U], and the index of the n-gram or span of each of these units [B, U], from 1; 0 = none.
     """
     width = sizes.shape[1]
     U = (sizes > 0).sum(1, keepdim=True)
@@ -344,7 +346,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
 
 
 def _cumulative(options: MaskingOptions) -> torch.Tensor:
-    """Return P(length <= n): P(n) is proportional to 1/n for n-grams, to (1 - p)^n for spans (SpanBERT 3.1)."""
+    """Return P(length <= n) for n = 1, 2, ...; P(n) is proportional to 1/n for n-grams, and to (1 - span_p)^n for spans."""
     if options.unit == "span":
         p = (1 - options.span_p) ** torch.arange(1, options.max_span + 1, dtype=torch.float64)
     else:
@@ -354,7 +356,7 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Draw lengths of spans until they fill a circle of U units (cut the last one), then 0. U, gap [B, 1], draws [B, W]."""
+    """Draw span lengths that fill a circle of U units; the last one is cut, the rest are 0. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -363,7 +365,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Arrange the spans, each with its gap, and the other units of a row at random on a circle; return the starts [B, W]."""
+    """Arrange spans, each followed by its gap, and units outside spans in random order; return the span starts, [B, W]."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -378,11 +380,11 @@ def official_order(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Choose units as NGramMaskGenerator of Microsoft's code does (microsoft/DeBERTa, apps/tasks/mlm_task.py).
 
-    From left to right, each row is divided into contexts of n * int(1 / options.rate) units, where n is drawn for each
-    context. One n-gram of each context is masked, until the budget of the row is used.
+    From left to right, draw a length n, and place an n-gram in the next n * int(1 / options.rate) units. Mask the n-grams in
+    this order until the budget of masked tokens is reached.
 
     Returns:
-        units [B, U] and n-gram numbers [B, U] as in `random_order`; [B, U], 0 for masked units and infinity for all others.
+        units [B, U] and n-gram indices [B, U] as in `random_order`, and [B, U] with 0 for masked units, infinity for others.
     """
     width, window = sizes.shape[1], int(1 / options.rate)
     # The last cumulative probability, 1, is not needed: draws are below it.
@@ -417,10 +419,11 @@ def replace(
 ) -> torch.Tensor:
     """Replace the chosen tokens by [MASK] (`mask_share`), by a random token (`random_share`), or not at all.
 
-    The choice is made for each token, or once for each span (SpanBERT 3.1), whose random tokens differ from each other.
+    This choice is made for each token; for `unit="span"`, once for each span (SpanBERT section 3.1), but the random tokens
+    of a span are drawn separately.
 
     Args:
-        input_ids, span_ids (`torch.LongTensor`): [B, N], which is also the shape of the result; `span_ids` is from `choose`.
+        input_ids, span_ids (`torch.LongTensor`): [B, N]; `span_ids` is from `choose`. The result has the same shape.
     """
     N = input_ids.shape[1]
     chance = generator.uniform(N)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the objectives of masked-language pre-training in one table, and a model for any sum of them.
 
-To add an objective, add a row to `OBJECTIVES`, with its functions in another file. Its weight flag, evaluations,
-curves, card entries and the checks of resumed runs are derived from the table.
+To add an objective, write its functions in another file, and add a row to `OBJECTIVES`. The weight flag, evaluations,
+curves, card entries and checks of resumed runs are derived from this table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ Batch = Mapping[str, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Objective:
-    """Pre-training objective: its title in tables and cards, the model that introduced it (`paper`), and its functions."""
+    """Pre-training objective: title in tables and cards, model that introduced the objective (`paper`), and functions."""
 
     title: str
     paper: str
@@ -74,9 +74,9 @@ class MultiObjectiveOutput(ModelOutput):
     """Output of `MultiObjectiveMaskedLM`.
 
     Args:
-        loss (`torch.Tensor`): scalar, sum of the objectives' losses, each averaged over its targets in this batch.
-        statistics (`dict[str, torch.Tensor]`): for each objective [B, 3] float32: sum of losses, correct predictions (0 in
-            training mode) and number of targets of each row.
+        loss (`torch.Tensor`): scalar, sum of the losses of all objectives, each averaged over its targets in this batch.
+        statistics (`dict[str, torch.Tensor]`): objective -> [B, 3] float32: for each row, the sum of losses, the number of
+            correct predictions (0 in training mode) and the number of targets.
         z_statistics (`torch.Tensor`, *optional*): [B, 3]: sum of (log Z)^2 over masked tokens, 0, number of masked tokens.
     """
 
@@ -88,9 +88,10 @@ class MultiObjectiveOutput(ModelOutput):
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
     """`DebertaExtForMaskedLM` with additional heads for other objectives.
 
-    It is saved as a masked language model: every Auto class loads it, and ignores heads that its model does not have. The
-    additional heads read the last layer, as fine-tuning does, not the Enhanced Mask Decoder. The pooler (`pooler.dense`) has
-    the name and shape of the pooler for sequence classification, so that a classifier starts with the trained pooler.
+    The model is saved as a masked language model, so that every Auto class can load the checkpoint; heads that the loaded
+    model does not have are ignored. The additional heads read the last layer, as in fine-tuning, not the Enhanced Mask
+    Decoder. The pooler (`pooler.dense`) has the same name and shape as the pooler for sequence classification, so that a
+    classifier starts with the trained pooler.
 
     Args:
         config (`DebertaExtConfig`): model configuration.
@@ -133,7 +134,7 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
         """Compute the losses of all objectives. Arguments not listed here are those of `DebertaExtForMaskedLM.forward`.
 
         Args:
-            labels (`torch.LongTensor`): [B, N], ids of the masked tokens; -100 = not a target.
+            labels (`torch.LongTensor`): [B, N], original ids of the masked tokens; -100 = not a target.
             sentence_labels (`torch.LongTensor`, *optional*): [B], 0 or 1, for "nsp" and "sop"; -100 = not a target.
             output_z (`bool`, default False): return `z_statistics`; Z is the sum of exp(logits) (PaLM, section 5).
         """
@@ -182,7 +183,7 @@ def check_objectives(objectives: Sequence[str]):
     if unknown:
         raise ValueError(f"objectives must be among {', '.join(OBJECTIVES)}, got {', '.join(unknown)}")
     if "mlm" not in objectives:
-        raise ValueError(f"objectives must contain mlm, got {list(objectives)}; add mlm")
+        raise ValueError(f"objectives must contain mlm, got {list(objectives)}; add mlm, or set mlm_weight above 0")
     names = pair_objectives(objectives)
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} cannot be combined: they label pairs differently; choose one of them")
@@ -191,16 +192,16 @@ def check_objectives(objectives: Sequence[str]):
 def row_statistics(
     logits: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor, B: int, *, count_right: bool = True
 ) -> torch.Tensor:
-    """Compute the cross-entropy sum, correct predictions and number of targets of each row, in float32.
+    """Compute, for each row, the sum of cross-entropy losses, and the numbers of correct predictions and of targets.
 
     Args:
         logits (`torch.Tensor`): [n, C], logits of the predictions.
-        targets (`torch.LongTensor`): [n], classes; -100 = not a target.
-        rows (`torch.LongTensor`): [n], row number of each prediction.
+        targets (`torch.LongTensor`): [n], class ids; -100 = not a target.
+        rows (`torch.LongTensor`): [n], row index of each prediction.
         B (`int`): number of rows.
-        count_right (`bool`, default True): count correct predictions; if False, their number is 0.
+        count_right (`bool`, default True): count correct predictions; if False, return 0 instead.
     Returns:
-        [B, 3] float32: sum of losses, correct predictions, number of targets.
+        [B, 3] float32: sum of losses, number of correct predictions, number of targets.
     """
     targets = targets.to(logits.device)
     losses = functional.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="none")

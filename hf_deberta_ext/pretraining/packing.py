@@ -2,8 +2,8 @@
 """Pack documents into examples of at most `max_length` tokens; each token is used exactly once.
 
 Implements the four input formats that RoBERTa compares (Liu et al. 2019, section 4.2), and best-fit packing of whole
-documents for attention within documents. A document is tokenised as a whole; sentence starts only determine between which
-tokens it can be split. Only documents of the same batch of `batch_size` documents share rows or exchange segments.
+documents for attention within documents. A document is tokenised as a whole; sentence starts only determine where the tokens
+can be split. Only documents of the same batch of `batch_size` documents share rows or exchange segments.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ COUNTS = ("documents", "empty_documents", "short_documents", "tokens", "dropped_
 class PackingReport:
     """Counts of documents and examples; tokens = packed_tokens + dropped_tokens, without special tokens.
 
-    `negative_pairs` are examples with sentence label 1 (next sentence prediction); `mean_length` includes special tokens;
-    `fill` is mean_length / max_length, the share of a padded batch that is not padding.
+    `negative_pairs` counts examples with sentence label 1 (next sentence prediction). `mean_length` includes special tokens.
+    `fill` is mean_length / max_length, the share of tokens that are not padding in examples padded to max_length.
     """
 
     documents: int
@@ -55,7 +55,7 @@ class PackingReport:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], examples: int, tokens: int, max_length: int) -> "PackingReport":
-        """Create a report from `counts`, the number of `examples`, and their number of `tokens` with special tokens."""
+        """Create a report from `counts` and from the numbers of examples and of their tokens, including special tokens."""
         mean = tokens / examples
         kept = {name: counts[name] for name in COUNTS}
         return cls(**kept, examples=examples, max_length=max_length, mean_length=mean, fill=mean / max_length)
@@ -64,7 +64,7 @@ class PackingReport:
         """Format the report as one line for a log."""
         negative = ""
         if self.negative_pairs:
-            negative = f", {self.negative_pairs} with B from another document"
+            negative = f", {self.negative_pairs} with a second segment from another document"
         return (
             f"{self.documents} documents ({self.empty_documents} empty and {self.short_documents} short ones dropped), "
             f"{self.tokens} tokens ({self.dropped_tokens} dropped) -> {self.examples} examples of at most "
@@ -93,16 +93,17 @@ def pack(
     | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] ends a document       |                 |
     | "document_sentences" | [CLS] s s s [SEP]: whole sentences of one document                    |                 |
     | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | *               |
-    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: sentences; a last single sentence joins B      | *               |
+    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: one sentence each; an odd last one joins B     | *               |
     | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
 
     * token_type_ids and sentence_labels
 
     Text that does not fit is split between sentences. A sentence that is longer than an example is split at any token.
 
-    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is drawn with probability 1/2. Two drawn
-    pairs of different documents exchange their segments B, and get sentence_labels 1. Drawn pairs without a partner keep
-    label 0. "consecutive" pairs have label 0; for sentence order prediction, `MaskingCollator` swaps their segments later.
+    Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is selected with probability 1/2. Two
+    selected pairs of different documents exchange their segments B, and get sentence_labels 1. Selected pairs without a
+    partner keep label 0. With "consecutive", all pairs have label 0; for sentence order prediction, `MaskingCollator` swaps
+    segments later.
 
     Args:
         corpus (`Dataset` or `IterableDataset`): documents in the column "text", one per row; null is an empty document.
@@ -110,12 +111,12 @@ def pack(
         mode (`str`): format of the examples, see the table.
         max_length (`int`): maximum number of tokens of an example, including special tokens; at least 8.
         sentence_pairs (`str`, default `"nsp"`): "nsp" or "consecutive", only for pairs.
-        language (`str`, default `"en"`): ISO 639-1 code for `sentencex`, which uses the rules of a related language or of
-            English for unknown codes.
+        language (`str`, default `"en"`): ISO 639-1 code for sentence splitting by `sentencex`, which treats an unknown code
+            like a related language or English.
         min_tokens (`int`, default 1): minimum tokens of a document; shorter documents are dropped. At least 2 for pairs.
-        seed (`int`, default 0): seed of the random choices; a batch draws from (seed, index of its first document).
-        num_proc (`int`, *optional*): number of processes. Each packs its own part of the corpus, so that the
-            examples at the borders of the parts depend on this number. Not for an `IterableDataset`.
+        seed (`int`, default 0): seed of the random choices; in each batch combined with the index of the first document.
+        num_proc (`int`, *optional*): number of processes. Each process packs its own part of the corpus, so that the
+            examples at the borders of the parts depend on `num_proc`. Not for an `IterableDataset`.
         batch_size (`int`, default 1000): number of documents that are packed together.
         cache (`bool`, default True): reuse the result of an earlier call with the same corpus and arguments.
     Returns:
@@ -159,12 +160,12 @@ def check_packing(tokenizer: Any, mode: str, max_length: int, sentence_pairs: st
     if tokenizer is not None and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise ValueError(
             f"the tokenizer must have [CLS] and [SEP], got cls_token {tokenizer.cls_token!r} and sep_token "
-            f"{tokenizer.sep_token!r}; load it with hf_deberta_ext.tokenization.load_tokenizer"
+            f"{tokenizer.sep_token!r}; load the tokenizer with hf_deberta_ext.tokenization.load_tokenizer"
         )
 
 
 def _split_off_report(packed: "Dataset", max_length: int, min_tokens: int) -> "tuple[Dataset, PackingReport]":
-    """Return the data set without the column "counts" and without empty rows, and a report of the sums of this column."""
+    """Return the data set without the column "counts" and without empty rows, and a report with the sums of "counts"."""
     import pyarrow.compute as pc
 
     counts = np.asarray(pc.list_flatten(packed.data.column("counts")))
@@ -194,8 +195,8 @@ def _pack_batch(
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
-        counted (`bool`): if True, add a column "counts", which only the first row fills (an empty row if there are no
-            examples). If False, return rows as lists, which an `IterableDataset` needs.
+        counted (`bool`): if True, add a column "counts" that only has values in the first row; if there are no examples, add
+            an empty row for these values. If False, return rows as lists, which an `IterableDataset` needs.
         version (`str`): not used, but part of the cache key, so that rows packed by another release are not reused.
     """
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
@@ -281,16 +282,17 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
-    """For each character index in `starts`, return the index of the first token that ends after it; else the token count."""
+    """Return the index of the first token that ends after each character index in `starts`; the token count if none does."""
     ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
     # Normalisers can reorder offsets: make them monotone.
     return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
 
 
 def sentence_starts(text: str, language: str) -> list[int]:
-    """Return the character index at which each sentence after the first starts.
+    """Return the character indices at which the second and all later sentences start.
 
-    White space between two sentences belongs to the first one, except the last space: tokens begin with their space.
+    A sentence starts with the one space before its first word, which tokenizers join to the word. Other white space between
+    sentences belongs to the earlier sentence.
     """
     from sentencex import get_sentence_boundaries
 
@@ -311,11 +313,11 @@ def sentence_starts(text: str, language: str) -> list[int]:
 
 
 def _sentence_spans(ends: list[int], room: int, *, least: int = 1, sentences: int | None = None) -> list[tuple[int, int]]:
-    """Split a document into spans of as many whole sentences as fit in `room` tokens; longer sentences are split.
+    """Split a document into spans of as many whole sentences as fit in `room` tokens; sentences that do not fit are split.
 
     Args:
         ends (`list[int]`): token index at the end of each sentence; the last is the length of the document.
-        least (`int`, default 1): minimum number of tokens of a span, except the last.
+        least (`int`, default 1): minimum number of tokens of each span except the last.
         sentences (`int`, *optional*): maximum number of sentences of a span.
     """
     n = ends[-1]
@@ -388,7 +390,7 @@ def _best_fit_decreasing(lengths: list[int], max_length: int) -> list[list[int]]
 
 
 def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room: int) -> list[SegmentPair]:
-    """Return the segment pairs of all documents. A pair with only one sentence can only be split in the middle."""
+    """Return the segment pairs of all documents. A pair of only one sentence is split in the middle of this sentence."""
     pairs = []
     sentences = 2 if mode == "sentence_pair" else None
     for document, (ids, ends) in enumerate(documents):
@@ -403,7 +405,7 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
 
 
 def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Merge the last span into the previous one if it has one sentence and both fit; else give it at least two tokens."""
+    """Merge the last span, if it is one sentence, into the previous span if both fit; otherwise extend it to two tokens."""
     n = ends[-1]
     if len(spans) < 2:
         return

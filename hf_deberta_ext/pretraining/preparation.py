@@ -9,7 +9,8 @@
     manifest      counts and digests of all shards                  one task
 
 A part contains the documents of one shard. Groups and parts depend only on the files and --part_bytes. Therefore, the result
-does not depend on the executor or on the number and order of parallel tasks. A repeated command only runs unfinished tasks.
+does not depend on the executor or on the number and order of parallel tasks. To resume, run the same command again: it only
+runs unfinished tasks.
 """
 
 import os
@@ -72,7 +73,7 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
 
 
 class Words(WordTokenizer):
-    """Word tokenizer of any language for datatrove's filters and signatures; datatrove's own need a package per language."""
+    """Word tokenizer of any language for datatrove's filters and signatures, because its own need a package per language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return WORD.findall(text)
@@ -120,9 +121,10 @@ MINHASH = MinhashConfig(hash_config=HASH)
 
 
 def grouped_sources(args: PreparationArguments) -> list[dict[str, Any]]:
-    """Group the sources into tasks; return a dict for each task with its input and its number of output shards ("parts").
+    """Group the sources into tasks; return a dict for each task, with the input and the number of output shards ("parts").
 
-    The input of a task is either a shard of a Hub data set, or consecutive files that have --part_bytes of text together.
+    The input of a task is one shard of a Hub data set, or consecutive files that together have --part_bytes of text or more
+    (for the last files of a source, possibly less).
     """
     part_bytes = args.part_bytes
     groups: list[dict[str, Any]] = []
@@ -161,7 +163,7 @@ def remote_files(url: str) -> list[tuple[str, int, int]]:
 
 
 def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
-    """Return {reason to report for dropped documents: language filter}, or {} unless --languages is given."""
+    """Return the language filter of --languages as {reason for dropping documents: filter}, or {} without --languages."""
     if not args.languages:
         return {}
     block = LanguageFilter([*args.languages], args.language_threshold)
@@ -171,9 +173,9 @@ def language_filters(args: PreparationArguments) -> dict[str, PipelineStep]:
 
 
 def document_filters(args: PreparationArguments, evaluation_hashes: Collection[int]) -> dict[str, PipelineStep]:
-    """Return {reason to report for dropped documents: filter} for quality filters and decontamination.
+    """Return the filters for quality and decontamination as {reason for dropping documents: filter}.
 
-    The filter "contaminated" reads the `evaluation_hashes` (see `ngram_hashes`) from a file, which is written here.
+    The filter "contaminated" reads `evaluation_hashes` (see `ngram_hashes`) from a file that this function writes.
     """
     filters: dict[str, PipelineStep] = {name: QUALITY[name](language=WORDS) for name in QUALITY if name in args.quality}
     if evaluation_hashes:
@@ -233,11 +235,11 @@ def strings_of(value: Any) -> Iterator[str]:
 def stages_of(
     args: PreparationArguments, groups: list[dict[str, Any]], filters: dict[str, PipelineStep], manifest: dict[str, Any]
 ) -> list[tuple[str, int, list[PipelineStep]]]:
-    """Return the stages of a preparation, each with name, number of tasks and datatrove blocks.
+    """Return the stages of a preparation, each as (name, number of tasks, datatrove blocks).
 
     Args:
         groups (`list[dict]`): result of `grouped_sources`.
-        filters (`dict`): {reason to report for dropped documents: datatrove filter}.
+        filters (`dict`): {reason for dropping documents: datatrove filter}.
         manifest (`dict`): initial fields for `WriteManifest`.
     """
     output, deduplicate = args.output_dir, args.deduplicate
@@ -278,7 +280,7 @@ def stages_of(
 
 
 def run_stages(stages: list[tuple[str, int, list[PipelineStep]]], args: PreparationArguments):
-    """Run the unfinished tasks of all stages in order, or submit them to Slurm."""
+    """Run the unfinished tasks of all stages in order, or submit these tasks to Slurm."""
     executor, logs = args.executor, f"{args.output_dir}/{WORK}/logs"
     options = overrides(args.executor_options, "--executor_options")
     # Processes preload this module, and tokenizers use no threads.

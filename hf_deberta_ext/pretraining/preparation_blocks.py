@@ -50,7 +50,7 @@ def write_counts(output: str, name: str, rank: int, counts: dict[str, int]):
 
 
 class ReadDocuments(PipelineStep):
-    """Block that reads the files of a task, skips blank documents, and assigns each other document to a part."""
+    """Block that reads the files of a task, skips blank documents, and assigns all other documents to parts."""
 
     type, name = "reader", "documents"
 
@@ -89,7 +89,7 @@ class ReadDocuments(PipelineStep):
 
 
 class Counted(PipelineStep):
-    """Pipeline step that runs a filter, and writes the number of documents that it dropped in each task of datatrove."""
+    """Block that runs a filter, and writes to a file how many documents the filter dropped in each task."""
 
     type, name = "filter", "counted"
 
@@ -113,7 +113,7 @@ class Counted(PipelineStep):
 
 
 class ReadPart(ParquetReader):
-    """Block that reads the documents of one part, which may be empty. The rank of the task is the number of the part."""
+    """Block that reads the documents of one part, which may be empty. The rank of the task is the index of the part."""
 
     name = "part"
 
@@ -123,7 +123,7 @@ class ReadPart(ParquetReader):
 
 
 class TrainTokenizer(PipelineStep):
-    """Block that trains a tokenizer on the first documents of every part, in total about `characters` characters."""
+    """Block that trains a tokenizer on about `characters` characters, from the first documents of every part."""
 
     type, name = "tokenizer", "tokenizer"
 
@@ -158,11 +158,11 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Block that packs the documents of a part into a shard of rows. It holds out the first documents of each part.
+    """Block that packs the documents of a part into two shards of rows: held-out rows of the first documents, training rows.
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".
-        held_out (`int`, *optional*): number of held-out documents in all parts together, spread equally; None: `HELD_OUT`,
+        held_out (`int`, *optional*): total number of held-out documents, spread equally over all parts; default: `HELD_OUT`,
             but at most a tenth of each part.
     """
 
@@ -188,7 +188,7 @@ class WriteRows(PipelineStep):
             json.dump(report, file)
 
     def write_shard(self, path: str, texts: Iterator[str], tokenizer: Any) -> dict[str, Any]:
-        """Write a shard unless it is empty; return its manifest entry, its number of tokens and its packing counts."""
+        """Write a shard unless it has no rows; return the manifest entry, the number of tokens and the packing counts."""
         packing, counts = dict(self.packing), Counter()
         seed = packing.pop("seed")
 
@@ -211,7 +211,7 @@ class WriteRows(PipelineStep):
 
 
 def shard_content(batches: Iterable[dict[str, list]], largest_id: int) -> tuple[bytes, int, int]:
-    """Write batches of rows as an Arrow stream; return its bytes, the number of rows and the number of tokens."""
+    """Convert batches of rows to an Arrow stream; return the bytes of the stream, and the numbers of rows and tokens."""
     sink, writer = pa.BufferOutputStream(), None
     ids = pa.uint16() if largest_id < 2**16 else pa.int32()
     types = dict(input_ids=ids, token_type_ids=pa.int8(), document_ids=pa.int16(), sentence_labels=pa.int8())
@@ -264,8 +264,8 @@ class WriteManifest(PipelineStep):
         if not rows:
             raise ValueError(
                 f"no training rows are left of {documents} documents (dropped: {dict(dropped)}; held out: "
-                f"{self.manifest['held_out_documents'] or 'a tenth'}): pass more text, fewer filters or "
-                "fewer --validation_documents"
+                f"{self.manifest['held_out_documents'] or 'a tenth'}): pass more text, remove filters, or lower "
+                "--validation_documents"
             )
         report = PackingReport.of(counts, rows, tokens, self.manifest["packing"]["max_length"])
         tokenizer = load_tokenizer(tokenizer_folder(self.folder))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read prepared corpora (folders with shards of packed rows and a manifest), and order their rows for training.
 
-A shard is a memory-mapped Arrow file; its digest is checked when it is opened. In each epoch, shards are permuted,
-consecutive windows of rows are distributed to streams, and rows are permuted within each window. Batch i is from stream
-i % streams. Of k processes or workers, each takes every k-th batch, so that it reads only its share of the streams.
+A shard is a memory-mapped Arrow file, whose digest is checked on opening. In each epoch, shards are permuted, consecutive
+windows of rows are distributed to streams, and rows are permuted within each window. Batch i is from stream i % streams.
+Each of k processes or workers takes every k-th batch, and therefore only reads its share of the streams.
 """
 
 import json
@@ -31,7 +31,7 @@ ORDERED_ROWS = 2**23
 
 
 def open_folder(folder: str | os.PathLike) -> tuple[Any, str]:
-    """Return the fsspec file system of a folder, and the folder's path in it."""
+    """Return the fsspec file system of a folder, and the path of the folder in this file system."""
     from fsspec.core import url_to_fs
 
     files, path = url_to_fs(os.fspath(folder))
@@ -39,7 +39,7 @@ def open_folder(folder: str | os.PathLike) -> tuple[Any, str]:
 
 
 def copy_file(url: str, target: Path):
-    """Copy a remote file atomically, since other processes may copy it at the same time."""
+    """Copy a remote file atomically, because other processes may copy the same file at the same time."""
     files, path = open_folder(url)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -54,7 +54,7 @@ def cache(folder: str | None) -> Path:
 
 
 def manifest_content(folder: str | os.PathLike) -> bytes | None:
-    """Read the manifest file of a folder; return None if there is none."""
+    """Read the manifest file of a folder; return None if the folder has no manifest."""
     files, path = open_folder(folder)
     try:
         return files.cat_file(f"{path}/{MANIFEST_FILE}")
@@ -85,7 +85,7 @@ def write_manifest(folder: str | os.PathLike, manifest: Mapping[str, Any]):
 
 
 def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
-    """Load the manifest of a finished or unfinished preparation; {} if there is none. Raise a ValueError if damaged."""
+    """Load the manifest of a finished or unfinished preparation, or {} without one; raise a ValueError if it is damaged."""
     content = manifest_content(folder)
     if content is None:
         return {}
@@ -95,16 +95,16 @@ def load_manifest(folder: str | os.PathLike) -> dict[str, Any]:
             return manifest
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged; copy it again, or prepare the corpus in another folder")
+    raise ValueError(f"{folder}/{MANIFEST_FILE} is damaged; copy the file again, or prepare the corpus in another folder")
 
 
 def read_manifest(folder: str | os.PathLike) -> dict[str, Any]:
     """Read the manifest of a prepared corpus, and check that it is finished and that shards have the right sizes."""
     manifest = load_manifest(folder)
     if not manifest:
-        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}; copy the file, or prepare the corpus again")
+        raise ValueError(f"{folder} contains shards but no {MANIFEST_FILE}; copy this file, or prepare the corpus again")
     if not manifest["finished"]:
-        raise ValueError(f"the corpus in {folder} is only partly prepared; run the command that prepares it again")
+        raise ValueError(f"the preparation of {folder} is unfinished; run the command that prepares this folder again")
     files, path = open_folder(folder)
     shards = [shard for name in SHARDS for shard in manifest[name]]
     sizes = files.sizes([f"{path}/{shard['file']}" for shard in shards])
@@ -156,10 +156,10 @@ class PreparedRows(Dataset):
         folder (`str` or path): local folder, or fsspec URL.
         held_out (`bool`, default False): use the held-out rows.
         limit (`int`, *optional*): maximum number of rows.
-        buffer (`int`, default 10,000): number of rows of a window of `ShardOrder`.
-        cache_dir (`str`, *optional*): folder where remote shards are copied; default: `HF_HOME`.
+        buffer (`int`, default 10,000): number of rows in a window of `ShardOrder`.
+        cache_dir (`str`, *optional*): folder to which remote shards are copied; default: `HF_HOME`.
     Raises:
-        ValueError: if the folder is damaged or unfinished; a damaged shard is an error only when its first row is read.
+        ValueError: if the folder is damaged or unfinished; for a damaged shard, only when one of its rows is read.
     """
 
     def __init__(
@@ -209,39 +209,39 @@ class PreparedRows(Dataset):
             if not file.is_file():
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
-            raise ValueError(f"the shard {file} differs from its digest in the manifest; remove it, and copy {url} again")
+            raise ValueError(f"the shard {file} differs from its digest in the manifest; remove the file, copy {url} again")
         return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
 
 
 def cell(value: Any) -> Any:
-    """Convert a cell to a Python number, or to an int64 array if it is a list."""
+    """Convert a list cell to an int64 array, and any other cell to a Python number."""
     if hasattr(value, "values"):
         return value.values.to_numpy().astype(np.int64)
     return value.as_py()
 
 
 def max_streams(args: Any) -> int:
-    """Return the maximum number of streams: 8 per micro-batch of a step, which 1, 2, 4 or 8 workers can share."""
+    """Return the maximum number of streams: 8 for each micro-batch of a step, so that 1, 2, 4 or 8 workers share equally."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 
 def halved(streams: int) -> int:
-    """Halve a number of streams, if it is even, so that processes and workers still divide it; an odd number becomes 1."""
+    """Halve an even number of streams, which processes and workers can then still divide equally; return 1 if it is odd."""
     if streams % 2:
         return 1
     return streams // 2
 
 
 class ShardOrder(Sampler):
-    """Sampler of the rows of each epoch in random order; each batch is from one stream.
+    """Sampler that yields the row indices of an epoch in random order, so that each batch is from one stream.
 
     The order depends only on the arguments and the epoch. If processes x workers divides `streams`, each stream, and nearly
-    each record batch, is read by one worker of one process. The order of at most `ORDERED_ROWS` rows is held in memory.
+    each Arrow record batch, is read by one worker of one process. At most `ORDERED_ROWS` row indices are held in memory.
 
     Args:
         examples (`NumberedExamples`): examples of `PreparedRows`.
         batch (`int`): number of rows in a batch.
-        streams (`int`): maximum number of streams, halved until each stream has `rows.buffer` rows.
+        streams (`int`): maximum number of streams, halved until there are enough rows for one window in each stream.
         seed (`int`): seed of the order.
     """
 

@@ -2,7 +2,7 @@
 """Choose the settings of a pre-training run, from a named recipe or from defaults for a new model.
 
 A recipe sets what affects training: sizes, batch, steps, learning rate, loss. The micro-batch and the precision depend on
-the hardware. Flags of the user override both:
+the hardware. Flags of the user override all these settings:
 
     arguments = recipe_arguments(RECIPES["v3-study"], {"per_device_train_batch_size": 32}, processes=8)
     arguments["gradient_accumulation_steps"]  # 8: 32 x 8 x 8 = 2,048
@@ -33,14 +33,14 @@ __all__ = ["FROM_SCRATCH", "RECIPES", "Recipe", "chosen_settings", "recipe_argum
 class Recipe:
     """Settings of pre-training by replaced token detection, and also by masked-language modelling if `trains_mlm`.
 
-    Most fields are values of the flags of the same name, for both generator and discriminator; None = the flag's default.
+    Most fields are values for the flag of the same name, for both generator and discriminator; None = the flag's default.
     The other fields are:
 
     Args:
         description, source (`str`): the trained model, and the publication of the settings.
         preset (`str`): size of the discriminator, a name of `DebertaExtConfig.from_preset`; the generator is half as deep.
         batch (`int`): examples of an optimizer step, over all micro-batches and processes.
-        half_precision (`bool`, default True): the published run used float16; here bfloat16 if the accelerator supports it.
+        half_precision (`bool`, default True): use bfloat16, or float16 (as published) on CUDA GPUs without bfloat16.
         trains_mlm (`bool`, default False): the recipe is also for masked-language modelling.
     """
 
@@ -88,7 +88,7 @@ OFFICIAL = Recipe(
 
 
 def further(size: str) -> Recipe:
-    """Return Microsoft's recipe for further training of a published model."""
+    """Return Microsoft's recipe to continue the training of a published model."""
     model = f"microsoft/deberta-v3-{size}"
     description = f"{model}, trained further as in the official script"
     steps = dict(max_steps=100_000, learning_rate=5e-5)
@@ -151,9 +151,9 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return values for flags that the user did not set, from --recipe or for a new model, and a text that lists them.
+    """Return settings for flags that the user did not set, from --recipe or for a new model, and a text that lists them.
 
-    If a checkpoint is trained further without --recipe, Trainer's defaults are used: the result is ({}, None).
+    If --model is set without --recipe, return ({}, None), so that Trainer's defaults are used.
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
@@ -183,7 +183,7 @@ def chosen_settings(
     if not settings:
         return {}, None
     text = ", ".join(f"{flag} {value}" for flag, value in settings.items())
-    return settings, f"from scratch: {text} (change them by flags or --recipe)"
+    return settings, f"from scratch: {text} (change these values by flags or --recipe)"
 
 
 def recipe_arguments(
@@ -192,8 +192,9 @@ def recipe_arguments(
     """Return the arguments that recipe and hardware determine, by name, except arguments that the user gave.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes equals the recipe's batch. The default per-device
-    size is as many tokens as 8 examples of 512 on CPU, and on an accelerator the largest power of two that is estimated to
-    fit in its memory. Give both arguments to train with another batch.
+    size is the largest that divides each process's share of the batch and fits: on a CPU, at most as many tokens as 8
+    examples of 512 have; on an accelerator, as many examples as are estimated to fit in memory. To train with another batch,
+    give both of the first two arguments.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.
@@ -244,9 +245,9 @@ def device_memory(device: torch.device) -> int:
 def fitting_examples(recipe: Recipe, memory: int) -> int:
     """Estimate how many examples of a micro-batch fit in `memory` bytes with attention that is not fused.
 
-    Counts 16 bytes per parameter (weights, gradients and Adam's moments in float32). An example stores for the backward pass
-    about 34 numbers of 2 bytes per hidden unit of each token and layer, four [N, N] matrices per head, and the generator's
-    logits of 15 % of the tokens, twice in float32.
+    A parameter takes 16 bytes (weight, gradient and Adam's moments in float32). For the backward pass, an example stores
+    about 34 bytes per token, layer and hidden unit; four [N, N] matrices of 2 bytes per layer and head; and the generator's
+    logits for 15 % of the tokens, twice in float32.
     """
     config = DebertaExtConfig.from_preset(recipe.preset, **overrides(recipe.config_overrides))
     N, d, layers = recipe.max_length, config.hidden_size, config.num_hidden_layers * 3 / 2

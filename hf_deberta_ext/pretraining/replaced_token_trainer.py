@@ -66,7 +66,7 @@ class ReplacedTokenArguments(TargetArguments):
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"discriminator_{name} must be 0 or a positive number, got {value}")
         if self.discriminator_max_grad_norm is not None and self.stepping == "joint":
-            raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled'; joint steps have one gradient norm")
+            raise ValueError("discriminator_max_grad_norm needs stepping = 'decoupled': joint steps have one gradient norm")
         if self.discriminator_lr_scheduler_type is not None:
             check_longer(self.train_longer, self.discriminator_lr_scheduler_type, self.discriminator_warmup_steps or 0)
             if self.published_optimizer:
@@ -77,18 +77,18 @@ class ReplacedTokenArguments(TargetArguments):
 class ReplacedTokenTrainer(TargetTrainer):
     """Trainer for `DebertaExtForPreTraining`.
 
-    Joint steps: one optimizer step on L_MLM + rtd_lambda * L_RTD, each the mean over its own targets. Decoupled steps: first
-    the generator's step, with its gradient over all micro-batches; then the discriminator's step, on the inputs that the
-    generator replaced before its step (also weighted by rtd_lambda, as in the official code), with separate clipping. In
-    both cases, generator and discriminator have separate moments, learning rates and schedules, in one optimizer object and
-    one checkpoint.
+    Joint steps: one optimizer step on L_MLM + rtd_lambda * L_RTD, where each loss is the mean over its own targets.
+    Decoupled steps: first a generator step with the gradient over all micro-batches, then a discriminator step on the inputs
+    that the generator produced before the generator step, also weighted by rtd_lambda, as in the official code. The two
+    gradients are clipped separately. With joint and with decoupled steps, generator and discriminator have separate Adam
+    moments, learning rates and schedules, in one optimizer object and one checkpoint.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of the
     class "replaced", at a threshold of 1/2), and replaced_share, the share of replaced tokens among the counted tokens. With
-    decoupled steps, grad_norm is the discriminator's, and generator_grad_norm is logged too. Evaluations also compute, for
-    generator and discriminator, the average cosine similarity of the word embeddings; and discriminator_guess_loss, the loss
-    of always predicting replaced_share. A discriminator whose loss stays at that value has collapsed. All evaluations use
-    the same random replacements.
+    decoupled steps, grad_norm only includes the discriminator, and generator_grad_norm is also logged. Evaluations also
+    compute, for generator and discriminator, the average cosine similarity of the word embeddings. They also compute
+    discriminator_guess_loss, the loss of always predicting replaced_share: a discriminator whose loss stays at this value
+    has collapsed. All evaluations use the same random replacements.
     """
 
     args: ReplacedTokenArguments
@@ -99,7 +99,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         self._own_settings, self._rate = [name for name in own if getattr(args, name) is not None], None
         if self._own_settings and kwargs.get("optimizers", (None, None)) != (None, None):
             raise ValueError(
-                f"{', '.join(self._own_settings)} cannot be combined with `optimizers`; set them in these `optimizers`"
+                f"{', '.join(self._own_settings)} cannot be combined with `optimizers`; set these values in `optimizers`"
             )
         check_stepping(args.stepping, model.config.embedding_sharing)
         weights = {"generator": 1.0, "discriminator": float(model.config.rtd_lambda)}
@@ -281,7 +281,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return total
 
     def _half_step(self, model, half: str, inputs: dict, counts: torch.Tensor, repeated: bool):
-        """Run one `half` (generator or discriminator) forward and backward; return its part of the loss and the outputs."""
+        """Run forward and backward for one `half` (generator or discriminator); return the loss of this half and outputs."""
         with model.no_sync() if self._reduces_itself(model) else contextlib.nullcontext():
             with self.compute_loss_context_manager():
                 outputs = model(**inputs, part=half)
@@ -296,7 +296,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Return True if this trainer must average gradients over processes, because DDP waits for both halves."""
+        """Return True if this trainer must average gradients over processes, because DDP would wait for both halves."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):
@@ -321,7 +321,7 @@ class ReplacedTokenTrainer(TargetTrainer):
 
 
 def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager:
-    """Return a context manager in which each process has the complete parameters; ZeRO-3 divides them among processes."""
+    """Return a context manager in which each process has the complete parameters, which ZeRO-3 divides among processes."""
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed
@@ -330,19 +330,19 @@ def gathered(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContext
 
 
 def check_stepping(stepping: str, embedding_sharing: str):
-    """Raise a ValueError for decoupled steps if generator and discriminator share weights that both train."""
+    """Raise a ValueError for decoupled steps if both generator and discriminator train shared weights."""
     if stepping == "decoupled" and embedding_sharing in ("es", "all"):
         raise ValueError(
             f"embedding_sharing = {embedding_sharing!r} needs joint steps: in decoupled steps, the discriminator's gradient "
-            "would change shared weights after the generator's step (the official code drops it); use stepping = 'joint', "
-            "or embedding_sharing = 'gdes' or 'nes'"
+            "would change shared weights after the generator's step (the official code drops this gradient); use either "
+            "stepping = 'joint', or embedding_sharing = 'gdes' or 'nes'"
         )
 
 
 def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return bool tensors [B, N] of tokens that are replaced, predicted as replaced (logit > 0), and counted in the loss.
+    """Return three bool tensors [B, N]: tokens that are replaced, predicted as replaced (logit > 0), counted in the loss.
 
-    The first two are False for tokens that are not counted.
+    The first two tensors are False for tokens that are not counted.
     """
     counted = outputs.discriminator_labels != -100
     return (outputs.discriminator_labels == 1), (outputs.discriminator_logits > 0) & counted, counted
@@ -352,8 +352,8 @@ def detection_metrics(caught: float, flagged: float, replaced: float, counted: f
     """Return precision and recall of "replaced" (0 if no token was flagged or replaced), and the share of replaced tokens.
 
     Args:
-        caught, flagged, replaced, counted (`float`): numbers of tokens that were correctly predicted as replaced, predicted
-            as replaced, replaced, and counted in total."""
+        caught, flagged, replaced, counted (`float`): numbers of tokens that are correctly predicted as replaced, predicted
+            as replaced, replaced, and counted in the loss."""
     return {
         "discriminator_precision": caught / max(1, flagged),
         "discriminator_recall": caught / max(1, replaced),

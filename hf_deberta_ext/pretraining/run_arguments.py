@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass
 class ModelArguments(TokenizerArguments, HubArguments):
-    """Flags for model and tokenizer, from scratch or from a checkpoint."""
+    """Flags for the model, which is new or from a checkpoint, and for the tokenizer."""
 
     model: str | None = option(
         None,
@@ -46,12 +46,12 @@ class ModelArguments(TokenizerArguments, HubArguments):
     recipe: str | None = option(None, "name of predefined settings, which other flags override", choices=[*RECIPES])
     preset: str = option("v3-base", "preset of a new model (DebertaExtConfig.from_preset): base, v3-small, ...")
     config_overrides: str | None = option(
-        None, "fields of the configuration to replace: num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1"
+        None, "configuration fields to replace, such as num_hidden_layers=4,pos_att_type=c2p|p2c,emd_layers=1"
     )
     attn_implementation: str | None = option(
         None, f"attention backend: {', '.join(BACKENDS)}; default: the best one for each call"
     )
-    license: str | None = option(None, "license of the model for its card, as named on the Hub: apache-2.0, mit, ...")
+    license: str | None = option(None, "license of the model, for the model card, as named on the Hub: apache-2.0, mit, ...")
 
     needs: ClassVar = {
         "tokenizer": ("with --train_tokenizer", lambda args: args.train_tokenizer is None),
@@ -67,18 +67,18 @@ def may_train_tokenizer(args: Any) -> bool:
 
 @dataclass
 class DataArguments(CorpusArguments):
-    """Flags for the text data, and how it is split into examples."""
+    """Flags for the text data, and for splitting the text into examples."""
 
     validation_data: list[str] = option(
-        list, "held-out data, in the forms of --train_data; default: a part of --train_data", aliases=["--validation_file"]
+        list, "held-out data, given like --train_data; default: a part of --train_data", aliases=["--validation_file"]
     )
     validation_split: str = option("validation", "split of the Hub data set with the held-out data")
-    streaming: bool = option(False, "read, tokenise and pack while training, in each worker; needs --max_steps")
+    streaming: bool = option(False, "read, tokenise and pack in the workers during the training; needs --max_steps")
     shuffle_buffer: int = option(10_000, "buffer size, in examples, for shuffling with --streaming or prepared data")
-    num_proc: int | None = option(None, "processes for tokenization and packing", aliases=["--preprocessing_num_workers"])
+    num_proc: int | None = option(None, "processes to tokenise and pack", aliases=["--preprocessing_num_workers"])
     max_train_samples: int | None = option(None, "maximum number of training examples, for tests")
     max_eval_samples: int | None = option(None, "maximum number of evaluation examples")
-    card_language: str | None = option(None, "language of the training text, for the model card: ISO code")
+    card_language: str | None = option(None, "ISO code of the language of the training text, for the model card")
 
     needs: ClassVar = {
         "shuffle_buffer": (
@@ -98,17 +98,17 @@ class MaskingArguments:
         None, "final masking rate; the rate falls linearly from --masking_rate, and evaluations use the final rate"
     )
     max_ngram: int = option(3, "maximum length of an n-gram, in words; P(n) is proportional to 1/n")
-    span_p: float = option(0.2, "parameter of the geometric distribution of span lengths")
+    span_p: float = option(0.2, "parameter of the span lengths n: P(n) is proportional to (1 - span_p)^n")
     max_span: int = option(10, "maximum length of a span, in words")
     mask_share: float = option(0.8, "share of the chosen tokens that become [MASK]")
     random_share: float = option(0.1, "share of the chosen tokens that become random tokens; the rest is unchanged")
     masking_policy: str = option(
         "uniform",
-        "uniform masks all positions equally often; official, like the released code, never masks the end of a full row",
+        "uniform: mask all positions equally often; official: like Microsoft's code, never mask the end of a full row",
         choices=[*POLICIES],
     )
     masking_duplicates: int | None = option(
-        None, "static masking: number of masks of an example (RoBERTa: 10); default: new masks in each epoch"
+        None, "number of different masks of an example, for static masking (RoBERTa: 10); default: new masks in each epoch"
     )
 
     needs: ClassVar = {
@@ -127,12 +127,12 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         check_prepared(data_args, model_args, args)
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
-            f"--train_sampling_strategy {args.train_sampling_strategy} has no effect with --streaming or a prepared corpus, "
-            "which have their own order of rows; remove --train_sampling_strategy"
+            f"--train_sampling_strategy {args.train_sampling_strategy} only works for text that is packed before training: "
+            "--streaming and prepared data define the order; remove --train_sampling_strategy"
         )
     if data_args.streaming:
         if args.max_steps < 1:
-            raise ValueError("--streaming needs --max_steps: the number of examples in a stream is not known")
+            raise ValueError("--streaming needs --max_steps, because the number of examples in a stream is not known")
         if data_args.num_proc is not None:
             raise ValueError(
                 "--num_proc only works for data that is packed before training; remove --num_proc or --streaming"
@@ -144,12 +144,12 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
     nodes = args.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     if nodes > 1 and model_args.train_tokenizer is not None:
         raise ValueError(
-            f"--train_tokenizer needs one machine, got {nodes}; first train it on one machine, then pass --tokenizer"
+            f"--train_tokenizer needs one machine, got {nodes}; train the tokenizer on one machine, then pass --tokenizer"
         )
 
 
 def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return --packing and --max_length of prepared --train_data, except values that the user's flags set."""
+    """Return the values of --packing and --max_length with which --train_data was prepared, except for flags in `flags`."""
     sources = flags.get("train_data", ())
     if len(sources) != 1 or not is_prepared(*sources):
         return {}
@@ -159,11 +159,11 @@ def prepared_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: TrainingArguments):
-    """Check that the flags fit a prepared corpus, whose tokenizer a new model gets unless --tokenizer is set."""
+    """Check that the flags fit a prepared corpus. If neither --model nor --tokenizer is set, use the corpus's tokenizer."""
     folder = data_args.train_data[0]
     if len(data_args.train_data) > 1:
         raise ValueError(
-            f"--train_data must be a single prepared folder, got {' '.join(data_args.train_data)}; prepare them together"
+            f"--train_data must be one prepared folder, got {' '.join(data_args.train_data)}; prepare all data in one folder"
         )
     packing = read_manifest(folder)["packing"]
     wanted = dict(packing=data_args.packing, max_length=data_args.max_length)
@@ -173,8 +173,8 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
         raise ValueError(
-            f"{folder} was packed with {prepared}, got {wanted}; use the same values, or prepare another folder (default "
-            "for --packing and --max_length: the prepared values)"
+            f"{folder} was packed with {prepared}, got {wanted}; use the same values (for --packing and --max_length, they "
+            "are the default), or prepare another folder"
         )
     of_text = dict(
         streaming=data_args.streaming,
@@ -186,7 +186,7 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         of_text["language"] = data_args.language not in ("en", packing["language"])
     for name, is_given in of_text.items():
         if is_given:
-            raise ValueError(f"--{name} only works for text, but {folder} is a prepared corpus; remove the flag")
+            raise ValueError(f"--{name} only works for text, but {folder} is a prepared corpus; remove --{name}")
     if model_args.model is None and model_args.tokenizer is None:
         model_args.tokenizer = tokenizer_folder(folder)
 
@@ -221,7 +221,7 @@ def model_config(model_args: ModelArguments, **fields) -> DebertaExtConfig:
     """Return the configuration of the model, before the vocabulary of a new tokenizer is known.
 
     Args:
-        fields: fields that other flags set; `--config_overrides` overrides them.
+        fields: fields that other flags set; `--config_overrides` has precedence.
     """
     changes = fields | config_overrides(model_args.config_overrides)
     if model_args.model is None:
@@ -245,6 +245,6 @@ def check_length(config: DebertaExtConfig, max_length: int, model_args: ModelArg
     if model_args.model is None:
         hint = f"pass --config_overrides max_position_embeddings={max_length}"
     raise ValueError(
-        f"--max_length must be at most {rows}, the rows of the model's absolute position table, got {max_length}; lower it, "
-        f"or {hint}"
+        f"--max_length must be at most {rows}, the rows of the model's absolute position table, got {max_length}; lower "
+        f"--max_length, or {hint}"
     )

@@ -49,7 +49,7 @@ class MaskedLMRun(PretrainingRun):
         return MultiObjectiveMaskedLM(self.config, self.args.objectives)
 
     def load_model(self, **options: Any) -> MultiObjectiveMaskedLM:
-        """Load the model from --model; missing heads are initialized."""
+        """Load the model from --model; heads that are not in the checkpoint are initialised."""
         return MultiObjectiveMaskedLM.from_pretrained(self.model_args.model, objectives=self.args.objectives, **options)
 
     def report(self, trainer, metrics, seconds):

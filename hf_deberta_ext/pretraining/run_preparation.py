@@ -22,10 +22,10 @@ __all__ = ["PreparationArguments", "main"]
 
 @dataclass
 class PreparationArguments(CorpusArguments, TokenizerArguments):
-    """Flags of corpus preparation, in addition to those of corpora and tokenizers."""
+    """Flags of corpus preparation, in addition to the flags for corpora and tokenizers."""
 
     output_dir: str | None = option(None, "folder or URL of the prepared corpus; required")
-    licenses: list[str] = option(list, "license of each --train_data, or one for all; for the manifest and model cards")
+    licenses: list[str] = option(list, "one license for all --train_data, or one for each; for manifest and model cards")
     tokenizer_sample: int = option(2 * 10**9, "maximum number of characters to train the tokenizer on")
     sentence_pairs: str = option(
         "consecutive",
@@ -40,12 +40,12 @@ class PreparationArguments(CorpusArguments, TokenizerArguments):
     deduplicate: list[str] = option(
         list, "remove duplicates (exact) or near-duplicates (minhash)", choices=["exact", "minhash"]
     )
-    decontaminate: list[str] = option(list, "files of evaluation sets; remove documents that share an n-gram with them")
+    decontaminate: list[str] = option(list, "files of evaluation sets: remove documents with an n-gram from these files")
     decontaminate_ngram: int = option(13, "length of the n-grams of --decontaminate, in words")
     part_bytes: int = option(2**26, "bytes of text per shard")
     executor: str = option("local", "datatrove executor that runs the tasks", choices=["local", "slurm", "ray"])
     workers: int = option(1, "number of parallel tasks")
-    executor_options: str | None = option(None, "additional executor arguments: partition=cpu,time=24:00:00")
+    executor_options: str | None = option(None, "more arguments of the executor, such as partition=cpu,time=24:00:00")
 
 
 # Flags that may change when a preparation is resumed.
@@ -125,7 +125,7 @@ def run(args: PreparationArguments) -> dict[str, Any]:
         # 3. Stages
         preparation.run_stages(preparation.stages_of(args, groups, filters, manifest), args)
         if args.executor == "slurm":
-            print(f"submitted: {output} is complete when the job prepare_manifest has finished")
+            print(f"submitted to Slurm: {output} is complete when the job prepare_manifest has finished")
             return manifest
         manifest = read_manifest(output)
         print(manifest_text(manifest))
@@ -138,7 +138,7 @@ def check(args: PreparationArguments):
     if args.output_dir is None:
         raise ValueError("--output_dir is missing; pass a folder or URL for the prepared corpus")
     if (args.tokenizer is None) == (args.train_tokenizer is None):
-        raise ValueError("expected one tokenizer; pass either --tokenizer, or --train_tokenizer unigram or byte-level-bpe")
+        raise ValueError("expected one tokenizer; pass either --tokenizer, or --train_tokenizer (unigram or byte-level-bpe)")
     if len(args.licenses) not in (0, 1, len(args.train_data)):
         raise ValueError(
             f"--licenses must have one entry, or one for each of the {len(args.train_data)} values of --train_data, got "

@@ -36,19 +36,19 @@ class JointModelArguments(ModelArguments):
 
     embedding_sharing: str | None = option(
         None,
-        "how generator and discriminator share embeddings; default: the value of --model if it has both, else gdes",
+        "how generator and discriminator share embeddings; default: the value of a joint --model (with both), else gdes",
         choices=["gdes", "es", "nes", "all"],
     )
     rtd_lambda: float | None = option(
         None,
-        "weight of the discriminator's loss; default: the value of --model if it has generator and discriminator, else 50",
+        "weight of the discriminator's loss; default: the value of a joint --model (generator and discriminator), else 50",
     )
     temperature: float | None = option(
-        None, "sampling temperature; default: the value of --model if it has generator and discriminator, else 1"
+        None, "generator's sampling temperature; default: the value of a joint --model, else 1"
     )
     generator_layers: int | None = option(None, "number of generator layers; default: half as many as in the discriminator")
     generator_overrides: str | None = option(
-        None, "fields to replace in the configuration of the generator: hidden_size=256,emd_layers=1"
+        None, "configuration fields to replace in the generator, such as hidden_size=256,emd_layers=1"
     )
     generator_model: str | None = option(
         None, "generator checkpoint; default: pytorch_model.generator.bin in --model, else the first layers of --model"
@@ -62,7 +62,7 @@ GROUPS = (JointModelArguments, DataArguments, MaskingArguments, ReplacedTokenArg
 
 
 def main(argv: list[str] | None = None, *, description: str = __doc__, program: str = "%(prog)s") -> dict[str, float]:
-    """Parse a command line, train the joint model, and return its metrics; arguments are those of `run_masked_lm.main`."""
+    """Parse a command line, train the joint model, and return its metrics; see `run_masked_lm.main` for the arguments."""
     return parse_and_run(ReplacedTokenRun, GROUPS, argv, description, program)
 
 
@@ -73,7 +73,7 @@ class ReplacedTokenRun(PretrainingRun):
     defaults: ClassVar = dict(masking="token", mask_share=1.0, random_share=0.0)
 
     def configuration(self) -> DebertaExtConfig:
-        """Return the configuration of the joint model. A field that no flag sets keeps its value in --model."""
+        """Return the configuration of the joint model. Fields that no flag sets have the values of --model."""
         args = self.model_args
         source, start = args.generator_model, args.model
         generator = config_overrides(args.generator_overrides, "--generator_overrides")
@@ -148,7 +148,7 @@ class ReplacedTokenRun(PretrainingRun):
             print(
                 f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess ({guess:.4f}), and its "
                 f"recall of replaced tokens is {recall:.1%}: it has learned nothing that helps fine-tuning. "
-                "Train longer, or lower --discriminator_learning_rate: if it is too high, all hidden states become equal."
+                "Train longer, or lower --discriminator_learning_rate: a rate that is too high makes all hidden states equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def parse_and_run(
     description: str,
     program: str = "%(prog)s",
 ) -> dict[str, float]:
-    """Parse a command line, and do the pre-training run with its flags.
+    """Parse a command line, and run pre-training with the given flags.
 
     Args:
         run: class of the pre-training run.
@@ -98,7 +98,7 @@ def parse_and_run(
 def settings_of_run(
     run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return defaults of flags (from prepared data and `chosen_settings`), and the text of `chosen_settings` to print."""
+    """Return defaults for flags, from prepared data and `chosen_settings`, and the text of `chosen_settings` to print."""
     prepared = prepared_settings(flags)
     settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
     return settings | prepared, text
@@ -145,8 +145,8 @@ class PretrainingRun:
         check_arguments(data_args, model_args, args)
         if args.train_longer == "same_schedule" and self.masking_args.final_masking_rate is not None:
             raise ValueError(
-                "--train_longer same_schedule cannot be combined with --final_masking_rate: the masking rates depend "
-                "on the number of steps; use --train_longer new_schedule"
+                "--train_longer same_schedule cannot be combined with --final_masking_rate, because masking rates depend on "
+                "the number of steps; use --train_longer new_schedule"
             )
         options = masking_options(self.masking_args, data_args.max_length)
         self.config = self.configuration()
@@ -215,7 +215,7 @@ class PretrainingRun:
         return tokenizer
 
     def trained_tokenizer(self, corpus: Any, resuming: bool) -> Any:
-        """Train the tokenizer on the corpus in the main process; load it in other processes and resumed runs."""
+        """Train the tokenizer on the corpus in the main process; load the result in other processes and resumed runs."""
         kind, vocab_size = self.model_args.train_tokenizer, self.model_args.vocab_size
         folder = Path(self.args.output_dir, TOKENIZER_FOLDER)
         with self.args.main_process_first(desc="training the tokenizer"):
@@ -235,7 +235,7 @@ class PretrainingRun:
             return tokenizer
 
     def build(self, tokenizer: Any, vocabulary: MaskingVocabulary) -> DebertaExtPreTrainedModel:
-        """Create or load the model, and set special ids (in a new model also the vocabulary size) as in the tokenizer."""
+        """Create or load the model, and copy special ids (for a new model, also the vocabulary size) from the tokenizer."""
         config, model_args = self.config, self.model_args
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
         if model_args.model is None:
@@ -276,7 +276,7 @@ class PretrainingRun:
         print(f"\n{table}\n\n{folder_summary(folder)}")
 
     def facts(self, trainer: RunTrainer, seconds: float, rows: Mapping[str, Any], objectives: Mapping[str, str]) -> RunFacts:
-        """Return the description of the run that its model cards show; the arguments are those of `write_report`."""
+        """Return the facts of the run for its model cards; for the arguments, see `write_report`."""
         model_args, data_args, args = self.model_args, self.data_args, self.args
         sources, licenses = data_args.train_data, {}
         if data_args.is_prepared:
@@ -370,8 +370,8 @@ def corpora(
     count = data_args.validation_documents or min(100, max(1, len(corpus) // 10))
     if count >= len(corpus):
         raise ValueError(
-            f"--validation_documents must be less than {len(corpus)}, the number of documents, got {count}; lower it, or "
-            "pass --validation_data (--documents line makes each line a document)"
+            f"--validation_documents must be less than {len(corpus)}, the number of documents, got {count}; pass a lower "
+            "number, --validation_data, or --documents line to make each line a document"
         )
     split = corpus.train_test_split(test_size=count, seed=0)
     return split["train"], split["test"]
@@ -395,7 +395,7 @@ def numbered_examples(
     """Pack documents into examples for `MaskingCollator`.
 
     Args:
-        nsp (`bool`, defaults to False): make pairs for next sentence prediction, instead of consecutive segments.
+        nsp (`bool`, default False): make pairs for next sentence prediction instead of pairs of consecutive segments.
     Returns:
         The training examples, the evaluation examples, and a dict with the packing reports ("train", "held_out").
     """

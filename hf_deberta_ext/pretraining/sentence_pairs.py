@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segment pairs, and the head, for next sentence prediction (BERT) and sentence order prediction (ALBERT).
+"""Segment pairs and prediction head for next sentence prediction (BERT) and sentence order prediction (ALBERT).
 
 Next sentence prediction (Devlin et al. 2019, section 3.1) exchanges segments between documents when text is packed; sentence
 order prediction (Lan et al. 2020, section 3.1) swaps the two segments when a batch is collated.
@@ -36,7 +36,7 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_relationship(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Predict from the [CLS] states in `states` [B, N, d]; return logits [B, 2], sentence labels [B] and row numbers [B]."""
+    """Predict from the [CLS] states in `states` [B, N, d]; return logits [B, 2], sentence labels [B] and row indices [B]."""
     from ..model.modeling_deberta_ext import cls_states
 
     pooled = model.pooler(cls_states(states, batch["attention_mask"], None))
@@ -46,7 +46,7 @@ def predict_relationship(
 
 @dataclasses.dataclass
 class SegmentPair:
-    """Tokens of segments A and B, and the positions where they can be split."""
+    """Tokens of two consecutive segments A and B, and positions at which the tokens can be split into A and B."""
 
     document: int
     tokens: np.ndarray
@@ -80,7 +80,7 @@ def cut_pairs(pairs: list[SegmentPair], room: int, generator: random.Random, exc
 def find_partners(
     pairs: list[SegmentPair], drawn: list[int], room: int, generator: random.Random
 ) -> Iterator[tuple[int, int]]:
-    """Yield indices i, j of drawn pairs that can exchange segments B, and split both so that they then fit in `room`."""
+    """Yield indices i, j of drawn pairs that can exchange segments B; split both pairs so that the results fit in `room`."""
     generator.shuffle(drawn)
     half = len(drawn) // 2
     candidates = drawn[half:]
@@ -109,7 +109,7 @@ def _fitting_cuts(first: SegmentPair, second: SegmentPair, room: int, generator:
 
 
 def swap_segments(row: dict[str, Any], special: torch.Tensor, swap: bool) -> dict[str, Any]:
-    """Return [CLS] A [SEP] B [SEP] with label 0, or [CLS] B [SEP] A [SEP] with label 1 if `swap`.
+    """Return the row [CLS] A [SEP] B [SEP] with label 0 or, if `swap`, [CLS] B [SEP] A [SEP] with label 1.
 
     Args:
         row (`dict`): "input_ids" and "token_type_ids", [N] each, and other columns [N].

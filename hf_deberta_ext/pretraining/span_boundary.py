@@ -21,20 +21,20 @@ def span_boundaries(
     document_ids: torch.Tensor | None = None,
     max_span_tokens: int = MAX_SPAN_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the positions s - 1 and e + 1 around each masked span (s, e), and the position i - s + 1 of each token i in it.
+    """Find, for each token i of a masked span from s to e, the boundaries s - 1 and e + 1, and its place i - s + 1.
 
-    A span is a run of labels other than -100. Its first `max_span_tokens` tokens are targets, if both boundaries are real
-    tokens of the same document.
+    A span is a run of labels other than -100. The first `max_span_tokens` tokens of a span are targets, if both boundaries
+    are real tokens of the same document as the span.
 
     Args:
         labels (`torch.LongTensor`): [B, N]; -100 = not masked.
         attention_mask (`torch.Tensor`, *optional*): [B, N], 1 = real token.
-        document_ids (`torch.LongTensor`, *optional*): [B, N], document number of each token.
+        document_ids (`torch.LongTensor`, *optional*): [B, N], document id of each token.
         max_span_tokens (`int`, default 20): maximum number of targets of a span.
 
     Returns:
-        is_target [B, N] bool; and for the n targets, in row order, [n] each: s - 1 and e + 1 (positions in the row), and
-        i - s + 1 (from 1).
+        is_target [B, N] bool; and, for the n targets in row order, three tensors [n]: s - 1 and e + 1 (positions in the
+        row), and i - s + 1 (position in the span, from 1).
     """
     B, N = labels.shape
     masked = labels != -100
@@ -57,7 +57,7 @@ class SpanBoundaryHead(nn.Module):
 
     h_0 = [x_{s-1}; x_{e+1}; p_{i-s+1}],  h_1 = LayerNorm(GeLU(W_1 h_0)),  y_i = LayerNorm(GeLU(W_2 h_1)).
 
-    The position table p is [max_span_tokens, position_size]. y has the size of the word embeddings, which decode it.
+    The position table p is [max_span_tokens, position_size]. The word embeddings, which decode y, have the size of y.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SpanBoundaryHead(nn.Module):
         self.LayerNorm_2 = nn.LayerNorm(embedding_size, layer_norm_eps)
 
     def forward(self, x_before: torch.Tensor, x_after: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Map x_{s-1} and x_{e+1} [n, hidden], i - s + 1 [n] in 1..max_span_tokens to y [n, E]."""
+        """Map x_{s-1} and x_{e+1} [n, hidden], and i - s + 1 [n] from 1 to max_span_tokens, to y [n, E]."""
         p = self.position_embeddings(position - 1)
         h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([x_before, x_after, p], -1))))
         return self.LayerNorm_2(functional.gelu(self.dense_2(h)))
@@ -95,7 +95,7 @@ def count_targets(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def predict_spans(
     model: nn.Module, states: torch.Tensor, batch: Mapping[str, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Predict the tokens of masked spans; states [B, N, d] -> logits [n, V], labels [n], row numbers [n]."""
+    """Predict the tokens of masked spans from states [B, N, d]; return logits [n, V], labels [n] and row indices [n]."""
     labels = batch["labels"]
     is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
     rows = is_target.nonzero()[:, 0]

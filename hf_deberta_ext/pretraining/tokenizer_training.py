@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train tokenizers in the two published forms: byte-level BPE (v1, RoBERTa) and unigram (v2, v3, mDeBERTa).
 
-Special ids are the published ones: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Texts are read lazily and once.
+Special tokens have the published ids: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, and [MASK] last. Texts are read lazily and once.
 """
 
 import io
@@ -41,8 +41,9 @@ def train_byte_level_bpe(
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer in the format of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
 
-    The vocabulary contains all bytes, so no token is unknown. The same texts give the same vocabulary. Merges must occur at
-    least twice, so a short text gives fewer than `vocab_size` tokens. No text, or a size below 261, raises a ValueError.
+    The vocabulary contains all bytes, so that no text is unknown. The same texts give the same vocabulary. Merges must occur
+    at least twice, so that short texts give fewer than `vocab_size` tokens. Raises a ValueError if there is no text, or if
+    `vocab_size` is below 261.
     """
     if vocab_size < 261:
         raise ValueError(f"vocab_size must be at least 261 (256 bytes and 5 special tokens), got {vocab_size}")
@@ -87,8 +88,8 @@ def train_unigram(
         byte_fallback (`bool`, default False): encode a character that is not in the vocabulary as its UTF-8 bytes, <0x00>
             to <0xFF> (ids 4 to 259), instead of [UNK].
         lowercase (`bool`, default False): lowercase all texts, so that "The" and "the" are one piece.
-        character_coverage (`float`, default 0.9995): share of the characters of the texts that get a piece, from 0.98 to 1;
-            rarer characters are not in the vocabulary.
+        character_coverage (`float`, default 0.9995): share of all characters in the texts that the vocabulary covers, from
+            0.98 to 1; the rarest characters are not in the vocabulary.
         sentences (`int`, default 300,000): maximum number of lines to train on, sampled at random with a fixed seed.
             SentencePiece needs about 20 bytes of memory per character.
         model_max_length (`int`, default 512): maximum input length, including [CLS] and [SEP].
@@ -120,8 +121,8 @@ def train_unigram(
     except (RuntimeError, OSError) as error:
         if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
             raise ValueError(
-                f"vocab_size must be at least {int(needed[1]) + 1} for the characters of this text, got {vocab_size}: raise "
-                "it, or train a byte-level-bpe tokenizer, which needs 261"
+                f"vocab_size must be at least {int(needed[1]) + 1} for the characters of this text, got {vocab_size}; raise "
+                "vocab_size, or train a byte-level-bpe tokenizer, which needs only 261"
             ) from error
         raise ValueError(f"SentencePiece cannot train {vocab_size} tokens (with [MASK]) on this text: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +140,7 @@ def _lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], count: int) -> list[str]:
-    """Sample up to `count` lines uniformly with a fixed seed; SentencePiece's sample differs in each process."""
+    """Sample up to `count` lines uniformly with a fixed seed, because SentencePiece's own sample differs in each process."""
     generator = random.Random(0)
     sample = []
     for number, line in enumerate(lines):
@@ -176,7 +177,7 @@ def tokenizer_report(tokenizer: Any, texts: Iterable[str]) -> dict[str, int | fl
 
 
 def _strings(texts: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over the texts; reject a single string, which would also be iterable."""
+    """Return an iterator over the texts; raise a TypeError for a single string, which is also iterable."""
     if isinstance(texts, str):
         raise TypeError("texts must be an iterable of strings, got one string; pass [text]")
     return iter(texts)

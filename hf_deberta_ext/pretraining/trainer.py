@@ -32,7 +32,7 @@ WITH_PERPLEXITY = {"generator", *(name for name, objective in OBJECTIVES.items()
 
 @dataclass
 class TargetArguments(RunArguments):
-    """`RunArguments` for pre-training; rejects values that would silently change the losses."""
+    """`RunArguments` for pre-training, which reject values that would silently change the losses."""
 
     fixed: ClassVar[Mapping[str, Any]] = RunArguments.fixed | dict(
         remove_unused_columns=False, label_smoothing_factor=0.0, dataloader_drop_last=False, label_names=None
@@ -66,7 +66,7 @@ class PretrainingArguments(WeightArguments):
     """`TargetArguments` with a weight for each objective of `OBJECTIVES`, such as "mlm_weight"; 0 = not trained."""
 
     z_loss: float = option(
-        0.0, "weight of the mean of (log Z)^2 over masked tokens; Z is the sum of exp(logits) (PaLM: 1e-4)"
+        0.0, "weight of the z-loss: the mean of (log Z)^2 over masked tokens, with Z = sum of exp(logits) (PaLM: 1e-4)"
     )
 
     def __post_init__(self):
@@ -96,7 +96,7 @@ class TargetTrainer(RunTrainer):
 
     Args:
         weights (`dict[str, float]`): weight of each loss.
-        statistics (`list[str]`): names of what `batch_sums` and `row_sums` return, starting with the names in `weights`.
+        statistics (`list[str]`): names of the statistics of `batch_sums` and `row_sums`; the names in `weights` come first.
     Raises:
         ValueError: if a loss has no target in the evaluation data, or if one process has several GPUs.
     """
@@ -130,7 +130,7 @@ class TargetTrainer(RunTrainer):
         raise NotImplementedError
 
     def batch_sums(self, model, inputs) -> tuple[Any, torch.Tensor]:
-        """Return the model's outputs, and (loss sum, correct, targets) of each statistic, [statistics, 3] with gradient."""
+        """Return the model's outputs, and [statistics, 3] with gradient: (loss sum, correct, targets) of each statistic."""
         raise NotImplementedError
 
     def row_sums(self, model, inputs) -> torch.Tensor:
@@ -183,7 +183,7 @@ class TargetTrainer(RunTrainer):
         return batches, counts
 
     def masking_rate(self) -> float:
-        """Return the masking rate of this step, linear from `rate` at the first step to `final_rate` at the last."""
+        """Return the masking rate of this step, linear from `rate` at the first step to `final_rate` at the last step."""
         options = self.data_collator.options
         progress = self.state.global_step / max(1, self.state.max_steps - 1)
         return options.rate + progress * (options.final_rate - options.rate)
@@ -198,7 +198,7 @@ class TargetTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def weighted_loss(self, sums: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """Compute the loss of a micro-batch from its sums [statistics, 3] and the target counts of the step, [losses]."""
+        """Compute the loss of a micro-batch from its `sums` [statistics, 3] and the target `counts` [losses] of the step."""
         if counts is None:
             counts = sums[: len(self.objectives), 2]
         weights = torch.tensor([*self.objectives.values()], device=sums.device)
@@ -226,7 +226,7 @@ class TargetTrainer(RunTrainer):
         return metrics
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return statistics of each row instead of logits; Trainer gathers them from all processes without duplicates."""
+        """Return the statistics of each row, not logits; Trainer gathers all rows from the processes, without duplicates."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             rows = self.row_sums(model, inputs)
@@ -237,10 +237,10 @@ class TargetTrainer(RunTrainer):
 
 
 class PretrainingTrainer(TargetTrainer):
-    """Trainer of `MultiObjectiveMaskedLM` with L = sum over objectives o of weight_o * (losses of o / targets of o).
+    """Trainer of `MultiObjectiveMaskedLM` with L = sum over objectives of weight * sum of losses / number of targets.
 
     Logs "loss", "mlm_loss", "sop_loss", ...; an evaluation returns the loss, accuracy and (for objectives that predict
-    tokens) perplexity of each objective. If `z_loss` is set, also logs "z_loss", which only the training loss includes.
+    tokens) perplexity of each objective. If `z_loss` is set, "z_loss" is also logged; evaluations do not include the z-loss.
     """
 
     args: PretrainingArguments
@@ -250,7 +250,7 @@ class PretrainingTrainer(TargetTrainer):
         if set(model.objectives) != set(args.objectives):
             raise ValueError(
                 f"the model must have heads for {', '.join(args.objectives)}, got {', '.join(model.objectives)}; "
-                "load it with objectives=args.objectives"
+                "load the model with objectives=args.objectives"
             )
         weights = args.objectives
         if args.z_loss:

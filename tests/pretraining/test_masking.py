@@ -343,13 +343,13 @@ def test_the_official_budget_counts_specials_and_max_length_and_its_words_are_wh
         (dict(unit="span", rate=0.6), "at most 0.5 for spans, .* got 0.6"),
         (
             dict(final_rate=0.2),
-            r"final_rate needs policy 'uniform', and must be above 0 and at most rate \(0.15\), got 0.2",
+            r"final_rate must be above 0 and at most rate \(0.15\), and needs policy='uniform', got 0.2",
         ),
-        (dict(final_rate=0.1, policy="official"), "got 0.1 with policy 'official'"),
+        (dict(final_rate=0.1, policy="official"), "got 0.1 with policy='official'"),
         (dict(max_span=0), "max_span must be at least 1, got 0"),
         (dict(span_p=1.0), "span_p must be above 0 and below 1, got 1.0"),
         (dict(mask_share=0.9, random_share=0.2), "sum to at most 1.* got 0.9 and 0.2"),
-        (dict(policy="official", unit="span"), "policy 'official' needs unit 'token' or 'ngram', got 'span'"),
+        (dict(policy="official", unit="span"), "policy='official' needs unit='token' or 'ngram', got 'span'"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -173,7 +173,7 @@ def with_another_token(content):
         (SHARD, lambda content: content[:-8], " bytes, got "),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
         (None, other_shards, "differs from its digest in the manifest"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is only partly prepared; run the command"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run the command"),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
