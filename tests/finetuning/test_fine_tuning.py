@@ -113,7 +113,6 @@ def stopped(step):
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
-    """Weights are bitwise equal, with dropout, adversarial noise and gradient accumulation."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)
     whole = run(folder_of("ours"), tmp_path / "whole", "--do_train", "--do_eval", **given)
     with stopped(5):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test dynamic and static masks, which depend only on seed, epoch and example, not on workers, order or batch."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
@@ -28,12 +30,7 @@ def vocabulary():
 @pytest.fixture
 def collator(vocabulary):
     """Return a function (**arguments) that makes a collator of whole words, which replaces every masked token."""
-
-    def build(**arguments):
-        options = MaskingOptions(unit="word", mask_share=1.0, random_share=0.0)
-        return MaskingCollator(vocabulary, options, **arguments)
-
-    return build
+    return partial(MaskingCollator, vocabulary, MaskingOptions(unit="word", mask_share=1.0, random_share=0.0))
 
 
 def rows(n=12, seed=0):

@@ -7,21 +7,17 @@ from itertools import chain, pairwise
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_models import tiny_tokenizer
+from tokenizers import pre_tokenizers
 
 from hf_deberta_ext.pretraining import packing
 from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 def word_tokenizer(documents):
-    """Return a tokenizer with a token for each word."""
-    words = list(dict.fromkeys(word for text in documents for word in (text or "").split()))
-    vocab = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return wrap_tokenizer(tokenizer, model_max_length=8)
+    words = dict.fromkeys(word for text in documents for word in (text or "").split())
+    return tiny_tokenizer(words, pre_tokenizers.WhitespaceSplit())
 
 
 def from_documents(documents):

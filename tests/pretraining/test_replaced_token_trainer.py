@@ -3,6 +3,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from target_trainers import joint_rows as rows
 from tiny_constants import SPECIAL
 from torch.nn import functional
 
-from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.pretraining.replaced_token_trainer import (
     ReplacedTokenArguments,
@@ -23,14 +23,8 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
 
 
 @pytest.fixture
-def joint(tiny_config, shake):
-    def build(sharing="gdes", **fields):
-        fields = dict(special_token_ids=SPECIAL, rtd_lambda=LAMBDA, rtd_temperature=GREEDY) | fields
-        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)), std=0.3)
-        model.tie_weights()
-        return model
-
-    return build
+def joint(joint):
+    return partial(joint, std=0.3, num_hidden_layers=3, rtd_lambda=LAMBDA, rtd_temperature=GREEDY)
 
 
 def batch_of(examples):

@@ -19,7 +19,6 @@ text = mlm_script.text
 
 @pytest.fixture(scope="module")
 def finished(run_mlm, text, tmp_path_factory):
-    """Train a short run with three objectives."""
     folder = tmp_path_factory.mktemp("runs") / "three"
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, eval_strategy="steps", eval_steps=2)
     run_mlm.main(arguments(text, folder, **flags))
@@ -95,7 +94,6 @@ def test_flags_work_together(flags, run_mlm, text, tmp_path):
 
 
 def test_training_continues_from_a_checkpoint_with_its_head_and_decoder(finished, run_mlm, text, tmp_path):
-    """Compare the loss at learning rate 0 with the checkpoint's loss."""
     flags = dict(packing="segment_pair", masking="span", sop_weight=1, sbo_weight=1, learning_rate=0.0)
     metrics = run_mlm.main(arguments(text, tmp_path / "run", model=finished, **flags))
     before = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))

@@ -21,7 +21,6 @@ text, arguments = mlm.text, mlm.arguments
 
 @pytest.fixture(scope="module")
 def finished(run_rtd, text, tmp_path_factory):
-    """Train a short run from scratch."""
     folder = tmp_path_factory.mktemp("runs") / "joint"
     run_rtd.main(arguments(text, folder, learning_rate=1e-3, eval_strategy="steps", eval_steps=2, save_strategy="no"))
     return folder

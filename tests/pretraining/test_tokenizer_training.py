@@ -97,7 +97,6 @@ def test_parts_of_one_document_train_the_same_as_their_lines():
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_pieces_and_ids_are_those_of_sentencepiece(byte_fallback, trained, tmp_path):
-    """Compare with SentencePiece's trainer, with the same settings, and its encoder."""
     prefix = str(tmp_path / "spm")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()), model_prefix=prefix, vocab_size=999, byte_fallback=byte_fallback, minloglevel=2,

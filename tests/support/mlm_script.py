@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import command_line, start
-
-__all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "copy_checkpoint", "finish", "losses",
-    "parted", "start", "text", "write_text",
-]  # fmt: skip
+from scripts import command_line
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
@@ -46,7 +41,6 @@ def write_text(file):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Return the file of `write_text`."""
     file = tmp_path_factory.mktemp("corpus") / "text.txt"
     write_text(file)
     return file
