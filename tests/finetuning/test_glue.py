@@ -92,13 +92,10 @@ def hub(monkeypatch):
 
 def test_a_task_by_name_is_read_from_the_hub(hub, tokenizer, tmp_path):
     task = GLUE["mnli"]
-    hub["nyu-mll/glue", "mnli"] = {
-        "train": made(task, [0, 1, 2, 0]),
-        "validation_matched": made(task, [0, 1, 2]),
-        "validation_mismatched": made(task, [1, 2]),
-        "test_matched": made(task, [-1, -1]),
-        "test_mismatched": made(task, [-1]),
-    }
+    hub["nyu-mll/glue", "mnli"] = dict(
+        train=made(task, [0, 1, 2, 0]), validation_matched=made(task, [0, 1, 2]), validation_mismatched=made(task, [1, 2]),
+        test_matched=made(task, [-1, -1]), test_mismatched=made(task, [-1]),
+    )  # fmt: skip
     data = read(task_name="mnli")
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("mnli", "nyu-mll/glue", 4, 5)
     ours = encoded(data, tokenizer)

@@ -26,13 +26,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def question(choices=2, label=0, **changes):
     words = WORDS.split()
-    return {
-        "id": f"q{choices}{label}",
-        "context": "the cat sat on a mat",
-        "choices": [f"it {words[number]} {words[number + 3]}" for number in range(choices)],
-        "label": label,
-        "group": None,
-    } | changes
+    texts = [f"it {words[number]} {words[number + 3]}" for number in range(choices)]
+    row = dict(id=f"q{choices}{label}", context="the cat sat on a mat", choices=texts, label=label, group=None)
+    return row | changes
 
 
 class Made(MultipleChoiceData):

@@ -11,23 +11,17 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArgume
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import RACE, choice_rows, fill_blank, race_level, read_raw_race
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
-ROW = {
-    "example_id": "high7.txt",
-    "article": "Ann has a red boat.",
-    "question": "The boat is _ .",
-    "options": ["red", "blue", "green"],
-    "answer": "B",
-}
+ROW = dict(
+    example_id="high7.txt", article="Ann has a red boat.", question="The boat is _ .", options=["red", "blue", "green"],
+    answer="B",
+)  # fmt: skip
 
 
 def write_raw(folder, name, **fields):
-    article = {
-        "article": "Ann has a boat.",
-        "questions": ["Who has it?", "She has a _ ."],
-        "options": [["Ann", "Ben"], ["car", "boat"]],
-        "answers": ["A", "B"],
-        "id": name,
-    }
+    article = dict(
+        article="Ann has a boat.", questions=["Who has it?", "She has a _ ."], options=[["Ann", "Ben"], ["car", "boat"]],
+        answers=["A", "B"], id=name,
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     content = {key: value for key, value in (article | fields).items() if value is not None}
     (folder / name).write_text(json.dumps(content), encoding="utf-8")

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from datatrove.data import Document
 from mlm_script import arguments, assert_refused, assert_same_weights, copy_checkpoint
-from prepared_corpora import other_shards
 from scripts import ROOT, command_line
 
 from hf_deberta_ext.commands import main as deberta_ext
@@ -172,12 +171,11 @@ def with_another_token(content):
         (SHARD, None, SHARD),
         (SHARD, lambda content: content[:-8], " bytes, got "),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
-        (None, other_shards, "differs from its digest in the manifest"),
         (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run its command again"),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
-    ids=["missing", "shorter", "changed", "others", "unfinished", "no manifest", "damaged manifest"],
+    ids=["missing", "shorter", "changed", "unfinished", "no manifest", "damaged manifest"],
 )
 def test_a_broken_folder_is_refused_by_name(file, change, message, prepared, run_mlm, tmp_path):
     folder = tmp_path / "prepared"

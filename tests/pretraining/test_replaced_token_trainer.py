@@ -12,6 +12,7 @@ from target_trainers import EPSILON, GREEDY, LAMBDA, build
 from target_trainers import joint_rows as rows
 from tiny_constants import SPECIAL
 from torch.nn import functional
+from transformers import default_data_collator as batch_of
 
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.pretraining.replaced_token_trainer import (
@@ -25,10 +26,6 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
 @pytest.fixture
 def joint(joint):
     return partial(joint, std=0.3, num_hidden_layers=3, rtd_lambda=LAMBDA, rtd_temperature=GREEDY)
-
-
-def batch_of(examples):
-    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
 
 
 def by_hand(model, examples):

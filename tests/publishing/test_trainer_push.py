@@ -29,13 +29,6 @@ PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run
 
 
 @pytest.fixture
-def warned(caplog, monkeypatch):
-    """Collect the warnings of transformers and this package."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    return caplog
-
-
-@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "run"
 
@@ -131,12 +124,13 @@ def test_a_branch_is_made_for_the_pushes_and_all_checkpoints_are_kept_by_name(hu
     assert {"checkpoint-1/optimizer.pt", "checkpoint-2/optimizer.pt", "checkpoint-2/model.safetensors"} <= {*files}
 
 
-def test_a_push_that_fails_during_the_training_is_a_warning_and_the_next_one_goes(hub, folder, warned):
+def test_a_push_that_fails_during_the_training_is_a_warning_and_the_next_one_goes(hub, folder, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     hub.fail("/commit/", status=403, message="busy")
     trainer = make_trainer(HubTrainer, folder)
     trainer.train()
     trainer._finish_current_push()
-    assert "step 1: the push to user/run failed" in warned.text and "busy" in warned.text
+    assert "step 1: the push to user/run failed" in caplog.text and "busy" in caplog.text
     assert commits(hub) == ["initial commit", "Training in progress, step 2"]
     assert trainer.state.global_step == 2 and not [*folder.glob(".pushed-*")]
 
