@@ -76,11 +76,8 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
     data = MultipleChoiceData(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
     questions = data.questions["validation"]
-    assert [(row["id"], row["group"], row["label"]) for row in questions] == [
-        ("middle1-0", "middle", 0),
-        ("middle1-1", "middle", 1),
-        ("5-0", "high", 1),
-    ]
+    expected = [("middle1-0", "middle", 0), ("middle1-1", "middle", 1), ("5-0", "high", 1)]
+    assert [(row["id"], row["group"], row["label"]) for row in questions] == expected
     assert data.dataset == "middle, high.jsonl"
 
 

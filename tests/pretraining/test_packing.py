@@ -65,15 +65,11 @@ def number(word):
 
 def test_full_sentences_cross_documents_with_a_separator():
     documents = ["A1 a2 a3. A4 a5.", "B1 b2. B3 b4 b5 b6."]
-    assert pack_words(documents, "full_sentences", 10)[0] == [
-        "[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]",
-        "[CLS] B3 b4 b5 b6. [SEP]",
-    ]
+    expected = ["[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]", "[CLS] B3 b4 b5 b6. [SEP]"]
+    assert pack_words(documents, "full_sentences", 10)[0] == expected
     # With one token less, B1 b2. starts a row, without separator.
-    assert pack_words(documents, "full_sentences", 9)[0] == [
-        "[CLS] A1 a2 a3. A4 a5. [SEP]",
-        "[CLS] B1 b2. B3 b4 b5 b6. [SEP]",
-    ]
+    expected = ["[CLS] A1 a2 a3. A4 a5. [SEP]", "[CLS] B1 b2. B3 b4 b5 b6. [SEP]"]
+    assert pack_words(documents, "full_sentences", 9)[0] == expected
 
 
 def test_segment_pairs_fill_the_row_and_part_between_any_sentences():

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of examples/run_mlm.py and run_rtd.py on generated sentences: the corpus, the flags and processes."""
 
-import json
 import random
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -94,9 +92,3 @@ def copy_checkpoint(whole, folder, step):
             shutil.copytree(whole / name, folder / name)
     shutil.copy(whole / "run_arguments.json", folder)
     return folder
-
-
-def losses(folder):
-    history = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    names = ("loss", "mlm_loss", "sop_loss", "sbo_loss", "grad_norm")
-    return [[entry[name] for name in names if name in entry] for entry in history if "loss" in entry]

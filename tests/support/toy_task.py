@@ -132,15 +132,12 @@ def flags(model, folder, *more, **given):
     return [*command_line(common | given), *map(str, more)]
 
 
-def run(*argv, **given):
-    parsed = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, *parsed))
+def run(*argv, read=ToyData, arguments=ToyArguments, **given):
+    parsed = parse(flags(*argv, **given), arguments, description="toy")
+    return fine_tuning.train_and_report(fine_tuning.prepare(read, *parsed))
 
 
-def run_classification(model, folder, *argv, **given):
-    """Run a text classification on files."""
-    parsed = parse(flags(model, folder, *argv, **given), TextClassificationArguments, description="test")
-    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, *parsed))
+run_classification = functools.partial(run, read=TextClassificationData, arguments=TextClassificationArguments)
 
 
 def main(*argv, read=ToyData, **given):
