@@ -49,7 +49,9 @@ def test_official_checkpoints_are_read_as_this_packages_model(family, folder_of,
     assert "as this package's model" not in caplog.text
     metrics = run(stock, tmp_path / "ours", "--do_train", "--do_eval", **given)
     assert read(tmp_path / "ours", "config.json")["model_type"] == "deberta-ext"
-    assert caplog.text.count("as this package's model, deberta-ext; --model_type stock uses transformers' class") == 1
+    saved_by = f"{stock} is a checkpoint of transformers' {CONFIGS[family]().model_type} classes: it is trained"
+    hint = "as this package's model, deberta-ext; --model_type stock uses transformers' class"
+    assert caplog.text.count(f"{saved_by} {hint}") == 1
     assert metrics["eval_loss"] == pytest.approx(read(stock, "all_results.json")["eval_loss"], rel=1e-5)
 
 

@@ -182,7 +182,6 @@ def test_a_batch_is_padded_with_what_each_entry_needs(collator):
 
 @pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the_final_one(vocabulary, unit):
-    """Check that units are only removed as a whole, and that their tokens are restored."""
     options = MaskingOptions(unit=unit, rate=0.4, final_rate=0.1, mask_share=0.6, random_share=0.2)
     collate, examples = MaskingCollator(vocabulary, options), rows(150)
     batch = collate([numbered(row, i) for i, row in enumerate(examples)])

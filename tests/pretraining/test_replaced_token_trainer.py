@@ -161,7 +161,6 @@ def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulati
 
 
 def test_generator_does_not_depend_on_the_discriminator_under_gdes(joint, tmp_path):
-    """Check that only its own loss trains the generator, in joint and decoupled steps, for any lambda."""
     ends = []
     for stepping, weight in (("joint", 1.0), ("joint", 50.0), ("decoupled", 50.0)):
         model = joint(rtd_lambda=weight)

@@ -95,7 +95,6 @@ def test_streams_are_as_many_as_hold_about_the_same_text(sizes, most, streams, t
 
 
 def test_held_out_documents_are_in_no_stream(tmp_path):
-    """Check also held-out documents from more than one file."""
     for file in range(4):
         (tmp_path / f"{file}.txt").write_text("\n\n".join(f"{file}{n}" for n in range(5)), encoding="utf-8")
     stream = DocumentStream(load_corpus(tmp_path, streaming=True), 7)

@@ -158,6 +158,9 @@ def test_run_glue_pushes_model_card_and_results(hub, run_glue, material, tmp_pat
     assert {*published} == {".gitattributes", *published_files(folder)[0]}
     assert {"all_results.json", "eval_results.json", "curves.png"} <= {*published}
     assert_card_of_the_run(published, folder, "user/sst2")
+    assert json.loads(published["config.json"])["id2label"] == {"0": "negative", "1": "positive"}
+    lines = (folder / "SST-2.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "index\tprediction" and [line.partition("\t")[0] for line in lines[1:]] == [*"012345678"]
     kept = {name for name in files if name.startswith("last-checkpoint/")}
     assert bool(kept) == (strategy == "checkpoint")
     if kept:
