@@ -147,11 +147,11 @@ def shake():
 
 @pytest.fixture
 def joint(tiny_config, shake):
-    """joint(sharing, **fields): a joint model with noise in every parameter; eval mode."""
+    """joint(sharing, std, **fields): a joint model with noise in every parameter; eval mode."""
 
-    def build(sharing="gdes", **fields):
+    def build(sharing="gdes", std=0.15, **fields):
         fields = dict(special_token_ids=SPECIAL, num_hidden_layers=4) | fields
-        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)))
+        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)), std=std)
         model.tie_weights()
         return model
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import datasets
 import pytest
@@ -59,11 +60,7 @@ def write(tmp_path):
 @pytest.fixture
 def load(tmp_path):
     """Return load(sources, ...): load_corpus with its own cache."""
-
-    def build(sources, **options):
-        return load_corpus(sources, cache_dir=tmp_path / "cache", **options)
-
-    return build
+    return partial(load_corpus, cache_dir=tmp_path / "cache")
 
 
 def rows(corpus):

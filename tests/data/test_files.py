@@ -106,11 +106,8 @@ def test_delimiter_and_encoding_may_be_given(tmp_path):
 
 def test_tsv_takes_quotes_as_they_are(tmp_path):
     text = 'sentence\tlabel\n"unclosed\t0\nsay ""it"" "\t1\r\n\n\u2028lone\t1\n'
-    assert [[*row.values()] for row in rows_of(write(tmp_path / "a.tsv", text))] == [
-        ['"unclosed', "0"],
-        ['say ""it"" "', "1"],
-        ["\u2028lone", "1"],
-    ]
+    expected = [['"unclosed', "0"], ['say ""it"" "', "1"], ["\u2028lone", "1"]]
+    assert [[*row.values()] for row in rows_of(write(tmp_path / "a.tsv", text))] == expected
 
 
 @pytest.mark.parametrize(("ending", "separator"), [(".csv", ","), (".tsv", "\t")])
@@ -141,11 +138,8 @@ def test_files_are_joined_in_order_if_their_columns_are_the_same_or_are_named_se
         rows_of(one, write(tmp_path / "c.jsonl", jsonl([{"sentence": "x"}])))
     monkeypatch.chdir(tmp_path)
     entries = ["a.tsv", "mm=b.tsv", "c.tsv", "mm=d.tsv", "de-x=folder/e=f.tsv", "folder/x=y.tsv"]
-    assert named_files(entries, source="x") == {
-        "": ["a.tsv", "c.tsv", "folder/x=y.tsv"],
-        "mm": ["b.tsv", "d.tsv"],
-        "de-x": ["folder/e=f.tsv"],
-    }
+    expected = {"": ["a.tsv", "c.tsv", "folder/x=y.tsv"], "mm": ["b.tsv", "d.tsv"], "de-x": ["folder/e=f.tsv"]}
+    assert named_files(entries, source="x") == expected
     write(tmp_path / "mm=b.tsv", "x")
     assert named_files(["mm=b.tsv"], source="x") == {"": ["mm=b.tsv"]}
     for entry in ("=a.tsv", "mm=", "m m=a.tsv"):

@@ -45,11 +45,8 @@ def test_the_text_is_cut_from_the_context_by_characters_and_only_its_tokens_are_
     answers = answer(ONE, [logits(11, t6=5)], [logits(11, t7=5)])
     assert answers.predictions == answers.best == {"q0": "first program"}
     # Other spans that contain the first words only have one of the two logits.
-    assert [entry["text"] for entry in answers.nbest["q0"][:3]] == [
-        "first program",
-        "Ada wrote the first program",
-        "wrote the first program",
-    ]
+    expected = ["first program", "Ada wrote the first program", "wrote the first program"]
+    assert [entry["text"] for entry in answers.nbest["q0"][:3]] == expected
     assert answers.null_odds == {}
     # If scores are equal, the span that starts and ends first is best.
     answers = answer(ONE, [logits(11)], [logits(11)], n_best=3)
@@ -106,9 +103,8 @@ def test_questions_without_a_possible_span_are_answered_with_nothing(with_null):
     start, end = [logits(8), logits(8, t0=2), logits(8, t2=9)], [logits(8), logits(8, t0=1), logits(8, t1=9)]
     found = answer(rows, start, end, with_null=with_null, n_best=1, max_answer_length=1)
     assert list(found.predictions) == list(found.nbest) == ["q0", "q1", "q2", "q3"]
-    assert (
-        [found.predictions[key] for key in ("q1", "q2", "q3")] == [found.best[key] for key in ("q1", "q2", "q3")] == [""] * 3
-    )
+    for key in ("q1", "q2", "q3"):
+        assert found.predictions[key] == found.best[key] == ""
     assert [len(entries) for entries in found.nbest.values()] == ([2, 1, 1, 1] if with_null else [1] * 4)
     assert found.nbest["q1"] == [dict(text="", probability=1.0, start_logit=0.0, end_logit=0.0)]
     assert list(found.null_odds.values()) == ([0.0, 0.0, 3.0, 0.0] if with_null else [])

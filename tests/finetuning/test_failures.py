@@ -174,18 +174,12 @@ def test_thresholds_are_saved_and_leave_the_metrics_as_they_are(folder_of, tmp_p
     assert "decision_thresholds" not in read(tmp_path / "further", "config.json")
 
 
-@pytest.mark.parametrize(
-    "more, message",
-    [
-        (dict(problem_type="regression"), "needs texts with two classes or with several labels"),
-        (dict(do_eval=False), "without --do_eval"),
-    ],
-    ids=["regression", "no evaluation"],
-)
-def test_thresholds_of_nothing_are_refused(more, message, folder_of, tmp_path):
-    rows = [dict(text="a film", label=label) for label in (0, 1, 1)]
-    file = write_lines(tmp_path / "rows.jsonl", *rows)
-    given = dict(do_eval=True, train_file=file, validation_file=file) | more
-    with pytest.raises(ValueError, match=message):
-        run_classification(folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds", **given)
+def test_thresholds_of_nothing_are_refused(folder_of, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", *(dict(text="a film", label=label) for label in (0, 1, 1)))
+    argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds")
+    files = dict(train_file=file, validation_file=file)
+    with pytest.raises(ValueError, match="needs texts with two classes or with several labels"):
+        run_classification(*argv, **files, do_eval=True, problem_type="regression")
+    with pytest.raises(ValueError, match="without --do_eval"):
+        run_classification(*argv, **files)
     assert not (tmp_path / "run").exists()

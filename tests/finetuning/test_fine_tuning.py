@@ -2,12 +2,11 @@
 """Stages of a fine-tuning run: output files, refused flags, folders, resumed runs and several seeds."""
 
 import contextlib
-from unittest import mock
 
 import numpy as np
 import pytest
+from fault_matrix import after_method
 from toy_task import equal, main, read, run, weights
-from transformers import TrainerCallback
 
 from hf_deberta_ext.finetuning.trainer import TaskTrainer
 
@@ -95,25 +94,17 @@ def test_runs_that_cannot_do_what_they_are_told_write_nothing(argv, given, messa
 
 @contextlib.contextmanager
 def stopped(step):
-    """Return a context in which trainers stop after a step, as if killed, and which expects a KeyboardInterrupt."""
+    """Return a context in which a training is stopped behind a step, as if killed; it expects a KeyboardInterrupt."""
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **_):
-            if state.global_step == step:
-                raise KeyboardInterrupt
+    def stop(trainer):
+        if trainer.state.global_step == step:
+            raise KeyboardInterrupt
 
-    make = TaskTrainer.__init__
-
-    def init(self, *args, **kwargs):
-        make(self, *args, **kwargs)
-        self.add_callback(Stop())
-
-    with mock.patch.object(TaskTrainer, "__init__", init), pytest.raises(KeyboardInterrupt):
+    with after_method("training_step", stop), pytest.raises(KeyboardInterrupt):
         yield
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(folder_of, tmp_path):
-    """Weights are bitwise equal, with dropout, adversarial noise and gradient accumulation."""
     given = dict(max_steps=6, gradient_accumulation_steps=2, per_device_train_batch_size=2, sift_weight=1, **SAVING)
     whole = run(folder_of("ours"), tmp_path / "whole", "--do_train", "--do_eval", **given)
     with stopped(5):

@@ -11,12 +11,6 @@ from hf_deberta_ext.finetuning.loop import set_recipe_fields
 from hf_deberta_ext.finetuning.models import set_classifier_dropout
 from hf_deberta_ext.finetuning.recipes import RECIPES, FineTuningRecipe, divergence_warnings, find_recipe, recipe_arguments
 
-CPU = torch.device("cpu")
-
-
-def arguments(name, task, given=None, processes=1):
-    return recipe_arguments(name, task, given, processes=processes, device=CPU)
-
 
 def test_recipes_are_those_of_the_scripts_and_tasks_of_other_names_take_those_of_their_kind():
     half = dict(half_precision=True)
@@ -43,7 +37,7 @@ def test_the_batch_is_the_published_one_however_it_is_cut(size, processes):
         for given in ({}, {"per_device_train_batch_size": 1}, {"gradient_accumulation_steps": 2}):
             if recipe.batch // processes % 2:
                 continue
-            used = arguments(size, task, given, processes) | given
+            used = recipe_arguments(size, task, given, processes=processes, device=torch.device("cpu")) | given
             cut = used["per_device_train_batch_size"] * used["gradient_accumulation_steps"] * processes
             assert cut == recipe.batch
 

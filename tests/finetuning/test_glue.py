@@ -2,14 +2,12 @@
 """GLUE and XNLI by name: columns, labels, sets and files for GLUE's server, from the Hub and on real data."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import task_files
 from datasets import Dataset
-from task_files import DATA, TINY_BERT, needs_data, write_lines
-from transformers import BertConfig
+from task_files import DATA, encoded, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.glue import GLUE, glue_values, xnli_task
@@ -20,11 +18,6 @@ tokenizer = task_files.tokenizer
 
 def read(**flags):
     return TextClassificationData(TextClassificationArguments(**flags))
-
-
-def encoded(data, tokenizer):
-    data.use_config(SimpleNamespace(label2id={"LABEL_0": 0, "LABEL_1": 1}))
-    return data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields()))
 
 
 def made(task, labels, offset=0):
@@ -76,8 +69,7 @@ def test_the_positive_class_of_f1_is_the_task_s_whatever_the_order_of_a_checkpoi
     task = GLUE["mrpc"]
     file = write_lines(tmp_path / "a.jsonl", *made(task, [1, 1, 0, 0, 1]))
     data = read(task_name="mrpc", validation_file=[file])
-    data.use_config(SimpleNamespace(label2id={"Equivalent": 0, "Not_Equivalent": 1}))
-    measured = data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields())).evaluation[""]
+    measured = encoded(data, tokenizer, {"Equivalent": 0, "Not_Equivalent": 1}).evaluation[""]
     assert measured.rows["labels"][:] == [0, 0, 1, 1, 0]
     # All are predicted as equivalent: three of five are correct, F1 2 * 0.6 * 1 / 1.6.
     scores = measured.metrics(np.tile([1.0, 0.0], (5, 1)), np.array(measured.rows["labels"]))
@@ -100,13 +92,10 @@ def hub(monkeypatch):
 
 def test_a_task_by_name_is_read_from_the_hub(hub, tokenizer, tmp_path):
     task = GLUE["mnli"]
-    hub["nyu-mll/glue", "mnli"] = {
-        "train": made(task, [0, 1, 2, 0]),
-        "validation_matched": made(task, [0, 1, 2]),
-        "validation_mismatched": made(task, [1, 2]),
-        "test_matched": made(task, [-1, -1]),
-        "test_mismatched": made(task, [-1]),
-    }
+    hub["nyu-mll/glue", "mnli"] = dict(
+        train=made(task, [0, 1, 2, 0]), validation_matched=made(task, [0, 1, 2]), validation_mismatched=made(task, [1, 2]),
+        test_matched=made(task, [-1, -1]), test_mismatched=made(task, [-1]),
+    )  # fmt: skip
     data = read(task_name="mnli")
     assert (data.name, data.dataset, data.num_train, data.num_evaluation) == ("mnli", "nyu-mll/glue", 4, 5)
     ours = encoded(data, tokenizer)

@@ -35,10 +35,6 @@ RELATIVE = [
 ]
 
 
-def tokenizer(limit=10**30):
-    return SimpleNamespace(model_max_length=limit)
-
-
 @pytest.mark.parametrize("config", ABSOLUTE, ids=lambda config: config.model_type)
 def test_the_limit_is_the_longest_input_that_runs(config):
     limit = position_limit(config)
@@ -51,7 +47,7 @@ def test_the_limit_is_the_longest_input_that_runs(config):
 @pytest.mark.parametrize("config", RELATIVE, ids=lambda config: config.model_type)
 def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, caplog):
     assert position_limit(config) is None
-    assert longest_input(tokenizer(16), config, 64, default=128) == 64
+    assert longest_input(SimpleNamespace(model_max_length=16), config, 64, default=128) == 64
     assert caplog.messages == ["--max_seq_length 64 exceeds the model's pre-training length of 16 tokens"]
     AutoModel.from_config(config).eval()(torch.full((1, 64), 5))
 
@@ -61,6 +57,7 @@ def test_relative_positions_have_no_limit_whatever_the_tokenizer_says(config, ca
     [(512, 8, 8, False), (512, 99, 16, True), (12, 99, 12, True), (512, None, 16, False), (512, 16, 16, False)],
 )
 def test_a_longer_length_is_lowered_and_only_one_that_was_asked_for_with_a_warning(limit, wanted, expected, warned, caplog):
-    assert longest_input(tokenizer(limit), BertConfig(**TINY), wanted, default=128) == expected
+    tokenizer = SimpleNamespace(model_max_length=limit)
+    assert longest_input(tokenizer, BertConfig(**TINY), wanted, default=128) == expected
     said = f"--max_seq_length {wanted} exceeds the model's limit; using {expected} tokens"
     assert caplog.messages == [said] * warned

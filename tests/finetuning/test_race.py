@@ -11,23 +11,17 @@ from hf_deberta_ext.finetuning.tasks.multiple_choice import MultipleChoiceArgume
 from hf_deberta_ext.finetuning.tasks.multiple_choice_formats import RACE, choice_rows, fill_blank, race_level, read_raw_race
 from hf_deberta_ext.training.hub_arguments import HubArguments
 
-ROW = {
-    "example_id": "high7.txt",
-    "article": "Ann has a red boat.",
-    "question": "The boat is _ .",
-    "options": ["red", "blue", "green"],
-    "answer": "B",
-}
+ROW = dict(
+    example_id="high7.txt", article="Ann has a red boat.", question="The boat is _ .", options=["red", "blue", "green"],
+    answer="B",
+)  # fmt: skip
 
 
 def write_raw(folder, name, **fields):
-    article = {
-        "article": "Ann has a boat.",
-        "questions": ["Who has it?", "She has a _ ."],
-        "options": [["Ann", "Ben"], ["car", "boat"]],
-        "answers": ["A", "B"],
-        "id": name,
-    }
+    article = dict(
+        article="Ann has a boat.", questions=["Who has it?", "She has a _ ."], options=[["Ann", "Ben"], ["car", "boat"]],
+        answers=["A", "B"], id=name,
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     content = {key: value for key, value in (article | fields).items() if value is not None}
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
@@ -82,11 +76,8 @@ def test_files_and_raw_folders_are_read_together_and_their_schools_are_told_apar
     file = write_lines(tmp_path / "high.jsonl", ROW | {"example_id": "5"})
     data = MultipleChoiceData(MultipleChoiceArguments(validation_file=[str(tmp_path / "middle"), file]))
     questions = data.questions["validation"]
-    assert [(row["id"], row["group"], row["label"]) for row in questions] == [
-        ("middle1-0", "middle", 0),
-        ("middle1-1", "middle", 1),
-        ("5-0", "high", 1),
-    ]
+    expected = [("middle1-0", "middle", 0), ("middle1-1", "middle", 1), ("5-0", "high", 1)]
+    assert [(row["id"], row["group"], row["label"]) for row in questions] == expected
     assert data.dataset == "middle, high.jsonl"
 
 

@@ -6,13 +6,11 @@ The real data does not contain ReCoRD: its rows are synthetic, in the format of 
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import task_files
-from task_files import DATA, TINY_BERT, needs_data, write_lines
-from transformers import BertConfig
+from task_files import DATA, encoded, needs_data, write_lines
 
 from hf_deberta_ext.finetuning.metrics import TASK_METRICS
 from hf_deberta_ext.finetuning.tasks.superglue import SUPERGLUE, mark_spans, read_superglue
@@ -30,21 +28,15 @@ MULTIRC = [
     )
 ]  # fmt: skip
 RECORD = [
-    {
-        "passage": "Ann met Bob in Paris.\n@highlight\nBob left",
-        "query": "@placeholder met a man, and @placeholder smiled",
-        "entities": ["Ann", "Bob", "Paris", "Bob"],
-        "answers": ["Ann"],
-        "idx": {"passage": 0, "query": 7},
-    },
-    {
-        "passage": "The US won.",
-        "query": "It was the @placeholder",
-        "entities": ["US", "the US"],
-        "answers": ["US", "the US"],
-        "idx": {"passage": 1, "query": 8},
-    },
-]
+    dict(
+        passage="Ann met Bob in Paris.\n@highlight\nBob left", query="@placeholder met a man, and @placeholder smiled",
+        entities=["Ann", "Bob", "Paris", "Bob"], answers=["Ann"], idx={"passage": 0, "query": 7},
+    ),
+    dict(
+        passage="The US won.", query="It was the @placeholder", entities=["US", "the US"], answers=["US", "the US"],
+        idx={"passage": 1, "query": 8},
+    ),
+]  # fmt: skip
 WSC = {"text": "a b", "span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1, "label": 0}
 # (task, row, the texts that a model reads, answers, and their values in the file for the server)
 TEXTS = [
@@ -74,12 +66,6 @@ def data(tmp_path):
         return read_superglue(TextClassificationArguments(task_name=task, **flags))
 
     return build
-
-
-def encoded(data, tokenizer, label2id=None):
-    if label2id:
-        data.use_config(SimpleNamespace(label2id=label2id))
-    return data.encode(tokenizer, BertConfig(**TINY_BERT, **data.config_fields()))
 
 
 def lines(files):

@@ -23,16 +23,6 @@ def run_texts(model, folder, *argv, **given):
     return run_classification(model, folder, "--do_train", "--do_eval", *argv, max_steps=1, **given)
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """Replace the Hub by one where all data sets have the same rows."""
-
-    def read_hub(name, config, splits, **download):
-        return {ours: texts(9 if ours == "train" else 3) for ours in splits}
-
-    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)
-
-
 def test_a_run_gives_licence_languages_and_hardware(folder_of, tmp_path):
     folder = tmp_path / "run"
     argv = ("--do_train", "--do_eval", "--license", "mit", "--card_language", "en", "de", "--second_set")
@@ -68,7 +58,11 @@ def test_a_run_that_diverged_says_so_in_its_last_line_report_figure_and_card(arg
         assert "diverged: its loss is " in read(part, "run_report.json")["card"]["diverged"]
 
 
-def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(hub, folder_of, tmp_path):
+def test_tasks_of_the_hub_have_its_data_set_languages_and_splits(folder_of, tmp_path, monkeypatch):
+    def read_hub(name, config, splits, **download):
+        return {ours: texts(9 if ours == "train" else 3) for ours in splits}
+
+    monkeypatch.setattr("hf_deberta_ext.finetuning.tasks.text_classification.read_hub", read_hub)
     folder = tmp_path / "run"
     languages = ("--train_language", "en", "--eval_languages", "de", "en")
     run_texts(folder_of("bert"), folder, *languages, task_name="xnli")

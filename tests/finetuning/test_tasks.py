@@ -214,7 +214,11 @@ def tokenizer():
 
 
 def encode(data, tokenizer):
-    config = BertConfig(max_position_embeddings=512)
+    """Encode as for a checkpoint with the same labels."""
+    config = BertConfig()
+    if isinstance(data, TokenClassificationData) and not data.num_train:
+        names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
+        config = BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)})
     data.use_config(config)
     return data.encode(tokenizer, config)
 
@@ -318,16 +322,8 @@ def test_real_files_are_encoded(case, tmp_path, tokenizer):
     files = sorted(map(str, Path(DATA).glob(pattern)))[:1]
     data = case.read(case.arguments(**{"validation_file": files, **flags}))
     assert data.num_evaluation == count
-    measured = encode_real(data, tokenizer).evaluation[""]
+    measured = encode(data, tokenizer).evaluation[""]
     assert measured.examples == count <= len(measured.rows) and min(map(len, measured.rows["input_ids"])) > 0
-
-
-def encode_real(data, tokenizer):
-    """Encode real data as for a checkpoint with the same labels."""
-    if isinstance(data, TokenClassificationData):
-        names = sorted({tag for sentence in data.sets["validation"] for tag in sentence.tags})
-        data.use_config(BertConfig(id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}))
-    return data.encode(tokenizer, BertConfig())
 
 
 @pytest.mark.usefixtures("no_network")

@@ -292,8 +292,6 @@ CONLL_U = """# newdoc
 1	.	.	PUNCT	_	_	0	root	_	_
 """
 GERMEVAL = "#\tn-tv.de [2005]\n1\tAda\tB-PER\tO\n2\tsmiles\tO\tO\n"
-
-
 NUMBERED = "got word numbers as in CoNLL-U"
 
 

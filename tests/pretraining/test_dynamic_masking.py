@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test dynamic and static masks, which depend only on seed, epoch and example, not on workers, order or batch."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
@@ -28,12 +30,7 @@ def vocabulary():
 @pytest.fixture
 def collator(vocabulary):
     """Return a function (**arguments) that makes a collator of whole words, which replaces every masked token."""
-
-    def build(**arguments):
-        options = MaskingOptions(unit="word", mask_share=1.0, random_share=0.0)
-        return MaskingCollator(vocabulary, options, **arguments)
-
-    return build
+    return partial(MaskingCollator, vocabulary, MaskingOptions(unit="word", mask_share=1.0, random_share=0.0))
 
 
 def rows(n=12, seed=0):
@@ -185,7 +182,6 @@ def test_a_batch_is_padded_with_what_each_entry_needs(collator):
 
 @pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
 def test_a_batch_is_lowered_to_a_rate_by_whole_units_and_fixed_examples_have_the_final_one(vocabulary, unit):
-    """Check that units are only removed as a whole, and that their tokens are restored."""
     options = MaskingOptions(unit=unit, rate=0.4, final_rate=0.1, mask_share=0.6, random_share=0.2)
     collate, examples = MaskingCollator(vocabulary, options), rows(150)
     batch = collate([numbered(row, i) for i, row in enumerate(examples)])

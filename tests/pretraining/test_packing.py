@@ -7,21 +7,17 @@ from itertools import chain, pairwise
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_models import tiny_tokenizer
+from tokenizers import pre_tokenizers
 
 from hf_deberta_ext.pretraining import packing
 from hf_deberta_ext.pretraining.packing import MODES, PAIR_MODES, pack
 from hf_deberta_ext.pretraining.tokenizer_training import train_byte_level_bpe
-from hf_deberta_ext.tokenization import wrap_tokenizer
 
 
 def word_tokenizer(documents):
-    """Return a tokenizer with a token for each word."""
-    words = list(dict.fromkeys(word for text in documents for word in (text or "").split()))
-    vocab = {word: i for i, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return wrap_tokenizer(tokenizer, model_max_length=8)
+    words = dict.fromkeys(word for text in documents for word in (text or "").split())
+    return tiny_tokenizer(words, pre_tokenizers.WhitespaceSplit())
 
 
 def from_documents(documents):
@@ -69,15 +65,11 @@ def number(word):
 
 def test_full_sentences_cross_documents_with_a_separator():
     documents = ["A1 a2 a3. A4 a5.", "B1 b2. B3 b4 b5 b6."]
-    assert pack_words(documents, "full_sentences", 10)[0] == [
-        "[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]",
-        "[CLS] B3 b4 b5 b6. [SEP]",
-    ]
+    expected = ["[CLS] A1 a2 a3. A4 a5. [SEP] B1 b2. [SEP]", "[CLS] B3 b4 b5 b6. [SEP]"]
+    assert pack_words(documents, "full_sentences", 10)[0] == expected
     # With one token less, B1 b2. starts a row, without separator.
-    assert pack_words(documents, "full_sentences", 9)[0] == [
-        "[CLS] A1 a2 a3. A4 a5. [SEP]",
-        "[CLS] B1 b2. B3 b4 b5 b6. [SEP]",
-    ]
+    expected = ["[CLS] A1 a2 a3. A4 a5. [SEP]", "[CLS] B1 b2. B3 b4 b5 b6. [SEP]"]
+    assert pack_words(documents, "full_sentences", 9)[0] == expected
 
 
 def test_segment_pairs_fill_the_row_and_part_between_any_sentences():

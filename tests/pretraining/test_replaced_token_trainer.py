@@ -3,6 +3,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from target_trainers import EPSILON, GREEDY, LAMBDA, build
 from target_trainers import joint_rows as rows
 from tiny_constants import SPECIAL
 from torch.nn import functional
+from transformers import default_data_collator as batch_of
 
-from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.analysis.embedding_similarity import average_cosine_similarity
 from hf_deberta_ext.pretraining.replaced_token_trainer import (
     ReplacedTokenArguments,
@@ -23,18 +24,8 @@ from hf_deberta_ext.pretraining.replaced_token_trainer import (
 
 
 @pytest.fixture
-def joint(tiny_config, shake):
-    def build(sharing="gdes", **fields):
-        fields = dict(special_token_ids=SPECIAL, rtd_lambda=LAMBDA, rtd_temperature=GREEDY) | fields
-        model = shake(DebertaExtForPreTraining(tiny_config(embedding_sharing=sharing, **fields)), std=0.3)
-        model.tie_weights()
-        return model
-
-    return build
-
-
-def batch_of(examples):
-    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+def joint(joint):
+    return partial(joint, std=0.3, num_hidden_layers=3, rtd_lambda=LAMBDA, rtd_temperature=GREEDY)
 
 
 def by_hand(model, examples):
@@ -170,7 +161,6 @@ def test_decoupled_steps_are_those_of_two_optimizers_in_turn(sharing, accumulati
 
 
 def test_generator_does_not_depend_on_the_discriminator_under_gdes(joint, tmp_path):
-    """Check that only its own loss trains the generator, in joint and decoupled steps, for any lambda."""
     ends = []
     for stepping, weight in (("joint", 1.0), ("joint", 50.0), ("decoupled", 50.0)):
         model = joint(rtd_lambda=weight)

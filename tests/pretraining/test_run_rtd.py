@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test examples/run_rtd.py end to end: output files, initial checkpoints, and early errors."""
 
-import json
-
 import mlm_script as mlm
 import pytest
 import torch
 from microsoft_checkpoints import microsoft, write
 from safetensors.torch import load_file
+from toy_task import read
 from transformers import AutoTokenizer
 
 from hf_deberta_ext import DebertaExtForMaskedLM, DebertaExtForPreTraining, DebertaExtForReplacedTokenDetection
@@ -21,20 +20,9 @@ text, arguments = mlm.text, mlm.arguments
 
 @pytest.fixture(scope="module")
 def finished(run_rtd, text, tmp_path_factory):
-    """Train a short run from scratch."""
     folder = tmp_path_factory.mktemp("runs") / "joint"
     run_rtd.main(arguments(text, folder, learning_rate=1e-3, eval_strategy="steps", eval_steps=2, save_strategy="no"))
     return folder
-
-
-def results(folder):
-    return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-
-
-def curves(folder):
-    history = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    names = ("loss", "generator_loss", "discriminator_loss", "generator_accuracy", "replaced_share", "grad_norm")
-    return [[entry[name] for name in names] for entry in history if "generator_loss" in entry]
 
 
 def test_run_leaves_three_models_with_tokenizers_cards_curves_and_metrics(finished):
@@ -42,14 +30,17 @@ def test_run_leaves_three_models_with_tokenizers_cards_curves_and_metrics(finish
         for name in ("model.safetensors", "config.json", "tokenizer.json", "modeling_deberta_ext.py", "README.md"):
             assert (folder / name).is_file(), folder / name
     assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    metrics = results(finished)
+    metrics = read(finished, "all_results.json")
     assert metrics["eval_generator_targets"] > 0 and metrics["eval_discriminator_targets"] > 0
     assert 0 < metrics["eval_replaced_share"] < 0.16 and metrics["eval_generator_perplexity"] > 1
     assert {"eval_discriminator_precision", "eval_discriminator_recall", "eval_discriminator_similarity"} <= {*metrics}
-    report = json.loads((finished / "run_report.json").read_text(encoding="utf-8"))
+    report = read(finished, "run_report.json")
     assert report["packing"]["train"]["documents"] == 110 and report["tokenizer"]["vocabulary"] == 300
-    history = json.loads((finished / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    assert len(curves(finished)) == 4 and sum("eval_loss" in entry for entry in history) == 3
+    history = read(finished, "trainer_state.json")["log_history"]
+    logged = [entry for entry in history if "generator_loss" in entry]
+    assert len(logged) == 4 and sum("eval_loss" in entry for entry in history) == 3
+    names = {"loss", "discriminator_loss", "generator_accuracy", "replaced_share", "grad_norm"}
+    assert all(names <= {*entry} for entry in logged)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +72,11 @@ def test_training_continues_from_a_joint_model_or_its_parts(finished, run_rtd, t
     """Compare losses at learning rate 0 with the checkpoint's; held-out masks and replacements are the same."""
     still = dict(learning_rate=0.0, max_steps=1, save_strategy="no")
     parts = dict(model=finished / "discriminator", generator_model=finished / "generator")
+    before = read(finished, "all_results.json")
     for name, start in dict(joint=dict(model=finished), parts=parts).items():
         metrics = run_rtd.main(arguments(text, tmp_path / name, **start, **still))
         for part in PARTS:
-            assert metrics[f"eval_{part}_loss"] == pytest.approx(results(finished)[f"eval_{part}_loss"], rel=1e-5), name
+            assert metrics[f"eval_{part}_loss"] == pytest.approx(before[f"eval_{part}_loss"], rel=1e-5), name
         card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         # The name of a half of a joint model includes its folder.
         base = "joint/discriminator" if name == "parts" else start["model"].name

@@ -12,7 +12,6 @@ NO = -100
 
 
 def test_span_boundaries_agree_with_the_runs_of_every_short_mask():
-    """Compare with the definition for all masks of 7 tokens."""
     for bits in itertools.product([0, 1], repeat=7):
         labels = torch.tensor([bits]) * 105 - 100
         is_target, before, after, position = span_boundaries(labels)

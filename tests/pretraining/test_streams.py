@@ -2,8 +2,8 @@
 """Test streams of files, each read by one worker of one process, in an order that is the same for all processes."""
 
 import contextlib
-import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from accelerate.data_loader import IterableDatasetShard
@@ -37,23 +37,13 @@ def tokenizer():
     return train_tokenizer("byte-level-bpe", [document(file, n) for file in range(8) for n in range(20)], 300)
 
 
-@dataclasses.dataclass
-class Process:
-    """Training arguments of one process."""
-
-    process_index: int = 0
-    world_size: int = 1
-    dataloader_num_workers: int = 0
-    gradient_accumulation_steps: int = 1
-    train_batch_size: int = 2
-    seed: int = 0
-    data_seed: int | None = None
-
-    main_process_first = staticmethod(lambda desc: contextlib.nullcontext())
-
-    @property
-    def should_save(self):
-        return self.process_index == 0
+def process_of(index, count, workers, accumulation):
+    """Return the training arguments of one process."""
+    return SimpleNamespace(
+        process_index=index, world_size=count, dataloader_num_workers=workers, gradient_accumulation_steps=accumulation,
+        train_batch_size=2, seed=0, data_seed=None, should_save=index == 0,
+        main_process_first=lambda desc: contextlib.nullcontext(),
+    )  # fmt: skip
 
 
 def batches(files, tokenizer, process, **flags):
@@ -62,28 +52,25 @@ def batches(files, tokenizer, process, **flags):
     data_args = DataArguments([str(files)], **flags)
     corpus, held_out = corpora(data_args, ModelArguments())
     train_set, *_ = numbered_examples(corpus, held_out, tokenizer, data_args, process)
-    if process.world_size > 1:
-        train_set = IterableDatasetShard(
-            train_set, process.train_batch_size, False, process.world_size, process.process_index
-        )
-    workers = process.dataloader_num_workers
-    return DataLoader(train_set, batch_size=process.train_batch_size, num_workers=workers, collate_fn=list)
+    size, count = process.train_batch_size, process.world_size
+    if count > 1:
+        train_set = IterableDatasetShard(train_set, size, False, count, process.process_index)
+    return DataLoader(train_set, batch_size=size, num_workers=process.dataloader_num_workers, collate_fn=list)
 
 
 @pytest.mark.parametrize("flags", [{}, dict(packing="best_fit"), dict(max_train_samples=40)], ids=["", "packed", "cut"])
 def test_batches_are_the_same_for_other_processes_and_workers(flags, files, tokenizer):
     """Check that a run can be resumed in the middle of an epoch, also with other numbers of processes."""
-    alone = [batch for batch, _ in zip(batches(files, tokenizer, Process(0, 1, 0, 4), **flags), range(48), strict=False)]
+    alone = [batch for batch, _ in zip(batches(files, tokenizer, process_of(0, 1, 0, 4), **flags), range(48), strict=False)]
     assert any(row["epoch"] for batch in alone for row in batch) == ("max_train_samples" in flags)
     for index in range(2):
-        loader = batches(files, tokenizer, Process(index, 2, 2, 2), **flags)
+        loader = batches(files, tokenizer, process_of(index, 2, 2, 2), **flags)
         for number, batch in zip(range(index, 48, 2), loader, strict=False):
             assert batch == alone[number]
 
 
 def test_a_stream_of_one_file_gives_its_rows_packed_and_shuffled(files, tokenizer):
-    process = Process(0, 1, 0, 4)
-    loader = batches(files / "0.jsonl", tokenizer, process, validation_documents=3)
+    loader = batches(files / "0.jsonl", tokenizer, process_of(0, 1, 0, 4), validation_documents=3)
     corpus = load_corpus(files / "0.jsonl", streaming=True).skip(3)
     packed, _ = pack(corpus, tokenizer, mode="document_sentences", max_length=64)
     packed = packed.map(lambda row, number: {"example": number}, with_indices=True).shuffle(seed=0, buffer_size=64)
@@ -108,7 +95,6 @@ def test_streams_are_as_many_as_hold_about_the_same_text(sizes, most, streams, t
 
 
 def test_held_out_documents_are_in_no_stream(tmp_path):
-    """Check also held-out documents from more than one file."""
     for file in range(4):
         (tmp_path / f"{file}.txt").write_text("\n\n".join(f"{file}{n}" for n in range(5)), encoding="utf-8")
     stream = DocumentStream(load_corpus(tmp_path, streaming=True), 7)

@@ -12,11 +12,7 @@ from transformers import AutoTokenizer
 from hf_deberta_ext.pretraining.tokenizer_training import tokenizer_report, train_byte_level_bpe, train_unigram
 from hf_deberta_ext.tokenization import check_tokenizer
 
-
-def lines():
-    return plain_lines(1500)
-
-
+LINES = plain_lines(1500)
 TRAIN = {
     "bpe": lambda texts: train_byte_level_bpe(texts, 1000, show_progress=False),
     "unigram": lambda texts: train_unigram(texts, 1000, show_progress=False),
@@ -27,7 +23,7 @@ TRAIN = {
 @pytest.fixture(scope="module")
 def trained():
     """Return a function (kind) that trains a tokenizer once: "bpe", "unigram" or "bytes" (unigram, byte fallback)."""
-    return functools.cache(lambda kind: TRAIN[kind](lines()))
+    return functools.cache(lambda kind: TRAIN[kind](LINES))
 
 
 def ids(tokenizer, text):
@@ -54,7 +50,7 @@ def test_special_ids_are_as_published_bytes_follow_and_mask_is_last(kind, traine
 
 
 def test_a_lowercase_tokenizer_reads_both_cases_as_one_and_is_saved_so(tmp_path):
-    tokenizer = train_unigram([*lines(), "ÉLAN. THE Fox!"], 1000, lowercase=True, show_progress=False)
+    tokenizer = train_unigram([*LINES, "ÉLAN. THE Fox!"], 1000, lowercase=True, show_progress=False)
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert pieces(each, "THE Fox élan") == pieces(each, "the fox ÉLAN") and "▁the" in pieces(each, "THE")
@@ -75,7 +71,7 @@ def test_report_counts_by_hand():
 
 @pytest.mark.parametrize("train, size", [(train_byte_level_bpe, 261), (train_byte_level_bpe, 700), (train_unigram, 2003)])
 def test_vocabularies_have_exactly_the_size_that_is_asked_for(train, size):
-    tokenizer = train(lines(), size, show_progress=False)
+    tokenizer = train(LINES, size, show_progress=False)
     assert sorted(tokenizer.get_vocab().values()) == list(range(size)) and tokenizer.mask_token_id == size - 1
 
 
@@ -89,24 +85,22 @@ def test_a_text_too_short_for_the_size_gives_a_smaller_vocabulary(text):
 
 def test_parts_of_one_document_train_the_same_as_their_lines():
     """Train on all parts, although SentencePiece ignores lines longer than 4,192 bytes."""
-    texts = lines()
-    assert sum(map(len, texts)) > 20_000
-    one, other = (train_unigram(t, 700, show_progress=False) for t in (texts, ["\n".join(texts)]))
+    assert sum(map(len, LINES)) > 20_000
+    one, other = (train_unigram(texts, 700, show_progress=False) for texts in (LINES, ["\n".join(LINES)]))
     assert state(one) == state(other)
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
 def test_pieces_and_ids_are_those_of_sentencepiece(byte_fallback, trained, tmp_path):
-    """Compare with SentencePiece's trainer, with the same settings, and its encoder."""
     prefix = str(tmp_path / "spm")
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines()), model_prefix=prefix, vocab_size=999, byte_fallback=byte_fallback, minloglevel=2,
+        sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=999, byte_fallback=byte_fallback, minloglevel=2,
         pad_id=0, bos_id=1, eos_id=2, unk_id=3,
     )  # fmt: skip
     spm = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
     tokenizer = trained("bytes" if byte_fallback else "unigram")
     assert tokenizer.convert_ids_to_tokens(range(4, 999)) == [spm.id_to_piece(i) for i in range(4, 999)]
-    for text in [*lines(), *NASTY.values()]:
+    for text in [*LINES, *NASTY.values()]:
         if "[" not in text:
             assert ids(tokenizer, text) == spm.encode(text), text
 

@@ -52,7 +52,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save a model and return its folder."""
     tiny_model(DebertaExtForMaskedLM).save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
 

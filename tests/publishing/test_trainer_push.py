@@ -29,13 +29,6 @@ PRIVATE = {"training_args.bin", "trainer_state.json", "run_arguments.json", "run
 
 
 @pytest.fixture
-def warned(caplog, monkeypatch):
-    """Collect the warnings of transformers and this package."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    return caplog
-
-
-@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "run"
 
@@ -131,12 +124,13 @@ def test_a_branch_is_made_for_the_pushes_and_all_checkpoints_are_kept_by_name(hu
     assert {"checkpoint-1/optimizer.pt", "checkpoint-2/optimizer.pt", "checkpoint-2/model.safetensors"} <= {*files}
 
 
-def test_a_push_that_fails_during_the_training_is_a_warning_and_the_next_one_goes(hub, folder, warned):
+def test_a_push_that_fails_during_the_training_is_a_warning_and_the_next_one_goes(hub, folder, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     hub.fail("/commit/", status=403, message="busy")
     trainer = make_trainer(HubTrainer, folder)
     trainer.train()
     trainer._finish_current_push()
-    assert "step 1: the push to user/run failed" in warned.text and "busy" in warned.text
+    assert "step 1: the push to user/run failed" in caplog.text and "busy" in caplog.text
     assert commits(hub) == ["initial commit", "Training in progress, step 2"]
     assert trainer.state.global_step == 2 and not [*folder.glob(".pushed-*")]
 
@@ -164,6 +158,9 @@ def test_run_glue_pushes_model_card_and_results(hub, run_glue, material, tmp_pat
     assert {*published} == {".gitattributes", *published_files(folder)[0]}
     assert {"all_results.json", "eval_results.json", "curves.png"} <= {*published}
     assert_card_of_the_run(published, folder, "user/sst2")
+    assert json.loads(published["config.json"])["id2label"] == {"0": "negative", "1": "positive"}
+    lines = (folder / "SST-2.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "index\tprediction" and [line.partition("\t")[0] for line in lines[1:]] == [*"012345678"]
     kept = {name for name in files if name.startswith("last-checkpoint/")}
     assert bool(kept) == (strategy == "checkpoint")
     if kept:

@@ -76,10 +76,8 @@ def write_data(folder):
     pairs = []
     for number, (first, second) in enumerate(zip(rows[:10], held_out, strict=True)):
         pairs.append({"sentence1": first["text"], "sentence2": second["text"], "label": number})
-    words = [
-        {"tokens": row["text"].split(), "ner_tags": ["B-X" if word in GOOD else "O" for word in row["text"].split()]}
-        for row in rows
-    ]
+    texts = [row["text"].split() for row in rows]
+    words = [{"tokens": text, "ner_tags": ["B-X" if word in GOOD else "O" for word in text]} for text in texts]
     questions = []
     for number, row in enumerate(rows):
         answer = row["text"].split()[1]

@@ -256,14 +256,11 @@ def train(training: str, folder: str, processes: int = 1, wrapper: str | None = 
     trainable = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
     trainer.train(resume_from_checkpoint=resume)
     wrapped = trainer.model_wrapped
-    result = {
-        "log": [entry for entry in trainer.state.log_history if "loss" in entry],
-        "evaluations": [entry for entry in trainer.state.log_history if "eval_loss" in entry],
-        "start": start,
-        "trainable": trainable,
-        "wrapped": type(wrapped).__name__,
-        "find_unused": getattr(wrapped, "find_unused_parameters", None),
-    }
+    result = dict(
+        log=[entry for entry in trainer.state.log_history if "loss" in entry],
+        evaluations=[entry for entry in trainer.state.log_history if "eval_loss" in entry], start=start, trainable=trainable,
+        wrapped=type(wrapped).__name__, find_unused=getattr(wrapped, "find_unused_parameters", None),
+    )  # fmt: skip
     if wrapper in ("fsdp", "deepspeed"):
         # This also reshards the parameters that an evaluation has gathered.
         trainer.save_model(folder)

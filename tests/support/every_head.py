@@ -4,15 +4,10 @@
 from contextlib import nullcontext
 
 import torch
-from backends import NAMES
+from backends import NAMES as NAMES
 
 from hf_deberta_ext import heads
 from hf_deberta_ext.sift import Sift, SiftOptions
-
-__all__ = [
-    "AUTO_CLASSES", "CLASSES", "HEADS", "KINDS", "LENGTH", "MODES", "NAMES", "autocast", "call_of", "labels_of", "small",
-    "step",
-]  # fmt: skip
 
 KINDS = ["v1", "v2", "v3"]
 CLASSES = {name: heads.model_class(name) for name in heads.HEADS}

@@ -39,8 +39,6 @@ from mlm_script import TINY
 from safetensors.numpy import load_file
 from scripts import ROOT, module_of
 
-__all__ = ["OTHER", "REFUSED", "SAME", "SILENT", "Case", "Fault", "main"]
-
 SCRIPTS = ("run_mlm", "run_rtd", "run_glue")
 STOPPED = 4
 RUN, MATERIAL = Path("run"), Path("material")

@@ -4,6 +4,7 @@
 import json
 
 import torch
+from scripts import command_line
 from tiny_constants import TINY
 
 from hf_deberta_ext import DebertaExtConfig, DebertaExtForMaskedLM
@@ -21,13 +22,12 @@ def save_model(folder, texts, vocab_size=400, **fields):
 
 
 def run(script, model, folder, *flags, **values):
-    """Run a script for two steps and return its metrics; the value of a flag may be a list."""
+    """Run a script for two steps and return its metrics."""
     values = dict(
         model_name_or_path=model, output_dir=folder, per_device_train_batch_size=4, max_steps=2, learning_rate=5e-3,
         report_to="none", disable_tqdm="true", save_strategy="no",
     ) | values  # fmt: skip
-    pairs = [(f"--{name}", *(value if isinstance(value, list) else [value])) for name, value in values.items()]
-    return script.main([str(word) for pair in pairs for word in pair] + [*flags])
+    return script.main([*command_line(values), *flags])
 
 
 def read_json(file):

@@ -6,9 +6,7 @@ import random
 
 import pytest
 from fine_tuning_scripts import save_model
-from scripts import command_line, start
-
-__all__ = ["arguments", "material", "reviews", "start", "write_material"]
+from scripts import command_line
 
 NOUNS, GOOD, BAD = "film play book song".split(), "fine great lovely".split(), "poor awful dull".split()
 
@@ -34,7 +32,6 @@ def write_material(folder):
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """Return the folder of `write_material`."""
     folder = tmp_path_factory.mktemp("material")
     write_material(folder)
     return folder

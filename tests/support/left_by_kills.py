@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from hf_deberta_ext.training.checkpoints import checkpoint_problem
 
-__all__ = ["STATE", "TIMES", "WEIGHTS", "compare_ended", "look", "losses", "read"]
-
 # Machine-dependent measurements of Trainer, and values that are lost with the part of the run before the kill.
 TIMES = re.compile(r".*_(runtime|per_second)|train_loss|train_resumed_at_step")
 WEIGHTS, STATE = "model.safetensors", "trainer_state.json"

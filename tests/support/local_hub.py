@@ -17,8 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-__all__ = ["Commit", "LocalHub", "Repo"]
-
 
 @dataclass(frozen=True)
 class Commit:

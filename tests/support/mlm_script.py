@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of examples/run_mlm.py and run_rtd.py on generated sentences: the corpus, the flags and processes."""
 
-import json
 import random
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import command_line, start
-
-__all__ = [
-    "TINY", "TORCHRUN", "arguments", "assert_refused", "assert_same_weights", "copy_checkpoint", "finish", "losses",
-    "parted", "start", "text", "write_text",
-]  # fmt: skip
+from scripts import command_line
 
 TINY = (
     "num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,max_position_embeddings=64,"
@@ -46,7 +39,6 @@ def write_text(file):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Return the file of `write_text`."""
     file = tmp_path_factory.mktemp("corpus") / "text.txt"
     write_text(file)
     return file
@@ -100,9 +92,3 @@ def copy_checkpoint(whole, folder, step):
             shutil.copytree(whole / name, folder / name)
     shutil.copy(whole / "run_arguments.json", folder)
     return folder
-
-
-def losses(folder):
-    history = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-    names = ("loss", "mlm_loss", "sop_loss", "sbo_loss", "grad_norm")
-    return [[entry[name] for name in names if name in entry] for entry in history if "loss" in entry]

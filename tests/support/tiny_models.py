@@ -5,18 +5,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from every_head import AUTO_CLASSES as HEADS
+from every_head import AUTO_CLASSES
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hf_deberta_ext
 from hf_deberta_ext import DebertaExtConfig
 from hf_deberta_ext.tokenization import wrap_tokenizer
 
-__all__ = [
-    "FILES", "HEADS", "TINY", "save_adapter", "save_tokenizer", "tiny_inputs", "tiny_model",
-    "tiny_tokenizer", "word_tokenizer",
-]  # fmt: skip
-
+HEADS = AUTO_CLASSES
 CODE = Path(hf_deberta_ext.__file__).parent / "model"
 FILES = {file.name: file.read_bytes() for file in CODE.glob("*.py") if file.name != "__init__.py"}
 TINY = dict(
@@ -75,9 +71,9 @@ def save_adapter(model, folder: Path, **options):
     return adapted.eval()
 
 
-def tiny_tokenizer(words=("hello", "world")):
+def tiny_tokenizer(words=("hello", "world"), split=None):
     """Return a whole-word tokenizer; the pad token has id 0, as in the configurations."""
     vocab = {token: i for i, token in enumerate(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *words))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = split or pre_tokenizers.Whitespace()
     return wrap_tokenizer(tokenizer, model_max_length=64)

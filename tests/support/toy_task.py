@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A generated fine-tuning task: sentences that contain a good or a bad word, and tiny models of all families."""
 
+import functools
 import json
 import random
 from dataclasses import dataclass, field
@@ -52,6 +53,10 @@ def sentences(count, seed, labelled=True):
     return rows
 
 
+def accuracy(predictions, labels):
+    return {"accuracy": float((predictions.argmax(-1) == labels).mean())}
+
+
 @dataclass
 class ToyArguments(DataArguments):
     labels: list[str] = field(default_factory=lambda: ["bad", "good"])
@@ -87,9 +92,6 @@ class ToyData(TaskData):
             file.write_text(json.dumps(predictions.argmax(-1).tolist()), encoding="utf-8")
             return [file]
 
-        def accuracy(predictions, labels):
-            return {"accuracy": float((predictions.argmax(-1) == labels).mean())}
-
         def evaluation_set(count, seed, labelled=True):
             return EvaluationSet(features(count, seed, labelled), accuracy if labelled else None, write, count)
 
@@ -110,15 +112,14 @@ def toy_tokenizer():
 
 def model_folders(new_folder):
     """Return folder_of(family), which saves a tiny masked language model with its tokenizer in new_folder(family)."""
-    made = {}
 
+    @functools.cache
     def folder_of(family):
-        if family not in made:
-            torch.manual_seed(0)
-            made[family] = new_folder(family)
-            AutoModelForMaskedLM.from_config(CONFIGS[family]()).save_pretrained(made[family])
-            toy_tokenizer().save_pretrained(made[family])
-        return made[family]
+        torch.manual_seed(0)
+        folder = new_folder(family)
+        AutoModelForMaskedLM.from_config(CONFIGS[family]()).save_pretrained(folder)
+        toy_tokenizer().save_pretrained(folder)
+        return folder
 
     return folder_of
 
@@ -131,15 +132,12 @@ def flags(model, folder, *more, **given):
     return [*command_line(common | given), *map(str, more)]
 
 
-def run(*argv, **given):
-    parsed = parse(flags(*argv, **given), ToyArguments, description="toy")
-    return fine_tuning.train_and_report(fine_tuning.prepare(ToyData, *parsed))
+def run(*argv, read=ToyData, arguments=ToyArguments, **given):
+    parsed = parse(flags(*argv, **given), arguments, description="toy")
+    return fine_tuning.train_and_report(fine_tuning.prepare(read, *parsed))
 
 
-def run_classification(model, folder, *argv, **given):
-    """Run a text classification on files."""
-    parsed = parse(flags(model, folder, *argv, **given), TextClassificationArguments, description="test")
-    return fine_tuning.train_and_report(fine_tuning.prepare(TextClassificationData, *parsed))
+run_classification = functools.partial(run, read=TextClassificationData, arguments=TextClassificationArguments)
 
 
 def main(*argv, read=ToyData, **given):

@@ -111,13 +111,7 @@ def run_function(job: dict) -> dict:
     return runpy.run_path(job["file"])[job["function"]](Path(job["source"]))
 
 
-KINDS = {
-    "model": run_model,
-    "config": run_config,
-    "refused": run_refused,
-    "code": run_code,
-    "function": run_function,
-}
+KINDS = {"model": run_model, "config": run_config, "refused": run_refused, "code": run_code, "function": run_function}
 
 
 def main(task: str, result: str):

@@ -3,10 +3,10 @@
 
 import sys
 
+from mlm_script import finish
 from scripts import ROOT, start
 
 
 def test_a_run_behind_a_fault_is_refused_or_ends_with_the_same_weights():
-    process = start(sys.executable, str(ROOT / "tests" / "support" / "fault_matrix.py"), "--short")
-    printed, _ = process.communicate(timeout=500)
-    assert process.returncode == 0 and " 0 with an unexpected outcome" in printed, printed[-5000:]
+    printed = finish(start(sys.executable, str(ROOT / "tests" / "support" / "fault_matrix.py"), "--short"))
+    assert " 0 with an unexpected outcome" in printed, printed[-5000:]

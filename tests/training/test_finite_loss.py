@@ -3,21 +3,19 @@
 
 import math
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import target_trainers
 import torch
+from mlm_script import TORCHRUN, finish
 from safetensors.torch import load_file
+from scripts import ROOT, start
 from tiny_constants import SPECIAL
 
 from hf_deberta_ext import DebertaExtForPreTraining
 from hf_deberta_ext.pretraining.objectives import MultiObjectiveMaskedLM
 from hf_deberta_ext.training.finite_loss import divergence
 
-ROOT = Path(__file__).resolve().parents[2]
 SAVING = dict(save_strategy="steps", save_steps=1, max_steps=8)
 
 
@@ -117,14 +115,11 @@ def test_a_loss_that_one_process_loses_stops_all_before_their_step(tmp_path):
     """
     script = tmp_path / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
+    printed = finish(start(*TORCHRUN, str(script), str(tmp_path), PYTHONPATH=paths))
     for name in ("ddp-0", "ddp-1", "fsdp-0", "fsdp-1"):
-        assert f"{name}, rank 1: the loss of step 3 is nan" in done.stdout
-        assert f"{name}, rank 0: the loss of step 3 is not finite in another process" in done.stdout
+        assert f"{name}, rank 1: the loss of step 3 is nan" in printed
+        assert f"{name}, rank 0: the loss of step 3 is not finite in another process" in printed
         assert saved(tmp_path / name) == ["checkpoint-1", "checkpoint-2"]
         for checkpoint in saved(tmp_path / name):
             weights = load_file(tmp_path / name / checkpoint / "model.safetensors").values()

@@ -54,7 +54,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_checkpoint_with_any_damaged_file_is_named_and_not_resumed_from(damage, stopped, caplog):
-    """Damage each file in turn."""
     checkpoint = stopped / "checkpoint-6"
     names = sorted(path.name for path in checkpoint.iterdir() if path.stat().st_size > 100)
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, "config.json"} < {*names}

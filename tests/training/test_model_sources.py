@@ -11,7 +11,6 @@ from scripts import command_line, module_of
 from hf_deberta_ext import DebertaExtConfig, DebertaExtModel
 from hf_deberta_ext.conversion.checkpoint_contents import describe
 from hf_deberta_ext.tokenization import load_tokenizer
-from hf_deberta_ext.training.model_sources import announce_official
 
 OFFICIAL = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32)
 
@@ -55,13 +54,3 @@ def test_a_mistyped_tokenizer_is_named_with_its_flag(script, tmp_path):
         module_of(script).main(argv)
     assert f"error: --{flag} typo_tok: " in str(ended.value) and "\n" not in str(ended.value)
     assert ended.value.code == 2 and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("version", [None, "5.0.0"])
-def test_a_checkpoint_is_named_by_who_saved_it(version, tmp_path, caplog):
-    """Previously, folders saved by transformers' classes were called official."""
-    fields = {"transformers_version": version} if version else {}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"} | fields), encoding="utf-8")
-    assert announce_official(str(tmp_path))
-    kind = "a checkpoint of transformers' deberta-v2 classes" if version else "a DeBERTa checkpoint in Microsoft's own files"
-    assert f"{tmp_path} is {kind}: it is trained as this package's model, deberta-ext" in caplog.text

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A resumed run is the same run or is rejected: everything that shapes the weights, in users' own code and in scripts."""
 
+import functools
 import json
 import operator
 import shutil
@@ -151,7 +152,6 @@ def rates(history):
 
 @pytest.mark.parametrize("length", [dict(max_steps=8), dict(max_steps=-1, num_train_epochs=2)], ids=["steps", "epochs"])
 def test_a_finished_run_is_trained_longer_by_the_same_schedule(length, tmp_path):
-    """A finished run could not be trained longer."""
     half = {name: value // 2 for name, value in length.items()}
     constant = dict(lr_scheduler_type="constant_with_warmup", warmup_steps=2, save_steps=2)
     train(tmp_path / "whole", **constant, **length)
@@ -293,24 +293,22 @@ def other_words(folder):
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """Return begun(name): script, flags and folder of files, with a checkpoint at step 2 of 4 in "run"."""
-    made = {}
 
+    @functools.cache
     def begin(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            given = dict(save_steps=2, save_strategy="steps")
-            if name == "run_glue":
-                glue_script.write_material(folder)
-                flags = glue_script.arguments(folder, folder / "run", "--do_train", **given)
-            else:
-                mlm_script.write_text(folder / "text.txt")
-                if name == "stream":
-                    given |= dict(streaming="true", shuffle_buffer=20)
-                flags = mlm_script.arguments(folder / "text.txt", folder / "run", **given)
-            script = module_of(name.replace("stream", "run_mlm"))
-            script.main(flags)
-            made[name] = script, flags, folder
-        return made[name]
+        folder = tmp_path_factory.mktemp(name)
+        given = dict(save_steps=2, save_strategy="steps")
+        if name == "run_glue":
+            glue_script.write_material(folder)
+            flags = glue_script.arguments(folder, folder / "run", "--do_train", **given)
+        else:
+            mlm_script.write_text(folder / "text.txt")
+            if name == "stream":
+                given |= dict(streaming="true", shuffle_buffer=20)
+            flags = mlm_script.arguments(folder / "text.txt", folder / "run", **given)
+        script = module_of(name.replace("stream", "run_mlm"))
+        script.main(flags)
+        return script, flags, folder
 
     return begin
 

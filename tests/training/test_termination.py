@@ -6,7 +6,7 @@ import signal
 
 import mlm_script
 import pytest
-from scripts import EXAMPLES
+from scripts import EXAMPLES, start
 from small_pretraining import build, train
 from transformers import TrainerCallback
 
@@ -45,7 +45,6 @@ def train_until_stopped(folder, capsys, terminate, status, **arguments):
 
 
 def test_ctrl_c_saves_and_prints_the_command_that_resumes_the_same_run(tmp_path, capfd):
-    """It lost the steps since the last checkpoint."""
     train(tmp_path / "whole")
     printed = train_until_stopped(tmp_path / "run", capfd, Terminate(3, signal.SIGINT), 130)
     assert "Ctrl-C: saving a checkpoint after this step; press it again to stop at once" in printed
@@ -70,8 +69,6 @@ def test_a_run_that_replaced_its_folder_is_resumed_in_it():
 
 
 BEST = dict(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_loss")
-
-
 # Trainer removes all checkpoints except the best when a training ends.
 LIMITED = dict(save_total_limit=1, load_best_model_at_end=True, eval_strategy="steps", eval_steps=2)
 CASES = [(3, {}), (8, {}), (5, LIMITED), (3, BEST | dict(greater_is_better=True)), (3, BEST | dict(greater_is_better=False))]
@@ -137,7 +134,7 @@ def test_a_script_is_terminated_in_all_of_its_processes(text, tmp_path):
     """Only one process gets the signal; all end after the same step."""
     file = tmp_path / "script.py"
     file.write_text(SENDER.format(folder=str(SCRIPTS)), encoding="utf-8")
-    process = mlm_script.start(*mlm_script.TORCHRUN, str(file), *mlm_script.arguments(text, tmp_path / "run", max_steps=40))
+    process = start(*mlm_script.TORCHRUN, str(file), *mlm_script.arguments(text, tmp_path / "run", max_steps=40))
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed[-3000:]
     assert printed.count("stopped by SIGTERM after step 3: resume with --resume_from_checkpoint last") == 1

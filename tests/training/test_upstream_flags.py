@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from scripts import EXAMPLES, flags_of, module_of
+from scripts import EXAMPLES, command_line, flags_of, module_of
 
 from hf_deberta_ext.files import as_list
 from hf_deberta_ext.pretraining.run_arguments import ELSEWHERE
@@ -50,21 +50,17 @@ TRAINER = dict(
 )  # fmt: skip
 
 
-def line(flags):
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
-
-
 @pytest.mark.parametrize("script", CORE)
 def test_core_flags_of_transformers_scripts_are_taken_or_answered(script, monkeypatch):
     """Flags with a meaning here are accepted with their values; each of the others is named in the error."""
     flags = CORE[script] | TRAINER
     with pytest.raises(SystemExit) as ended:
-        flags_of(script, line(flags), monkeypatch)
+        flags_of(script, command_line(flags), monkeypatch)
     answered = {*re.findall(r"(?:unknown flag |; |error: )--(\w+)", str(ended.value))}
     assert answered <= {*GONE, *ELSEWHERE}
     taken = {name: value for name, value in flags.items() if name not in answered}
     assert len(taken) > 30
-    values = flags_of(script, line(taken), monkeypatch)
+    values = flags_of(script, command_line(taken), monkeypatch)
     found = {str(getattr(part, "value", part)).lower() for value in values.values() for part in as_list(value)}
     # Numbers may be displayed in another format.
     assert [value for value in taken.values() if value not in found and not re.fullmatch(r"[\d.]+(e-\d+)?", value)] == []
