@@ -148,7 +148,7 @@ class ReplacedTokenRun(PretrainingRun):
             print(
                 f"The discriminator's loss of {loss:.4f} is hardly better than a constant guess ({guess:.4f}), and its "
                 f"recall of replaced tokens is {recall:.1%}: it has learned nothing that helps fine-tuning. "
-                "Train longer, or lower --discriminator_learning_rate: a rate that is too high makes all hidden states equal."
+                "Train longer, or lower --discriminator_learning_rate: too high a rate makes all hidden states equal."
             )
 
     def rows(self, config: DebertaExtConfig) -> dict[str, Any]:
