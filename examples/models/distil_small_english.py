@@ -8,12 +8,10 @@
 
 `pairs` writes pairs of sentences of the corpus with the cosine of their embeddings: neighbours, sentences that follow each
 other, random sentences, edited sentences, and passages with a part of one of their sentences. Sentences that share 13 words
-in a row with an evaluation row are left out. It also writes words and phrases of these sentences with their embeddings: most
-of the teacher's knowledge of a word is in the embedding of the single word.
+in a row with an evaluation row are left out.
 
-Each step of `train` adds six losses: the model reads a pair as one input and predicts its cosine (a regression, as in
-fine-tuning); its mean pooled states of sentences, and of words and phrases, match the teacher's embeddings; it finds the
-words of altered sentences that were moved, repeated, replaced, or follow a removed word; it predicts masked words in other
+Each step of `train` adds four losses: the model reads a pair as one input and predicts its cosine (a regression, as in
+fine-tuning); its mean pooled states of single sentences match the teacher's embeddings; it predicts masked words in other
 sentences, and in passages of 256 tokens. Without one of the last two, the model forgets short or long texts. Run the same
 command again to resume.
 """
@@ -25,7 +23,6 @@ import os
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +32,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer, BatchEncoding
+from transformers import AutoModel, AutoTokenizer
 
 from hf_deberta_ext import DebertaExtForMaskedLM
 from hf_deberta_ext.data.files import read_rows
@@ -50,24 +47,11 @@ from hf_deberta_ext.tokenization import load_tokenizer
 
 WORDS = 13  # in a row, which no sentence shares with an evaluation row
 SENTENCES, NEIGHBOURS, RANDOM, NEXT, EDITED, PASSAGES = 120_000, 42_000, 8_000, 9_000, 34_000, 16_000
-PHRASES = 120_000
 # Rows of each loss in a step, of all processes together, and weights of the losses
-ROWS = dict(pairs=48, embeddings=64, phrases=192, altered=48, sentences=36, passages=6)
-WEIGHTS = dict(pairs=1.0, embeddings=2.0, phrases=2.0, altered=2.0, sentences=1.0, passages=1.0)
-STEPS, FALLING, RATE, LENGTH = 1500, 700, 5e-4, 256
+ROWS = dict(pairs=64, embeddings=64, sentences=36, passages=6)
+WEIGHTS = dict(pairs=1.0, embeddings=2.0, sentences=1.0, passages=1.0)
+STEPS, FALLING, RATE, LENGTH = 1600, 700, 5e-4, 256
 SAVE_STEPS = 100
-FUNCTION_WORDS = [
-    ["is", "are", "be", "was", "were", "been", "being"],
-    ["has", "have", "had", "having"],
-    ["do", "does", "did", "done"],
-    ["he", "him", "his", "himself", "she", "her", "herself", "it", "its", "itself"],
-    ["they", "them", "their", "themselves"],
-    ["who", "whom", "whose", "which", "what", "that"],
-    ["this", "these", "that", "those"],
-    ["a", "an", "the"],
-    ["of", "to", "in", "for", "on", "with", "by", "at", "from"],
-    ["any", "some", "every", "each", "all", "many", "much"],
-]
 
 
 def main():
@@ -89,16 +73,14 @@ def main():
 
 
 def write_pairs(corpus: Path, teacher: Path, folder: Path, evaluation: Path):
-    """Write the texts and embeddings of sentences and phrases, and pairs.jsonl.
-
-    The columns of pairs.jsonl are sentence1, sentence2, label (5 times the cosine) and kind.
-    """
+    """Write sentences.json, embeddings.npy (float16) and pairs.jsonl (sentence1, sentence2, label = 5 cosines, kind)."""
     folder.mkdir(parents=True, exist_ok=True)
     choices = random.Random(0)
     sentences, paragraphs = read_sentences(corpus, evaluation_words(evaluation), choices)
     encoder = SentenceEncoder(teacher)
-    embeddings = write_embeddings(folder, "sentences", sentences, encoder)
-    write_embeddings(folder, "phrases", phrases_of(sentences), encoder)
+    embeddings = encoder(sentences)
+    np.save(folder / "embeddings.npy", embeddings.astype(np.float16))
+    replace_text(folder / "sentences.json", json.dumps(sentences))
     pairs = similar_pairs(sentences, paragraphs, embeddings, choices)
     pairs += edited_pairs(sentences, embeddings, encoder, choices)
     pairs += passage_pairs(sentences, paragraphs, embeddings, encoder, choices)
@@ -107,27 +89,6 @@ def write_pairs(corpus: Path, teacher: Path, folder: Path, evaluation: Path):
         labels = [pair["label"] for pair in pairs if pair["kind"] == kind]
         print(f"{kind}: {len(labels):,} pairs, {np.mean(labels):.2f} ± {np.std(labels):.2f}")
     replace_text(folder / "pairs.jsonl", "".join(json.dumps(pair) + "\n" for pair in pairs))
-
-
-def write_embeddings(folder: Path, name: str, texts: list[str], encoder: "SentenceEncoder") -> np.ndarray:
-    """Write `name`.json with the texts and `name`.npy with their embeddings (float16); return these in float32."""
-    embeddings = encoder(texts)
-    np.save(folder / f"{name}.npy", embeddings.astype(np.float16))
-    replace_text(folder / f"{name}.json", json.dumps(texts))
-    return embeddings
-
-
-def phrases_of(sentences: list[str]) -> list[str]:
-    """Return the words that the sentences contain at least twice, and random parts of 2 to 6 words."""
-    choices = random.Random(5)
-    counts = Counter(word.lower() for sentence in sentences for word in re.findall(r"[A-Za-z][\w'-]*", sentence))
-    phrases = [word for word, count in counts.items() if count > 1]
-    for sentence in choices.choices(sentences, k=PHRASES):
-        words = sentence.split()
-        size = choices.randrange(2, 7)
-        start = choices.randrange(max(1, len(words) - size + 1))
-        phrases.append(" ".join(words[start : start + size]).strip("\"'().,;:!?"))
-    return [phrase for phrase in dict.fromkeys(phrases) if phrase]
 
 
 def evaluation_words(folder: Path) -> set[str]:
@@ -318,11 +279,11 @@ class Data:
 
     def __init__(self, corpus: Path, folder: Path, model: Path, width: int):
         self.tokenizer = load_tokenizer(model)
+        self.sentences = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
         self.pairs = [row for _, row in read_rows(folder / "pairs.jsonl")]
-        self.sentences, embeddings = read_embeddings(folder, "sentences")
-        self.phrases, phrases = read_embeddings(folder, "phrases")
+        embeddings = np.load(folder / "embeddings.npy").astype(np.float32)
         directions = principal_directions(embeddings[:20_000], width)
-        self.embeddings, self.phrase_embeddings = (torch.from_numpy(x @ directions) for x in (embeddings, phrases))
+        self.embeddings = torch.from_numpy(embeddings @ directions)
         documents = load_corpus([str(corpus / "train")]).shuffle(seed=3)
         documents = documents.select(range(min(4500, len(documents))))
         self.passages, _ = pack(documents, self.tokenizer, mode="full_sentences", max_length=LENGTH)
@@ -332,8 +293,6 @@ class Data:
         self.batches = dict(
             pairs=batches([len(row["sentence1"]) + len(row["sentence2"]) for row in self.pairs], ROWS["pairs"], 1),
             embeddings=batches(lengths, ROWS["embeddings"], 2),
-            phrases=batches([len(phrase) for phrase in self.phrases], ROWS["phrases"], 5),
-            altered=batches(lengths, ROWS["altered"], 6),
             sentences=batches(lengths, ROWS["sentences"], 3),
             passages=batches([LENGTH] * len(self.passages), ROWS["passages"], 4),
         )
@@ -341,74 +300,15 @@ class Data:
     def rows(self, name: str, step: int, process: int, processes: int) -> list[int]:
         return self.batches[name][step][process::processes]
 
-    def encode(self, *texts: list, **options: bool) -> BatchEncoding:
-        options |= dict(padding=True, truncation=True, max_length=160, return_token_type_ids=False)
-        return self.tokenizer(*texts, return_tensors="pt", **options)
-
-    def altered(self, rows: list[int], step: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return the inputs of altered sentences, and float labels [B, N]: 1 = wrong word, NaN = not the start of a word."""
-        choices = random.Random(f"{step} {rows}")
-        vocabulary = [word for row in rows for word in self.sentences[row][:-1].split()]
-        texts, wrong = zip(*(alter(self.sentences[row], vocabulary, choices) for row in rows), strict=True)
-        inputs = self.encode([*texts], is_split_into_words=True)
-        labels = torch.full(inputs["input_ids"].shape, torch.nan)
-        for row, values in enumerate(wrong):
-            words = inputs.word_ids(row)
-            starts = [place for place, word in enumerate(words) if word is not None and word != words[place - 1]]
-            labels[row, starts] = torch.tensor([values[words[place]] for place in starts])
-        return inputs, labels
+    def encode(self, *texts: list[str]) -> dict[str, torch.Tensor]:
+        options = dict(padding=True, truncation=True, max_length=160, return_token_type_ids=False)
+        return dict(self.tokenizer(*texts, return_tensors="pt", **options))
 
     def masked(self, rows: list[list[int]], numbers: list[int], step: int) -> dict[str, torch.Tensor]:
         """Return token ids with masked words, their attention mask, and labels."""
         features = [dict(input_ids=ids, example=number, epoch=step) for ids, number in zip(rows, numbers)]
         batch = self.mask(features)
         return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-
-
-def read_embeddings(folder: Path, name: str) -> tuple[list[str], np.ndarray]:
-    """Return the texts and float32 embeddings of `write_embeddings`."""
-    texts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return texts, np.load(folder / f"{name}.npy").astype(np.float32)
-
-
-def alter(sentence: str, vocabulary: list[str], choices: random.Random) -> tuple[list[str], list[float]]:
-    """Move, remove, repeat or replace words of a sentence; return its words, and 1.0 for those that are now wrong."""
-    words, end = sentence[:-1].split(), sentence[-1]
-    wrong = [0.0] * len(words)
-    for _ in range(1 + len(words) // 12):
-        operation = choices.choice(["swap", "move", "remove", "repeat", "replace", "form"])
-        place = choices.randrange(len(words))
-        if operation == "swap":
-            place = choices.randrange(len(words) - 1)
-            words[place : place + 2] = words[place : place + 2][::-1]
-            wrong[place : place + 2] = 1.0, 1.0
-        elif operation == "remove":
-            del words[place], wrong[place]
-            wrong[min(place, len(words) - 1)] = 1.0
-        elif operation in ("repeat", "move"):
-            word = words[place]
-            if operation == "move":
-                del words[place], wrong[place]
-            place = choices.randrange(len(words))
-            words.insert(place, word)
-            wrong.insert(place, 1.0)
-        else:
-            forms = other_forms(words[place]) if operation == "form" else []
-            words[place], wrong[place] = choices.choice(forms or vocabulary), 1.0
-    words[-1] += end
-    return words, wrong
-
-
-def other_forms(word: str) -> list[str]:
-    """Return wrong forms of a word, such as "walks" for "walked"; of function words, others that are as frequent."""
-    for group in FUNCTION_WORDS:
-        if word in group:
-            return [other for other in group if other != word]
-    for ending in ("ing", "ed", "s"):
-        stem = word.removesuffix(ending)
-        if len(stem) > 3 and stem != word and word.isalpha():
-            return [stem + other for other in ("", "ing", "ed", "s") if other != ending]
-    return []
 
 
 def batches(lengths: list[int], size: int, seed: int) -> list[list[int]]:
@@ -425,43 +325,27 @@ def batches(lengths: list[int], size: int, seed: int) -> list[list[int]]:
     return found
 
 
-def embedding_loss(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return 1 - cosine of embeddings [B, H] with their targets, plus 2 times the error of the cosines between the rows."""
-    cosines, wanted = (x @ x.T for x in (functional.normalize(found, dim=-1), functional.normalize(target, dim=-1)))
-    return cosine_loss(found, target) + 2 * functional.mse_loss(cosines, wanted)
-
-
 class Student(nn.Module):
-    """The masked language model, with heads for the similarity of pairs (on the first token) and for wrong words."""
+    """The masked language model, with a regression head on the first token for pairs."""
 
     def __init__(self, model: DebertaExtForMaskedLM):
         super().__init__()
         width = model.config.hidden_size
-        self.model = model
-        self.similarity, self.is_wrong = (
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)) for _ in range(2)
-        )
+        self.model, self.head = model, nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
 
     def losses(self, data: Data, step: int, process: int, processes: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the name and value of one loss at a time, so that only one graph is in memory."""
         rows = {name: data.rows(name, step, process, processes) for name in ROWS}
         pairs = [data.pairs[row] for row in rows["pairs"]]
         inputs = data.encode([row["sentence1"] for row in pairs], [row["sentence2"] for row in pairs])
-        scores = self.similarity(self.model.base_model(**inputs).last_hidden_state[:, 0]).squeeze(-1)
+        scores = self.head(self.model.base_model(**inputs).last_hidden_state[:, 0]).squeeze(-1)
         yield "pairs", functional.mse_loss(scores, torch.tensor([row["label"] for row in pairs]))
 
-        for name, texts, targets in (
-            ("embeddings", data.sentences, data.embeddings),
-            ("phrases", data.phrases, data.phrase_embeddings),
-        ):
-            inputs = data.encode([texts[row] for row in rows[name]])
-            found = mean_pooled(self.model.base_model(**inputs).last_hidden_state, inputs["attention_mask"])
-            yield name, embedding_loss(found, targets[rows[name]])
-
-        inputs, labels = data.altered(rows["altered"], step)
-        logits = self.is_wrong(self.model.base_model(**inputs).last_hidden_state).squeeze(-1)
-        known = ~labels.isnan()
-        yield "altered", functional.binary_cross_entropy_with_logits(logits[known].float(), labels[known])
+        inputs = data.encode([data.sentences[row] for row in rows["embeddings"]])
+        found = mean_pooled(self.model.base_model(**inputs).last_hidden_state, inputs["attention_mask"])
+        target = data.embeddings[rows["embeddings"]]
+        cosines, wanted = (x @ x.T for x in (functional.normalize(found, dim=-1), functional.normalize(target, dim=-1)))
+        yield "embeddings", cosine_loss(found, target) + 2 * functional.mse_loss(cosines, wanted)
 
         texts = [data.sentences[row] for row in rows["sentences"]]
         sentences = data.tokenizer(texts, truncation=True, max_length=128)["input_ids"]

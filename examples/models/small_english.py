@@ -171,17 +171,15 @@ def save_distilled(run: Path, held_out: Path, folder: Path):
     (folder / "all_results.json").write_text(json.dumps(measured, indent=4) + "\n", encoding="utf-8")
     card = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))["card"]
     report = json.loads((run / "training.json").read_text(encoding="utf-8"))
-    titles = dict(altered="altered sentences", sentences="masked sentences", passages="masked passages")
-    if "distillation" in card["training"]:
-        card["training"]["earlier distillation"] = card["training"].pop("distillation")
+    names = dict(pairs="pairs", embeddings="embeddings", sentences="masked sentences", passages="masked passages")
     card["training"]["distillation"] = {
         "steps": report["steps"],
         "learning rate": report["learning_rate"],
-        "rows of a step": {titles.get(name, name): count for name, count in report["rows"].items()},
-        "weights of the losses": {titles.get(name, name): weight for name, weight in report["weights"].items()},
+        "rows of a step": {name: report["rows"][key] for key, name in names.items()},
+        "weights of the losses": {name: report["weights"][key] for key, name in names.items()},
     }
     card["training"]["teacher"] = TEACHER
-    card["hardware"]["seconds of distillation"] = card["hardware"].get("seconds of distillation", 0) + report["seconds"]
+    card["hardware"]["seconds of distillation"] = report["seconds"]
     distilled = ", and distilled from all-MiniLM-L6-v2 on its own training text"
     card["opening"] = OPENING.format(model.num_parameters() / 1e6, distilled)
     write_run_card(folder, RunFacts(**card))
