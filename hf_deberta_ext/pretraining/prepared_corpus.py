@@ -209,7 +209,7 @@ class PreparedRows(Dataset):
             if not file.is_file():
                 copy_file(url, file)
         if xxh3_64_hexdigest(Path(file).read_bytes()) != self.shards[shard]["digest"]:
-            raise ValueError(f"the shard {file} differs from its digest in the manifest; remove the file, copy {url} again")
+            raise ValueError(f"the shard {file} differs from its digest in the manifest; remove it, and copy {url} again")
         return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
 
 

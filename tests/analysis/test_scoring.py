@@ -172,7 +172,7 @@ def test_texts_that_are_too_long_are_named(kind, tokenizer, tiny_config, shake, 
     monkeypatch.setattr(tokenizer, "model_max_length", limit if kind == "tokenizer" else 512)
     long = "the lazy fox " * 40
     length = len(tokenizer(long)["input_ids"])
-    message = rf"text 1 must have at most {limit} tokens, got {length}; split or shorten it"
+    message = rf"text 1 must have at most {limit} tokens, got {length}; split or shorten this text"
     scores = [pseudo_log_likelihood] + [token_replacement_probabilities] * (kind != "emd")
     for score in scores:
         with pytest.raises(ValueError, match=message):

@@ -178,7 +178,7 @@ def test_thresholds_of_nothing_are_refused(folder_of, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", *(dict(text="a film", label=label) for label in (0, 1, 1)))
     argv = (folder_of("bert"), tmp_path / "run", "--do_train", "--save_thresholds")
     files = dict(train_file=file, validation_file=file)
-    with pytest.raises(ValueError, match="needs texts with two classes or with several labels"):
+    with pytest.raises(ValueError, match="needs texts with two classes, or with several labels"):
         run_classification(*argv, **files, do_eval=True, problem_type="regression")
     with pytest.raises(ValueError, match="without --do_eval"):
         run_classification(*argv, **files)

@@ -171,7 +171,7 @@ def with_another_token(content):
         (SHARD, None, SHARD),
         (SHARD, lambda content: content[:-8], " bytes, got "),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run its command again"),
+        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run the command"),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
@@ -246,7 +246,7 @@ def test_another_tokenizer_and_other_data_beside_are_refused(prepared, run_mlm, 
     assert_refused(run_mlm, "(300 tokens, digest", argv)
     argv = training(prepared, tmp_path / "run")
     argv.insert(argv.index(str(prepared)), str(text))
-    assert_refused(run_mlm, "--train_data must be a single prepared folder", argv)
+    assert_refused(run_mlm, "--train_data must be one prepared folder", argv)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_pat
 
 def test_models_and_optimizers_that_do_not_fit_are_refused(joint, tmp_path):
     for sharing in ("es", "all"):
-        with pytest.raises(ValueError, match=f"sharing = '{sharing}' needs joint steps: .* use stepping = 'joint'"):
+        with pytest.raises(ValueError, match=f"sharing = '{sharing}' needs joint steps: .* use either stepping = 'joint'"):
             build(joint(sharing), tmp_path, stepping="decoupled")
     model = joint()
     args = ReplacedTokenArguments(str(tmp_path), discriminator_learning_rate=1e-3, report_to="none")
@@ -270,7 +270,7 @@ NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="th
     [
         *((sharing, "joint", "is_fsdp_enabled", f"embedding_sharing = '{sharing}' cannot run under FSDP")
           for sharing in ("es", "all")),
-        ("gdes", "decoupled", "is_fsdp_enabled", "decoupled steps cannot run under FSDP 1.*set fsdp_version 2"),
+        ("gdes", "decoupled", "is_fsdp_enabled", "stepping = 'decoupled' cannot run under FSDP 1.*set fsdp_version 2"),
         ("gdes", "decoupled", "is_deepspeed_enabled", "decoupled steps cannot run under DeepSpeed"),
         # accelerate would silently train unsharded.
         pytest.param("gdes", "joint", None, "fsdp = .* has no effect here: accelerate only shards on accelerators",
