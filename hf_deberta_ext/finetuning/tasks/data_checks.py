@@ -102,9 +102,10 @@ def treat_duplicates(train: Part, kept: Sequence[int], on_duplicates: str):
         return
     if on_duplicates == "refuse" or not kept:
         row = duplicates[0] + 1 if train.numbers is None else train.numbers[duplicates[0]]
+        choices = "drop or keep" if kept else "keep"
         raise ValueError(
             f"{len(duplicates)} of {len(train.rows)} rows of {train.source} repeat an earlier row or a text of the "
-            f"evaluation data (the first is row {row}): remove them, or give --on_duplicates drop or keep"
+            f"evaluation data (the first is row {row}): remove them, or give --on_duplicates {choices}"
         )
     train.left_out += len(duplicates)
     train.select(kept)
