@@ -4,12 +4,10 @@
     python tests/support/run_versions.py --python python3.11
     python tests/support/run_versions.py --only oldest --python python3.10 --torch 2.6.0 --mixins -- -x -n 2
     python tests/support/run_versions.py --only newest --torch 2.14.1 -- -n 2
-    python tests/support/run_versions.py --environment ~/venv310 --environment ~/venv313 -- tests/model/test_remote_code.py
 
 Oldest: transformers 5.4.0 and compatible packages, resolved by pip. Newest: the pins of constraints.txt. Latest: resolved
-by pip. Oldest and newest use the torch of constraints.txt or `--torch`. `--environment` uses an existing environment and
-installs nothing. `--mixins` also runs transformers' own model tests (tests/outside). Arguments after "--" are passed to
-pytest. The exit status is 1 if something fails in one of the environments.
+by pip. Oldest and newest use the torch of constraints.txt or `--torch`. `--mixins` also runs transformers' own model tests
+(tests/outside). Arguments after "--" are passed to pytest. The exit status is 1 if something fails in an environment.
 """
 
 import argparse
@@ -118,17 +116,11 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environments")
     parser.add_argument("--torch", default=pins()["torch"], help="version for oldest and newest (default: %(default)s)")
     parser.add_argument("--only", choices=("oldest", "newest", "latest"), help="only this one (default: oldest and newest)")
-    parser.add_argument("--environment", type=Path, action="append", metavar="FOLDER", help="existing one; installs nothing")
     parser.add_argument("--mixins", action="store_true", help="also run transformers' own model tests")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     rows = [HEADER]
-    for home in options.environment or ():
-        rows += run_tests(home.name, interpreter(home.expanduser()), options.pytest, options.mixins)
-        print(table(rows), flush=True)
-    names = ["oldest", "newest"]
-    if options.only or options.environment:
-        names = [name for name in (options.only,) if name]
+    names = [options.only] if options.only else ["oldest", "newest"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
