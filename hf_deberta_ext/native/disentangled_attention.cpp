@@ -12,19 +12,19 @@
 //        for each block of BLOCK keys: S = Q K^T; S += expand(C) + expand(P)^T; online softmax; O += exp(S) V.
 //
 // "expand" maps distinct rows to distances. Tables are packed in the order of distances, where the row number increases by 0
-// or 1 from one distance to the next. 8 adjacent distances are therefore in 8 adjacent rows, and need one unaligned load and
-// one permutation, which only depends on the distance. p2c is expanded along queries, then transposed 8 x 8 in registers.
-// Beyond `max_distance`, c2p is one number per query and p2c one per key. Padding is written into P.
+// or 1 from one distance to the next. The rows of 8 adjacent distances are therefore among 8 adjacent rows, which need one
+// unaligned load and one permutation that depends only on the distance. p2c is expanded along queries, then transposed 8 x 8
+// in registers. Beyond `max_distance`, c2p is one number per query and p2c one per key. The padding mask is written into P.
 //
 // The backward pass recomputes everything from q, k, v and the log of the sum of exponentials.
 //
 // bfloat16 is computed in float32. On CPUs with fast products of pairs of bfloat16 numbers (AMX; AVX512-BF16 by AMD), the
-// forward pass uses these, with probabilities rounded to bfloat16 and sums in float32. Packed operands then consist of words
-// with two numbers, in the same layout, which is also the layout of AMX's tiles.
+// forward pass uses these products, with probabilities rounded to bfloat16 and sums in float32. Packed operands then have
+// words of two numbers, in the same layout as float32 numbers; AMX's tiles also have this layout.
 //
 // The only requirement is a C++17 compiler with vector extensions (GCC, Clang). The source includes itself once for each
-// instruction set, and the best one is chosen at run time. It uses the OpenMP threads of the process (torch's) if it finds
-// them, so that there is only one thread pool, and creates its own threads otherwise.
+// instruction set, and the best one is chosen at run time. The kernel uses the OpenMP threads of the process (torch's) if it
+// finds them, so that there is only one thread pool. Otherwise, it creates its own threads.
 //
 //   g++ -O3 -std=gnu++17 -ffp-contract=fast -fno-math-errno -fPIC -shared disentangled_attention.cpp -o LIBRARY -ldl
 
@@ -331,14 +331,14 @@ int64_t disentangled_backward(const Arguments* a) { return call(a, true); }
 namespace {
 namespace ISA {
 
-// Included again for this instruction set, because Clang calls no function of another one with wider vectors.
+// Defined again for each instruction set, because Clang rejects calls that pass wider vectors to functions of another set.
 template <class T> inline T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
 template <class T> inline void store(void* p, T x) { memcpy(p, &x, sizeof x); }
 
 constexpr long NR = VW * NV;      // columns of a micro-kernel
 constexpr long TILE = 48;         // queries; a multiple of MR and 8
 constexpr long BLOCK = 288;       // keys; a multiple of MR, 2 VW and NR
-constexpr long LDS = BLOCK + 16;  // the distance of rows of S is not a power of two
+constexpr long LDS = BLOCK + 16;  // row stride of S; not a power of two
 constexpr long CHUNK = 43 * TILE; // queries that share P
 static_assert(TILE % MR == 0 && BLOCK % MR == 0 && BLOCK % NR == 0 && BLOCK % (2 * VW) == 0 && NR % 8 == 0);
 
@@ -674,7 +674,7 @@ template <bool pairs> struct Worker {
         const float *c_table, *p_table;
         float *kt, *bias;
         uint64_t key;  // key of dropout
-        // p2c of the keys near to the queries of a chunk, and for queries far before and far after a key; includes masks
+        // p2c: P for keys near the queries of a chunk; low, high for queries far before, far after a key; includes masks
         float *P, *low, *high;
         long near0, near1, ldp;
         float *d_low, *d_high;  // gradients of low and high

@@ -265,7 +265,7 @@ def test_relative_positions_of_the_callers_own_and_other_queries_go_to_the_code_
         models = reference, model = pair(family, pos_att_type=["c2p"])
         mask = torch.ones(2, 1, 6, 20)
         assert torch.equal(*(m.encoder(hidden, mask, query_states=hidden[:, :6]).last_hidden_state for m in models))
-        assert attentions(model)[0].last_backend == ("stock", "6 queries of 20 keys")
+        assert attentions(model)[0].last_backend == ("stock", "6 queries for 20 keys")
 
 
 @pytest.mark.parametrize("family", BOTH)
