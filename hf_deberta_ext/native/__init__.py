@@ -107,7 +107,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     """Load the kernel's library. Import torch before this call, because the library uses torch's threads.
 
     Raises:
-        OSError: the library is missing, cannot be loaded, or has another version.
+        OSError: the library is missing, cannot be loaded, or was built for another version of hf_deberta_ext.
     """
     if not path.exists():
         raise OSError("it was not built: install a C++ compiler, then install hf_deberta_ext again")
@@ -116,7 +116,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         getattr(library, f"disentangled_{function}").restype = c_int64
     library.disentangled_supports.argtypes = [c_int64]
     if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(Arguments())) == WRONG_SIZE:
-        raise OSError(f"{path} has another version: install hf_deberta_ext again")
+        raise OSError(f"{path} was built for another version of hf_deberta_ext: install hf_deberta_ext again")
     return library
 
 
