@@ -36,8 +36,8 @@ def save_as_deberta_v2(
 ) -> list[str]:
     """Save `model` in a folder that transformers loads as DebertaV2 with the same outputs.
 
-    Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of EMD
-    and the head `mask_predictions`. Both are still saved, so that this package loads the folder as the same model.
+    Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of the
+    Enhanced Mask Decoder (EMD) and the head `mask_predictions`. Both are still saved: this package loads the same model.
 
     Args:
         lossy (`bool`, default False): Also save a masked language model with EMD, which transformers runs without EMD.

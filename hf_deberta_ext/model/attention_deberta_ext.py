@@ -666,7 +666,7 @@ def choose_backend(
     Args:
         requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
         query_share: number of queries divided by number of keys; below 1 if `query_positions` selects the queries.
-        served: what the backend does not support, in the error message.
+        served: what the backend does not support, as named in the error message.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
@@ -910,8 +910,8 @@ class DisentangledSelfAttention(PositionCache):
         Args:
             hidden_states (`torch.Tensor`): input of keys and values, [B, N, hidden].
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
-            query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
-                Queries at the same position must be equal, because some backends scatter them.
+            query_states (`torch.Tensor`, *optional*): separate queries (Enhanced Mask Decoder), [B, Q, hidden]; None = same
+                as hidden_states. Queries at the same position must be equal, because some backends scatter them.
             packed (`PackedSequences`, *optional*): the documents in hidden_states [1, T, hidden]; then pass no mask.
             keys_values (`tuple`, *optional*): precomputed `keys_and_values(hidden_states)`.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeBERTa v1, v2, v3 and mDeBERTa, in the order of the paper (He et al. 2021): embeddings and encoder (section 3.1), the
-Enhanced Mask Decoder (3.2), and models with heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
+Enhanced Mask Decoder (EMD, 3.2), and models with heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
 """
 
 import functools
