@@ -228,7 +228,7 @@ def quantise_onnx(
     two_files = data_file(path).exists()
     with written_at_once(out) as part, tempfile.TemporaryDirectory() as folder:
         # Folds operations on weights into constants, above all the projections of the relative table. Quantising these
-        # dynamically in each call would cost a classifier ten points of accuracy (SST-2).
+        # projections dynamically in each call would cost a classifier ten points of accuracy (SST-2).
         constant = Path(folder) / "constant.onnx"
         shapes.quant_pre_process(
             path, constant, skip_symbolic_shape=True, save_as_external_data=two_files, all_tensors_to_one_file=True

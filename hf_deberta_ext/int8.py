@@ -5,9 +5,9 @@ Weights of linear layers have one scale per output, and activations one scale pe
 and values has one scale per call. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative
 table stay in float32.
 
-`quantise` converts a model, `save_pretrained` saves it, and `from_pretrained` and pipelines load it again if hf_deberta_ext
-is imported, which registers the method with transformers. `deberta-ext convert MODEL FOLDER --to int8` also reports how
-many predictions stay the same.
+`quantise` converts a model, and `save_pretrained` saves it. `from_pretrained` and pipelines load it again if hf_deberta_ext
+is imported, because the import registers the quantisation method with transformers. `deberta-ext convert MODEL FOLDER --to
+int8` also reports how many predictions stay the same.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from .model.attention_deberta_ext import DisentangledSelfAttention
 __all__ = ["Int8Config", "Int8Embedding", "Int8Linear", "Int8Quantizer", "quantise"]
 
 METHOD = "deberta_ext_int8"
-# Attention is computed in bfloat16: it is faster, and its error is smaller than the error of these products.
+# Attention is computed in bfloat16, which is faster than float32; the error is smaller than the error of the int8 products.
 ATTENTION_INPUTS = ("query_proj", "key_proj", "value_proj")
 
 
@@ -39,12 +39,12 @@ class Int8Module(nn.Module):
     """Base class of modules with int8 weights. The scales, and all other floating-point tensors, stay in float32."""
 
     def _apply(self, fn, recurse=True):
-        # Every conversion (`to`, `half`, `bfloat16`, `double`) of a model that contains this module comes here.
+        # Every conversion (`to`, `half`, `bfloat16`, `double`) of a model that contains this module calls this method.
         dtype = fn(self.scale.new_empty(0)).dtype
         if dtype != torch.float32:
             raise ValueError(
                 f"an int8 model cannot be converted to {str(dtype).removeprefix('torch.')}: load the original "
-                "float32 model, and convert that instead"
+                "float32 model, and convert this float32 model instead"
             )
         return super()._apply(fn, recurse)
 

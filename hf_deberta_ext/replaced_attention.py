@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make transformers' own DeBERTa models use this package's attention backends, and undo this.
+"""Make transformers' own DeBERTa models use this package's attention backends, and undo this replacement.
 
 In this file, r is the relative position i - j after log buckets (`build_relative_position` in transformers), M is
 `max_relative_positions`, N the sequence length, and "stock" means transformers' own code.
@@ -236,7 +236,7 @@ class _ReplacedSelfAttention(_Replaced):
             # transformers calls query_states.t(), which fails for a batch.
             return "query_states of a v1 model"
         if query_states is not None and query_states.shape[-2] != N:
-            return f"{query_states.shape[-2]} queries of {N} keys"
+            return f"{query_states.shape[-2]} queries for {N} keys"
         if self.relative_attention and relative_pos is not None and relative_pos.dim() != 1:
             standard = _as_stock(_relative_positions(N, *_table_of(self), relative_pos.device))
             if relative_pos.numel() != N * N or not torch.equal(relative_pos.long().view(1, N, N), standard):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers that are equal to the published ones in all supported versions of transformers.
+"""Tokenizers that encode texts like the published ones in all supported versions of transformers.
 
 The tokenizers of transformers 5 differ from the published ones: `DebertaTokenizer` (v1) encodes pairs as
 `[CLS] A [SEP] [SEP] B [SEP]` with token types of 0, and no longer strips the space before [MASK]. `DebertaV2Tokenizer`
@@ -42,7 +42,7 @@ FILES = ("spm.model", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_c
 # In the order in which the official code appends special tokens that are missing in a vocabulary.
 SPECIAL_TOKENS = ("[MASK]", "[SEP]", "[PAD]", "[UNK]", "[CLS]")
 KEPT_SETTINGS = ("do_lower_case", "padding_side", "truncation_side", "extra_special_tokens")
-# Noncharacters, which never occur in a text. SOFT separates a mark from its base; HARD also prevents joining them again.
+# Noncharacters, which never occur in a text. SOFT separates a mark from its base; HARD also keeps NFC from joining the two.
 SOFT, HARD = "\ufdd0", "\ufdd1"
 
 
@@ -117,7 +117,7 @@ def load_tokenizer(
             )
     else:
         if not is_local:
-            # transformers' own error, which tells an absent file from one that is not cached.
+            # Raises transformers' error, which says whether the file is absent or only not cached.
             cached_file(folder_or_repo, "tokenizer.json", subfolder=subfolder, **options)
         raise OSError(
             f"no tokenizer in {folder_or_repo}: expected tokenizer.json, spm.model, or both vocab.json and merges.txt. A "
@@ -141,7 +141,7 @@ def tokenizer_from_spm(
     """Create a tokenizer of v2, v3 and mDeBERTa from a SentencePiece unigram model, with the same ids as sentencepiece.
 
     Pieces keep their ids, and missing special tokens are appended. If there is no piece [UNK], it is also appended and
-    becomes the unknown token, as in the official code; the row of `<unk>` remains but is not used. Offsets include the
+    becomes the unknown token, as in the official code; the embedding of `<unk>` stays unused. Offsets include the
     space before a word, and exclude a combining mark at the end of a token.
 
     Differences from sentencepiece: special tokens in a text are encoded as special tokens; sentencepiece adds scores in
@@ -248,7 +248,7 @@ def check_vocabulary(
 ) -> None:
     """Check that a tokenizer of any family is not empty, and can belong to the model.
 
-    The model's embedding table may have more rows than the tokenizer has tokens: up to 256, or a quarter if that is more.
+    The embedding table may have rows without a token: up to 256, or up to a quarter of all rows if a quarter is more.
 
     Args:
         source (*optional*): Source of the tokenizer, for the error message.
@@ -358,9 +358,9 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
 def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that all versions of tokenizers support.
 
-    `normalizers.Precompiled` differs from SentencePiece, which replaces the longest match in its character map: of a
-    grapheme cluster under 6 bytes, it keeps only the shortest match, and it maps longer clusters char by char. `e` + two
-    accents therefore loses an accent, and decomposed kana or Hangul stay decomposed. The steps below insert SOFT between
+    SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` keeps only the shortest match of
+    a grapheme cluster under 6 bytes, and maps longer clusters char by char. `e` + two accents therefore loses an accent, and
+    decomposed kana or Hangul stay decomposed. To encode like SentencePiece, the steps below insert SOFT between
     bases and marks, map each char, then remove SOFT while NFC joins the marks from left to right. They insert HARD, which
     prevents joining, where SentencePiece has no rule: next to a char that decomposes, and where NFC would sort the marks.
     """

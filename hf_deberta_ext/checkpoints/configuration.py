@@ -112,7 +112,7 @@ class OfficialConfigMixin:
         """Return the field names of `DebertaExtConfig` without the fields that only a joint model uses."""
         from ..model.configuration_deberta_ext import JOINT_FIELDS, DebertaExtConfig
 
-        # Annotations of this class, without fields of subclasses or of every transformers configuration.
+        # The class annotations exclude fields of subclasses, and fields that all configurations of transformers have.
         return [name for name in DebertaExtConfig.__annotations__ if name not in (*JOINT_FIELDS, "model_type")]
 
     def difference(self, base: "OfficialConfigMixin") -> dict[str, Any]:

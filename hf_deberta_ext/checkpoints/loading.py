@@ -107,9 +107,9 @@ class LoadingMixin(AdapterMixin):
 
     @classmethod
     def _from_official_checkpoint(cls, source, *model_args, config, delta_bases, stored_config, **kwargs):
-        # Arguments for reading files, which transformers does not accept together with a state_dict.
+        # transformers does not accept these arguments for reading files together with a state_dict.
         reading = pop(kwargs, (*DOWNLOAD_ARGUMENTS, "use_safetensors", "variant"))
-        # Not passed to the configuration, where "auto" is not a dtype.
+        # The configuration gets no dtype, because it does not accept "auto".
         dtypes = pop(kwargs, ("dtype", "torch_dtype"))
         return_info = kwargs.pop("output_loading_info", False)
         pop(kwargs, ("code_revision", "trust_remote_code"))
@@ -224,12 +224,12 @@ class LoadingMixin(AdapterMixin):
 
 
 def pick(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments that are named in `names`."""
+    """Return {name: value} for the arguments whose names are in `names`."""
     return {name: arguments[name] for name in names if name in arguments}
 
 
 def pop(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the arguments that are named in `names`, and return them."""
+    """Remove the arguments whose names are in `names` from `arguments`; return them as a dict."""
     return {name: arguments.pop(name) for name in names if name in arguments}
 
 

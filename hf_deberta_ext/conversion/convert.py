@@ -89,7 +89,7 @@ def convert(
         dtype = "float32"
     elif dtype is None:
         dtype = "float32"
-        # Not for "pretraining": half precision would round E_delta, the difference of two tables of Microsoft's models.
+        # Not for "pretraining": half precision would round E_delta, the difference between Microsoft's two embedding tables.
         if len(contents.dtypes) == 1 and (head != "pretraining" or contents.is_joint):
             dtype = contents.dtypes[0]
     print(f"head: {head}; the files contain {', '.join(contents.heads) or 'none'} (choose with --head)")
@@ -146,7 +146,7 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load the checkpoint into the class of `head`, in eval mode; of a joint model, export the model that has this head."""
+    """Load the checkpoint into the class of `head`, in eval mode. Of a joint model, export the one with this head."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()

@@ -36,8 +36,8 @@ def save_as_deberta_v2(
 ) -> list[str]:
     """Save `model` in a folder that transformers loads as DebertaV2 with the same outputs.
 
-    Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of EMD
-    and the head `mask_predictions`. Both are still saved, so that this package loads the folder as the same model.
+    Models with the options of DeBERTa v1 are saved as deberta-v2, too. transformers ignores the absolute positions of the
+    Enhanced Mask Decoder (EMD) and the head `mask_predictions`. Both are still saved: this package loads the same model.
 
     Args:
         lossy (`bool`, default False): Also save a masked language model with EMD, which transformers runs without EMD.
@@ -56,7 +56,7 @@ def save_as_deberta_v2(
     class_name = TRANSFORMERS_CLASSES[type(model).__name__]
     config.architectures, config.dtype = [class_name], model.dtype
     if isinstance(model, DebertaExtForQuestionAnswering):
-        # transformers' head has num_labels outputs and needs two, start and end.
+        # transformers' head has num_labels outputs; question answering needs two, start and end.
         config.num_labels = 2
     state_dict = to_deberta_v2_state_dict(model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature that deberta-v2 drops; raise a ValueError if the model needs this feature."""
+    """Return a note for each feature that the saved model loses; raise a ValueError if it cannot do without a feature."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")

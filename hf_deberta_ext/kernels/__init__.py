@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of disentangled attention for CPUs and GPUs, which `model/attention_deberta_ext.py` adds to its backends.
 
-If the package is installed, remote code also uses these kernels. Saved code may be of another version, so keep the names in
-this file and the fields of `AttentionInputs`.
+If the package is installed, remote code also uses these kernels. Saved remote code may come from another version of this
+package, so the names in this file and the fields of `AttentionInputs` must not change.
 """
 
 import torch
@@ -16,7 +16,7 @@ __all__ = ["KERNELS", "PositionCache"]
 
 
 def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
-    """Compute attention in Triton, which is imported at the first call."""
+    """Compute attention with the Triton kernels, which are imported at the first call."""
     from .attention_triton import disentangled_attention_triton
 
     return disentangled_attention_triton(inputs)
@@ -32,11 +32,11 @@ def triton_unavailable(device: torch.device, dtype: torch.dtype, head_size: int)
 KERNELS = {
     "triton": Backend(
         disentangled_attention_triton,
-        "flash-style kernels for CUDA (triton 3.4 or newer, which torch 2.8 brings), head sizes 16 to 128, dropout, "
+        "flash-style kernels for CUDA (triton 3.4 or newer, included in torch 2.8), head sizes 16 to 128, dropout, "
         "documents in one stream",
         triton_unavailable,
         best_on=("cuda",),
-        # Exact float32 products do not run on the tensor cores and spill registers, even as three products of TF32.
+        # Exact float32 products do not run on the tensor cores. They spill registers, even as three products of TF32.
         not_best_for=(torch.float32,),
         takes_cu_seqlens=True,
     ),

@@ -50,7 +50,7 @@ def disentangled_attention_native(inputs: AttentionInputs) -> torch.Tensor:
     Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, query_positions, dropout_p, max_distance, cu_seqlens = inputs
     bias = seed = None
     if "p2p" in terms:
-        # Not Q_r[:, delta]: threads would add up its gradient in any order.
+        # Not Q_r[:, delta]: in its backward pass, threads would add up gradients in no fixed order.
         rows, mirrored = Q_r.float().index_select(1, delta), K_r.float().index_select(1, delta.flip(0))
         bias = (rows * mirrored).sum(-1) * scale  # [H, 2L - 1]
     if "c2p" not in terms:
@@ -69,7 +69,7 @@ def disentangled_attention_native(inputs: AttentionInputs) -> torch.Tensor:
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     if dropout_p > 0:
-        # A tensor, so that torch.compile draws a new one in each call.
+        # A tensor, so that compiled code (torch.compile) draws a new seed in each call.
         seed = torch.randint(2**62, (1,))
     operator = torch.ops.hf_deberta_ext.disentangled_attention.default
     out, _ = operator(*tensors, bias, delta, mask, cu_seqlens, query_positions, seed, max_distance, scale, dropout_p)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disentangled attention in Triton kernels, without [N, N] tensors, and without table look-ups in far tiles.
 
-A tile has BLOCK_M queries and BLOCK_N keys, and o = i - j is an offset. There are two kinds of tiles, with far ones on both
-sides of the near ones.
+A tile has BLOCK_M queries and BLOCK_N keys, and o = i - j is an offset. There are two kinds of tiles; far tiles lie on both
+sides of the near tiles.
 
 * Far tiles (all o >= max_distance, or all o <= -max_distance): delta is constant, so with the table's end rows K_e, Q_e
       A[i, j] = Q_c[i]·K_c[j] + Q_c[i]·K_e + K_c[j]·Q_e,
@@ -46,7 +46,7 @@ except ImportError:
 
 __all__ = ["disentangled_attention_triton", "dropout_mask", "triton_unavailable"]
 
-# Disables ptxas optimizations that take more registers: with them, dq and dkv precompute addresses and spill them.
+# Disables ptxas optimizations that take more registers: with them, the kernels dq and dkv precompute and spill addresses.
 FEW_REGISTERS = {} if INTERPRETED or torch.version.hip else {"ptx_options": "--register-usage-level=0"}
 
 # Launch parameters that needed more shared memory than the GPU has: they are not tried again.
@@ -70,7 +70,7 @@ def launch(kernel: str, call: "Call", start: Callable):
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    # The interpreter uses the entries for Hopper.
+    # Triton's interpreter uses the entries of `LAUNCHES` for Hopper (9.0).
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
@@ -108,7 +108,7 @@ class Call:
         self.sizes = (self.H, self.N, self.B, self.span)
         # Softmax in base 2.
         self.scale2 = scale * math.log2(math.e)
-        # A missing tensor is never read, so that any pointer is valid.
+        # The kernels never read a missing tensor, so any tensor can be passed in its place.
         self.bias, *self.side = (q if x is None else x for x in (bias, mask, documents, seed))
 
     def prepare(self, *, bounds=False):
@@ -211,7 +211,7 @@ def attend_backward(grad, out, lse, *operands):
     if not any(wanted):
         return dq, dk, dv, *tables
 
-    # Offsets in the windows. The other pairs are far pairs, also within near tiles, or pairs of different documents.
+    # Largest |o| in the windows. All other pairs are far pairs (some are in near tiles) or pairs of different documents.
     inner = call.max_distance - 1 if call.far else call.span
 
     def start_bands(config):
@@ -364,7 +364,7 @@ def disentangled_attention_triton(inputs: AttentionInputs) -> torch.Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         rows = bias = None
         if terms:
-            # For packed documents, the table has the length of the longest one.
+            # For packed documents, delta only covers the offsets within the longest document.
             middle = delta.shape[0] // 2
             span = min(N - 1 if max_distance is None else max_distance, N - 1, middle)
             rows = delta[middle - span : middle + span + 1]

@@ -31,8 +31,8 @@ class PositionCache(nn.Module):
     def kept_table(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return `compute()`, the relative table [R, hidden]; always the same object until its values change.
 
-        It is only computed again if `rel_embeddings` or `LayerNorm` changes (`module_state`), has hooks, or is of another
-        class than torch's.
+        The table is only computed again if `rel_embeddings` or `LayerNorm` has changed (`module_state`), has hooks, or does
+        not have torch's own class.
         """
         modules = [module for module in (self.rel_embeddings, getattr(self, "LayerNorm", None)) if module is not None]
         entry, versions, samples = self.position_cache, None, None
@@ -51,8 +51,8 @@ class PositionCache(nn.Module):
     def kept_projections(self, table: torch.Tensor, modules: list[nn.Module], project: Callable) -> Any:
         """Return `project(table)`, cached until another table is passed or a module changes (`module_state`).
 
-        Modules with hooks are never cached, and are only called with the table, so that hooks that calibrate a quantiser
-        see real inputs.
+        If a module has hooks, nothing is cached, and the module is only called with the table, so that hooks that calibrate
+        a quantiser only see real inputs.
         """
         packed = [getattr(module, "packed", None) for module in modules]
         if all(weights is not None for weights in packed):

@@ -35,8 +35,8 @@ def disentangled_bwd_kernel_dq(
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of Q_c for BLOCK_M queries, rowsum(dO · out), and the row sums of dS over o >= max_distance and
-    over o <= -max_distance."""
+    """Compute the gradient of Q_c for BLOCK_M queries, rowsum(dO · out), and the row sums of dS over the offsets o = i - j
+    of query i and key j with o >= max_distance, and with o <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_M)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -175,7 +175,7 @@ def disentangled_bwd_kernel_dkv(
     if MASK == 1:
         hi = tl.where(any_flag(mask_ptr, n0, stride_mn, N, BLOCK_N), hi, lo)
     first, last = near_range(n0, lo, hi, max_distance, BLOCK_N, BLOCK_M, FAR)
-    # Tiles are [keys, queries]. part 0: queries far to the left (o <= -max_distance), 1: near, 2: o >= max_distance.
+    # Tiles are [keys, queries]. part 0: queries far left (o <= -max_distance), 1: near, 2: far right (o >= max_distance).
     for part in tl.static_range(0 if FAR else 1, 3 if FAR else 2):
         start, stop = first, last
         if part == 0:
@@ -259,7 +259,7 @@ def disentangled_bwd_kernel_bands(
 ):  # fmt: skip
     """Compute the gradients of K_x and Q_x along one diagonal band of [BLOCK, BLOCK] tiles, which share a window.
 
-    windows [terms, H, splits, bands, 2·BLOCK, D], float32: sums over every `splits`-th tile of the band and the batch.
+    windows [terms, H, splits, bands, 2·BLOCK, D], float32: each split sums every `splits`-th tile of the band and the batch.
     """
     band, split, h = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     diagonal = band - bands // 2
@@ -370,7 +370,7 @@ def disentangled_bwd_kernel_fold(
     start, stop = tl.load(bounds_ptr + r).to(tl.int32), tl.load(bounds_ptr + r + 1).to(tl.int32)
     acc = tl.zeros([BLOCK_D], tl.float32)
     for x in tl.range(tl.maximum(start, span - inner), tl.minimum(stop, span + inner + 1)):
-        # Two bands have each offset: one in the lower half of its window, the previous band in the upper half.
+        # Two bands contain each offset: one band in the lower half of its window, the previous band in the upper half.
         position = x - span + BLOCK - 1 + bands // 2 * BLOCK
         band, lane = position // BLOCK, position % BLOCK
         # Not `inside & (band < bands)`: Triton 3.9's interpreter does not support a mask combined with a scalar.

@@ -131,9 +131,9 @@ def disentangled_fwd_kernel(
             start, stop = lo, first
         if part == 2:
             start, stop = last, hi
-        # Also for the compiler: in a loop that may be empty, it makes all products wait for each other.
+        # This check also helps the compiler, which makes all products wait for each other in a loop that may be empty.
         if start < stop:
-            # c2p adds the same number to all logits of a row, so it is added to the row's maximum instead.
+            # In far tiles, c2p adds the same number to all logits of a row, so it is added to the row's maximum instead.
             row = tl.zeros([BLOCK_M], tl.float32)
             if part != 1:
                 row = tl.load(ends_ptr + part // 2 * plane + rows, mask=rows < N, other=0.0)

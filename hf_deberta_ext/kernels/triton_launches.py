@@ -4,11 +4,11 @@
 A key of the table is a kernel ("forward", "dq", "dkv", "bands"), "half" (float16 and bfloat16) or "float32", and a head
 size (16, 32, 64, 128; others are rounded up). A value is a list of (capability, longest, Launch). An entry applies if the
 GPU has at least this compute capability (80, 90) and the input has at most this length (None: any). The first entry that
-applies is used; higher capabilities therefore come first and, for the same capability, shorter lengths. If its tiles need
-more shared memory than the GPU has, `FALLBACKS` are tried.
+applies is used; higher capabilities therefore come first and, for the same capability, shorter lengths. If the tiles of this
+entry need more shared memory than the GPU has, `FALLBACKS` are tried.
 
-The entries for head size 64 on 9.0 are the fastest of seven on an H200. The others were chosen by the resources of the
-compiled kernels (registers, spills, shared memory). Changes of `LAUNCHES` take effect from the next call.
+The entries for head size 64 on 9.0 are the fastest of seven candidates on an H200. The others were chosen by the resources
+of the compiled kernels (registers, spills, shared memory). Changes of `LAUNCHES` take effect from the next call.
 """
 
 from typing import NamedTuple

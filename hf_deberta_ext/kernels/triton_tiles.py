@@ -17,7 +17,7 @@ except ImportError:
 RUN_TIME = ["H", "N", "R", "batch", "span", "max_distance", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
 
-# A table by offset begins and ends with this many copies of the rows of -span and span: two blocks of at most 128.
+# Number of copies of the row for -span before a table by offset, and of the row for span after it: two blocks of up to 128.
 PADDING = 256
 PAD = tl.constexpr(PADDING)
 
@@ -115,9 +115,9 @@ def pick(
     """Return y [P, Q], y[p, q] = x[row, col], zero outside of x. `coordinate` computes row from ROW, and col from COL.
 
     The gather uses shared memory without bank conflicts. Indices consist of eights and ones, so that the compiler sees which
-    parts are equal in all registers of a lane. It is flat, because a gather along an axis becomes several warp shuffles per
-    element. `start` >= 0 is the counter of the enclosing loop; calls with different `start` share no indices. WHOLE: no
-    index is outside of x.
+    parts are equal in all registers of a lane. The gather is flat, because a gather along an axis becomes several warp
+    shuffles per element. `start` >= 0 is the counter of the enclosing loop; calls with different `start` share no indices.
+    WHOLE: no index is outside of x.
     """
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
     zero = unknown_zero(start)
@@ -189,7 +189,7 @@ def dropout_keep(seed_ptr, bh, m0, n0, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
     row = m0 // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     col = n0 // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
     zero = (row + col) * 0
-    # Otherwise, the keys of all rounds would be computed from the seed once and kept in registers.
+    # Without `unknown_zero`, the Philox keys of all rounds would be computed once and kept in registers.
     seed = tl.load(seed_ptr) ^ unknown_zero(m0 + n0)
     w, x, y, z = tl.philox(seed, zero + col, zero + row, zero + bh, zero, 7)
     bits = tl.reshape(tl.join(tl.join(w, x), tl.join(y, z)), (BLOCK_M // 16, 8, BLOCK_N // 16, 8, 2, 2))

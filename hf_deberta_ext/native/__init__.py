@@ -38,7 +38,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Arguments(ctypes.Structure):
-    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares their sizes."""
+    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares both sizes."""
 
     _fields_ = (
         *fields(c_int64, "size dtype isa"),
@@ -73,7 +73,7 @@ class Arguments(ctypes.Structure):
         If `axes` is 0, x is made contiguous. If x is None, the address stays null.
 
         Raises:
-            ValueError: x has another dtype or shape; the library would read beyond its end.
+            ValueError: x has another dtype or shape, so that the library would read beyond the end of x.
         """
         if x is None:
             return
@@ -95,19 +95,19 @@ class Arguments(ctypes.Structure):
         """
         result = function(ctypes.byref(self))
         if result == NO_MEMORY:
-            raise MemoryError(f"native attention: not enough memory for {self.M} queries of {self.N} keys")
+            raise MemoryError(f"native attention: not enough memory for {self.M} queries and {self.N} keys")
         if result:
             raise ValueError(
-                f"native attention failed for {self.M} queries of {self.N} keys: head size {self.d} is not in [16, 128], or "
-                "an index is out of range in delta, positions or cu_seqlens"
+                f"native attention failed for {self.M} queries and {self.N} keys: head size {self.d} is not in [16, 128], "
+                "or an index is out of range in delta, positions or cu_seqlens"
             )
 
 
 def load(path: Path = LIBRARY) -> ctypes.CDLL:
-    """Load the kernel's library. torch must be imported before, because the library uses torch's threads.
+    """Load the kernel's library. Import torch before this call, because the library uses torch's threads.
 
     Raises:
-        OSError: the library is missing, cannot be loaded, or has another version.
+        OSError: the library is missing, cannot be loaded, or was built for another version of hf_deberta_ext.
     """
     if not path.exists():
         raise OSError("it was not built: install a C++ compiler, then install hf_deberta_ext again")
@@ -116,7 +116,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         getattr(library, f"disentangled_{function}").restype = c_int64
     library.disentangled_supports.argtypes = [c_int64]
     if library.disentangled_version() != VERSION or library.disentangled_forward(ctypes.byref(Arguments())) == WRONG_SIZE:
-        raise OSError(f"{path} has another version: install hf_deberta_ext again")
+        raise OSError(f"{path} was built for another version of hf_deberta_ext: install hf_deberta_ext again")
     return library
 
 

@@ -12,19 +12,19 @@
 //        for each block of BLOCK keys: S = Q K^T; S += expand(C) + expand(P)^T; online softmax; O += exp(S) V.
 //
 // "expand" maps distinct rows to distances. Tables are packed in the order of distances, where the row number increases by 0
-// or 1 from one distance to the next. 8 adjacent distances are therefore in 8 adjacent rows, and need one unaligned load and
-// one permutation, which only depends on the distance. p2c is expanded along queries, then transposed 8 x 8 in registers.
-// Beyond `max_distance`, c2p is one number per query and p2c one per key. Padding is written into P.
+// or 1 from one distance to the next. The rows of 8 adjacent distances are therefore among 8 adjacent rows, which need one
+// unaligned load and one permutation that depends only on the distance. p2c is expanded along queries, then transposed 8 x 8
+// in registers. Beyond `max_distance`, c2p is one number per query and p2c one per key. The padding mask is written into P.
 //
 // The backward pass recomputes everything from q, k, v and the log of the sum of exponentials.
 //
 // bfloat16 is computed in float32. On CPUs with fast products of pairs of bfloat16 numbers (AMX; AVX512-BF16 by AMD), the
-// forward pass uses these, with probabilities rounded to bfloat16 and sums in float32. Packed operands then consist of words
-// with two numbers, in the same layout, which is also the layout of AMX's tiles.
+// forward pass uses these products, with probabilities rounded to bfloat16 and sums in float32. Packed operands then have
+// words of two numbers, in the same layout as float32 numbers; AMX's tiles also have this layout.
 //
 // The only requirement is a C++17 compiler with vector extensions (GCC, Clang). The source includes itself once for each
-// instruction set, and the best one is chosen at run time. It uses the OpenMP threads of the process (torch's) if it finds
-// them, so that there is only one thread pool, and creates its own threads otherwise.
+// instruction set, and the best one is chosen at run time. The kernel uses the OpenMP threads of the process (torch's) if it
+// finds them, so that there is only one thread pool. Otherwise, it creates its own threads.
 //
 //   g++ -O3 -std=gnu++17 -ffp-contract=fast -fno-math-errno -fPIC -shared disentangled_attention.cpp -o LIBRARY -ldl
 
@@ -331,14 +331,14 @@ int64_t disentangled_backward(const Arguments* a) { return call(a, true); }
 namespace {
 namespace ISA {
 
-// Included again for this instruction set, because Clang calls no function of another one with wider vectors.
+// Defined again for each instruction set, because Clang rejects calls that pass wider vectors to functions of another set.
 template <class T> inline T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
 template <class T> inline void store(void* p, T x) { memcpy(p, &x, sizeof x); }
 
 constexpr long NR = VW * NV;      // columns of a micro-kernel
 constexpr long TILE = 48;         // queries; a multiple of MR and 8
 constexpr long BLOCK = 288;       // keys; a multiple of MR, 2 VW and NR
-constexpr long LDS = BLOCK + 16;  // the distance of rows of S is not a power of two
+constexpr long LDS = BLOCK + 16;  // row stride of S; not a power of two
 constexpr long CHUNK = 43 * TILE; // queries that share P
 static_assert(TILE % MR == 0 && BLOCK % MR == 0 && BLOCK % NR == 0 && BLOCK % (2 * VW) == 0 && NR % 8 == 0);
 
@@ -379,7 +379,7 @@ inline __attribute__((always_inline)) void micro(const float* a, long lda, const
 }
 
 #if VW == 16 && defined(BF16_PRODUCTS)
-// As above, for words of a and b with the numbers 2 t and 2 t + 1
+// As micro, for words of two bfloat16 numbers: word t of a row has the numbers 2 t and 2 t + 1
 template <bool ADD>
 __attribute__((target("avx512bf16"))) void micro_pairs(const float* a, long lda, const float* b, long k, float* c, long ldc) {
     __m512 acc[MR][NV];
@@ -422,7 +422,7 @@ struct Tiles {
     __attribute__((target("amx-tile"))) ~Tiles() { _tile_release(); }
 };
 
-// As micro_pairs, for a multiple of 16 words
+// As micro_pairs, with AMX; k must be a multiple of 16 words
 template <bool ADD>
 __attribute__((target("amx-tile,amx-bf16"))) void micro_tiles(const float* a, long lda, const float* b, long k, float* c,
                                                               long ldc) {
@@ -539,7 +539,7 @@ struct Plan {
     std::vector<int32_t> order;    // [rows] row of the caller's table
     std::vector<int32_t> base;     // row of distance u
     std::vector<uint8_t> pattern;  // row of u + e minus row of u, for e = 0 ... 7
-    std::vector<uint8_t> last;     // last of the distances u ... u + 7 in each of the 8 rows, or in a row before
+    std::vector<uint8_t> last;     // for r = 0 ... 7: largest e for which the row of u + e is at most the row of u plus r
     static constexpr long MARGIN = TILE + 16;  // distances beyond max_distance in a tile with near keys
 
     Plan(const int64_t* delta, long middle, long max_distance, int sign) : max_distance(max_distance) {
@@ -634,7 +634,7 @@ template <bool pairs> struct Worker {
         for (long j = 0; j < n; j++) read(x + j * stride * (a.dtype == FLOAT32 ? 4 : 2), to + j * words);
         return to;
     }
-    // The rows of a table that a plan names, [rows, d]
+    // The rows plan.order of a table, [rows, d]
     float* table_rows(const void* x, const int64_t* strides, long h, const Plan& plan, Buffer& copy) const {
         float* to = copy.get((plan.width() + 1) * words);
         const int64_t full[3] = {0, strides[0], strides[1]};
@@ -664,7 +664,7 @@ template <bool pairs> struct Worker {
     // -- data shared by all tiles of a head
 
     struct Head {
-        long b, h, batch, first;  // the sequence; where it begins
+        long b, h, batch, first;  // sequence, head, row of the batch, first token of the sequence in that row
         long queries, keys, n;    // n: keys without the padding at the end
         long width;               // n rounded up
         const float *k, *v;       // [n, words]
@@ -674,7 +674,7 @@ template <bool pairs> struct Worker {
         const float *c_table, *p_table;
         float *kt, *bias;
         uint64_t key;  // key of dropout
-        // p2c of the keys near to the queries of a chunk, and for queries far before and far after a key; includes masks
+        // p2c: P for keys near the queries of a chunk; low, high for queries far before, far after a key; includes masks
         float *P, *low, *high;
         long near0, near1, ldp;
         float *d_low, *d_high;  // gradients of low and high
@@ -720,7 +720,7 @@ template <bool pairs> struct Worker {
 
     bool hidden(const Head& x, long j) const { return j >= x.n || (x.key_mask && !x.key_mask[j]); }
 
-    // P of the keys that are not far from all queries i0 ... i1 - 1, and one number per key that is far from some of them
+    // Compute P for keys near any of the queries i0 ... i1 - 1, and one number for each key that is far from some of them
     void p2c(Head& x, long i0, long i1) const {
         const long max_distance = p_plan.max_distance, n = x.n;
         if (!x.p_table) {
@@ -869,7 +869,7 @@ template <bool pairs> struct Worker {
         }
     }
 
-    // Queries at any positions: p2c of adjacent keys is in different rows of P
+    // As add_positions, for queries at any positions: the p2c terms of adjacent keys are in different rows of P
     void add_at_positions(const Head& x, float* S, long i0, long rows, long j0, long columns) const {
         for (long r = 0; r < rows; r++) {
             const long i = x.positions[i0 + r];
@@ -889,7 +889,7 @@ template <bool pairs> struct Worker {
     uint64_t row_key(const Head& x, long i) const { return mix(x.key + i); }
     int32_t threshold() const { return int32_t(std::min<double>(a.dropout, 1) * 2147483647); }
     float kept() const { return a.dropout < 1.0f ? 1.0f / (1.0f - a.dropout) : 0.0f; }
-    // All ones where keys j, j + 1, ... are kept
+    // All bits are ones where keys j, j + 1, ... are kept
     static vi keeps(uint64_t key, long j, int32_t threshold) {
         vu x;
         for (int e = 0; e < VW; e++) x[e] = e;
@@ -1238,10 +1238,10 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = 
     for (const Plan* plan : {&worker.c_plan, &worker.p_plan})
         for (long row : plan->order)
             if (row < 0 || row >= a.R) return NOT_SERVED;
-    // A small amount of work is done before other threads wake up.
+    // One thread finishes a small amount of work before other threads would wake up.
     const double products = double(a.B) * a.H * queries * longest * a.d;
     const long threads = products < 3e5 ? 1 : std::max<int64_t>(1, a.threads);
-    // Heads of sequences are split if there are fewer than threads.
+    // The queries of a head are split into parts if there are fewer than two heads (of any sequence) per thread.
     const long heads = a.B * a.H, tiles = (queries + TILE - 1) / TILE;
     const long splits = heads >= 2 * threads ? 1 : std::min((2 * threads + heads - 1) / heads, tiles);
     const long part = round_up((queries + splits - 1) / splits, TILE);
@@ -1258,8 +1258,8 @@ template <bool pairs> int64_t run(const Arguments& a, bool backward, bool amx = 
         return done ? DONE : NO_MEMORY;
     }
 
-    // A task is some sequences, or parts of them, of one head. Sums over tasks have a fixed order, so that results depend
-    // only on the number of threads.
+    // A task processes sequences, or parts of sequences, of one head. Sums over tasks have a fixed order, so that results
+    // depend only on the number of threads.
     const long units = a.B * splits, groups = std::min<long>(units, a.H >= 2 * threads ? 1 : (2 * threads + a.H - 1) / a.H);
     const long sum_size = worker.sum_size(), rows = round_up(round_up(longest, NR), MR) + MR, keys_size = 2 * rows * worker.d;
     float* sums = groups > 1 ? shared_sums.zeros(a.H * groups * sum_size) : nullptr;

@@ -49,7 +49,7 @@ def test_a_backend_is_named_in_every_way_serves_every_layer_and_is_not_saved(
         switched,
     ]
     requested = None if name == "auto" else name
-    expected = (AUTO, "best on cpu") if requested is None else (name, "asked for")
+    expected = (AUTO, "best on cpu") if requested is None else (name, "requested")
     for model in models:
         assert model.config._attn_implementation == model.base_model.config._attn_implementation == requested
         assert model.attention_backends() == {}
@@ -105,7 +105,7 @@ def test_a_named_backend_never_falls_back(name, arguments, message, tiny_config,
         choose_backend(name, **(CALL | arguments))
     if name in NAMES:
         model = DebertaExtModel(tiny_config(attn_implementation=name))
-        with pytest.raises(ValueError, match=f"'{name}' does not support this: it {message}"):
+        with pytest.raises(ValueError, match=f"'{name}' does not support this call: it {message}"):
             model(batch(1, 9)[0], output_attentions=True)
 
 

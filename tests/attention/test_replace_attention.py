@@ -265,7 +265,7 @@ def test_relative_positions_of_the_callers_own_and_other_queries_go_to_the_code_
         models = reference, model = pair(family, pos_att_type=["c2p"])
         mask = torch.ones(2, 1, 6, 20)
         assert torch.equal(*(m.encoder(hidden, mask, query_states=hidden[:, :6]).last_hidden_state for m in models))
-        assert attentions(model)[0].last_backend == ("stock", "6 queries of 20 keys")
+        assert attentions(model)[0].last_backend == ("stock", "6 queries for 20 keys")
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -453,7 +453,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on t
         ("v1", dict(talking_head=True), "auto", "got DebertaModel, but talking heads"),
         ("v3", MANY_BUCKETS, "auto", "got DebertaV2Model, but its position_buckets .*do not increase .*; for"),
         ("v3", {}, "flash", "must be one of 'eager', .*'triton'.*, got 'flash'"),
-        pytest.param("v3", {}, "triton", "does not support this: .*'blocked'", marks=NO_GPU),
+        pytest.param("v3", {}, "triton", "does not support this call: .*'blocked'", marks=NO_GPU),
     ],
     ids=["talking heads", "buckets beyond the distance", "unknown backend", "triton"],
 )
@@ -472,7 +472,7 @@ def test_a_backend_asked_for_by_name_never_falls_back_and_layers_are_restored_on
     reference, model = pair("v3")
     replace_attention(model, "blocked")
     ids, mask = padded(20)
-    with pytest.raises(ValueError, match="'blocked' does not support this: it does not return attention probabilities"):
+    with pytest.raises(ValueError, match="'blocked' does not support this call: it does not return attention probabilities"):
         model(ids, attention_mask=mask, output_attentions=True)
     with pytest.raises(ValueError, match="'blocked' does not support this call: custom relative positions"):
         model.encoder(torch.zeros(1, 5, 32), torch.ones(1, 5), relative_pos=torch.zeros(1, 5, 5, dtype=torch.long))
