@@ -20,7 +20,7 @@ from .configuration_deberta_ext import installed_module
 
 def is_traced() -> bool:
     """Return True while torch.compile, torch.export, TorchScript's tracer or a transform of torch.func (vmap, jvp, grad)
-    runs. Tensor values cannot be read then, or would become constants."""
+    runs. Code must not read tensor values then: it would fail, or the values would become constants."""
     # torch has no public function that detects torch.func transforms.
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
@@ -53,7 +53,7 @@ def log_bucket(r: int, *, buckets: int, max_distance: int) -> int:
 
 class RelativePosition(nn.Module):
     """Map from offsets i - j to rows of the relative table, for any length, in O(N) memory. Distances are clamped at
-    M = `max_distance` and grouped into b = `buckets` log buckets (-1: one row for each distance)."""
+    M = `max_distance` and grouped into b = `buckets` log buckets (-1: no buckets, one row for each offset)."""
 
     def __init__(self, *, buckets: int, max_distance: int):
         super().__init__()
@@ -77,7 +77,7 @@ class RelativePosition(nn.Module):
         return max(-M, min(r, M - 1)) + M
 
     def forward(self, length: int) -> torch.Tensor:
-        """Return delta, [2N - 1] int64 for N = `length`: delta[i - j + N - 1] in [0, table rows) is the row for i and j."""
+        """Return delta, [2N - 1] int64 for N = `length`: delta[i - j + N - 1] is the table row, in [0, R), for i and j."""
         r = torch.arange(1 - length, length, device=self.rows.device)
         return self.rows[r.clamp(-self.max_distance, self.max_distance - 1) + self.max_distance]
 
@@ -103,7 +103,7 @@ class AttentionInputs(NamedTuple):
             zeros, as in the official code (transformers' models give the mean of V_c).
         query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
         dropout_p (`float`): dropout rate of the attention probabilities.
-        max_distance (`int`, *optional*): |i - j| from which delta is constant, for i > j and for i < j; None: unknown.
+        max_distance (`int`, *optional*): |i - j| from which on delta is constant, for each sign of i - j; None: unknown.
         cu_seqlens (`torch.IntTensor`, *optional*): [D + 1], cumulative document lengths from 0 to N, for B = 1: document n
             holds the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1, and documents do not attend to each other. Only for
             backends with `takes_cu_seqlens`.
@@ -151,7 +151,7 @@ def without_autocast(device: torch.device):
 
 
 def disentangled_attention_eager(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute disentangled attention literally by Eq. (4), the reference for all other backends.
+    """Compute disentangled attention exactly as Eq. (4) is written; the reference for all other backends.
 
     Returns out [B, H, Q, d] in the dtype of Q_c and the probabilities [B, H, Q, N] after dropout. Logits and softmax are
     computed in float32 (in float64 if Q_c is float64), also under autocast.
@@ -197,8 +197,8 @@ def disentangled_attention_sdpa(inputs: AttentionInputs) -> torch.Tensor:
         return out.to(dtype)
 
 
-# Sizes of the blocked backend, measured on CPUs. Sequences of up to SHORT tokens are one tile each; heads and sequences are
-# computed together, CHUNK scores at a time. Longer sequences are computed by head, C2P_ROWS queries per product with K_x.
+# Sizes of the blocked backend, tuned on CPUs. A sequence of up to SHORT tokens is one tile; heads and sequences are grouped
+# into chunks of up to CHUNK scores. Longer sequences run head by head, with C2P_ROWS queries per product with the table K_x.
 SHORT, CHUNK, C2P_ROWS = 128, 2**19, 64
 # Number of float32 values in a cache line.
 LINE = 16
@@ -206,13 +206,13 @@ LINE = 16
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return the reason why the backend cannot run now, or None. It supports every device, dtype and head size."""
-    return "it cannot be compiled, traced or transformed" if is_traced() else None
+    return "it cannot run under torch.compile, torch.export, tracing or transforms of torch.func" if is_traced() else None
 
 
 def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
     """Compute disentangled attention, DeBERTa Eq. (4), without gathers and without a [B, H, N, N] tensor, on any device.
 
-    It uses that delta(i, j) depends only on i - j and is constant beyond `max_distance`:
+    The algorithm relies on two facts: delta(i, j) depends only on i - j, and it is constant beyond `max_distance`.
 
     * Relative shift. With the tables expanded along i - j, c2p of a block of queries is a strided view of one matrix
       product, C[i, t]. p2c is the same with queries and keys exchanged. Internally, keys are counted from the end,
@@ -230,7 +230,7 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
     Q_c, K_c, V_c, scale, K_r, Q_r, delta, terms, mask, _, dropout_p, max_distance, _ = inputs
     wide = torch.promote_types(Q_c.dtype, torch.float32)
     if dropout_p > 1 - 2**-16:
-        # Drop everything: 1 / (1 - p) is infinite for p = 1, and thresholds of such rates do not fit 16 bits.
+        # Drop everything: 1 / (1 - p) is infinite for p = 1, and the threshold in `dropout_mask` would not fit 16 bits.
         V_c, dropout_p = V_c * 0, 0.0
     N = K_c.shape[2]
     if max_distance is None or max_distance > N:
@@ -304,7 +304,7 @@ def _chunks(q, k, v, K_x, Q_x, bias_x, mask, max_distance, dropout_p, seed) -> "
     generator = torch.Generator(q.device) if dropout_p > 0 else None
     heads = batch = 1
     if N <= SHORT:
-        # 2 MiB of scores. Several heads are only grouped with all sequences, since a group must be contiguous.
+        # At most 2 MiB of scores. Only a chunk of all sequences may have several heads, because chunks must be contiguous.
         batch = max(1, min(B, CHUNK // N**2))
         heads = max(1, min(H, CHUNK // (N**2 * B)))
     scratch = _Scratch(q)
@@ -335,7 +335,7 @@ def _rows(N: int) -> int:
 
 
 def _tile(N: int) -> int:
-    """Return the number of keys in a tile, which are multiplied with the table Q_x in one product."""
+    """Return the number of keys in a tile. One product multiplies all keys of a tile with the table Q_x."""
     if N <= SHORT:
         return _round_up(N, LINE)
     return 64 if N <= 1024 else 32
@@ -363,7 +363,7 @@ class _Chunk:
         self.heads, self.batch = self.part(q).shape[:2]
         self.K_x, self.Q_x, self.bias_x = map(self.of_heads, (K_x, Q_x, bias_x))
         self.blocked, self.dead = (x if x is None else self.part(x) for x in (blocked, dead))
-        # For long sequences, a product with the identity transposes faster than a strided addition.
+        # For long sequences, transposing by a product with the identity matrix is faster than a strided addition.
         self.identity = torch.eye(self.keys, dtype=q.dtype, device=q.device) if self.N > SHORT else None
 
     def of_heads(self, table: torch.Tensor | None) -> torch.Tensor | None:
@@ -421,7 +421,7 @@ class _Chunk:
         return C.view(-1, rows, C.shape[-1])
 
     def c2p_saturated(self, i0: int, i1: int, end: slice) -> torch.Tensor:
-        """Return the `c2p` score of each query for keys beyond `max_distance`, [G, n, 1]; `end` is their table row."""
+        """Return the `c2p` score of each query for keys beyond `max_distance`, [G, n, 1], from the table row `end`."""
         q = self.tiles(self.q[:, i0:i1], i1 - i0)
         c2p = q.new_zeros(*q.shape[:2], 1) if self.K_x is None else q @ self.K_x[:, end].mT
         if self.bias_x is not None:
@@ -468,7 +468,7 @@ class _Chunk:
     def dropout_mask(self, P: torch.Tensor) -> torch.Tensor | None:
         """Return 0 (dropped) or 1 for each probability P of the next block; None if the dropout rate is 0.
 
-        16 random bits for each probability, drawn as int64, are faster than bernoulli_. The threshold is p · 2^16, randomly
+        Drawing 16 bits per probability (as int64) is faster than bernoulli_. The threshold is p · 2^16, randomly
         rounded up or down so that each probability is dropped with probability exactly p.
         """
         if self.dropout_p == 0:
@@ -566,8 +566,8 @@ class _Chunk:
             d_Q_x[:, end].add_(dP.mT @ self.k[:, keys].reshape(self.heads, -1, d))
 
 
-# Below this ratio of queries to keys, "eager" with its gathers is faster than computing all queries. Backends that support
-# query positions only compute the given queries.
+# Backends without `takes_query_positions` compute all N queries. Below this ratio of queries to keys, "eager" is faster,
+# because its gathers only cover the given queries.
 FEW_QUERIES = 0.3
 
 
@@ -582,7 +582,7 @@ class Backend(NamedTuple):
         best_on (`tuple[str, ...]`): device types on which the backend is chosen automatically.
         not_best_for (`tuple[torch.dtype, ...]`): dtypes for which it is not chosen automatically.
         returns_probs (`bool`): the function also returns the probabilities.
-        takes_query_positions (`bool`): supports `query_positions`; otherwise all N queries are computed, then some dropped.
+        takes_query_positions (`bool`): supports `query_positions`; otherwise all N queries are computed, and some discarded.
         takes_cu_seqlens (`bool`): supports `cu_seqlens`; otherwise documents are padded.
     """
 
@@ -659,35 +659,35 @@ def choose_backend(
     *,
     needs_probs: bool = False,
     query_share: float = 1.0,
-    served: str = "this",
+    served: str = "this call",
 ) -> tuple[str, str]:
     """Return the name of the backend for a call, and the reason for the choice.
 
     Args:
         requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
         query_share: number of queries divided by number of keys; below 1 if `query_positions` selects the queries.
-        served: what the backend does not support, in the error message.
+        served: what the backend does not support, as named in the error message.
     """
     if requested not in (None, "auto"):
         check_backend(requested)
         reason = backend_unavailable(requested, device, dtype, head_size, needs_probs)
         if reason is None:
-            return requested, "asked for"
+            return requested, "requested"
         able = [name for name in BACKENDS if backend_unavailable(name, device, dtype, head_size, needs_probs) is None]
         raise ValueError(
             f"attn_implementation = {requested!r} does not support {served}: {reason}; use {', '.join(map(repr, able))}, or "
             "omit attn_implementation to choose the best backend for each call"
         )
     if needs_probs:
-        return "eager", "attention probabilities were asked for"
+        return "eager", "attention probabilities were requested"
     compiling = torch.compiler.is_compiling()
     # torch 2.6 has no is_exporting.
     if compiling and getattr(torch.compiler, "is_exporting", lambda: False)():
-        return "eager", "exported: every format has these operations"
+        return "eager", "its operations exist in every export format"
     if not compiling and is_traced():
-        return "eager", "traced or transformed"
+        return "eager", "under tracing or a transform of torch.func"
     if device.type == "meta":
-        return "eager", "nothing is computed"
+        return "eager", "nothing is computed on meta"
     few = query_share < FEW_QUERIES
     for name, backend in reversed(BACKENDS.items()):
         serves = device.type in backend.best_on and dtype not in backend.not_best_for
@@ -816,14 +816,14 @@ class PackedSequences:
         return rows.unpad(out.transpose(1, 2)).transpose(1, 2)
 
     def windows(self, margin: int) -> tuple[torch.Tensor, int]:
-        """Return the new index of each token, [T], if `margin` zeros surround each document, and the new stream length."""
+        """Return each token's index, [T], in a stream with `margin` zeros around each document, and this stream's length."""
         places = torch.arange(len(self.token_index), device=self.token_index.device) + (self.documents + 1) * margin
         return places, len(self.token_index) + (len(self.lengths) + 1) * margin
 
 
 class DisentangledSelfAttention(PositionCache):
-    """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection. `last_backend` is the
-    name of the backend of the last call, and the reason for the choice.
+    """Multi-head disentangled self-attention (DeBERTa section 3.1), without the output projection. `last_backend` is a
+    tuple: the name of the backend that the last call used, and the reason for this choice.
 
     Args:
         config: any object with `hidden_size`, `num_attention_heads`, `attention_probs_dropout_prob`, `hidden_dropout_prob`,
@@ -910,8 +910,8 @@ class DisentangledSelfAttention(PositionCache):
         Args:
             hidden_states (`torch.Tensor`): input of keys and values, [B, N, hidden].
             rel_embeddings (`torch.Tensor`, *optional*): the relative table P, [R, hidden].
-            query_states (`torch.Tensor`, *optional*): a separate query stream (EMD), [B, Q, hidden]; None = hidden_states.
-                Queries at the same position must be equal, because some backends scatter them.
+            query_states (`torch.Tensor`, *optional*): separate queries (Enhanced Mask Decoder), [B, Q, hidden]; None = same
+                as hidden_states. Queries at the same position must be equal, because some backends scatter them.
             packed (`PackedSequences`, *optional*): the documents in hidden_states [1, T, hidden]; then pass no mask.
             keys_values (`tuple`, *optional*): precomputed `keys_and_values(hidden_states)`.
 
@@ -940,7 +940,7 @@ class DisentangledSelfAttention(PositionCache):
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the context [B, Q, hidden], and the probabilities or None, from the `requested` backend (None: the best).
-        If `packed` is given, `inputs` is its stream, without a mask."""
+        If `packed` is given, `inputs` has the tokens of the packed stream, and no mask."""
         Q_c, positions = inputs.Q_c, inputs.query_positions
         query_share = 1.0 if positions is None or packed is not None else Q_c.shape[2] / inputs.K_c.shape[2]
         name, reason = choose_backend(

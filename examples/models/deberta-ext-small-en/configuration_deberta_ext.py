@@ -19,7 +19,7 @@ from huggingface_hub.dataclasses import strict
 
 TOO_OLD = (
     f"this model's code requires transformers 5.4 or newer, got {transformers.__version__}. To use the model with an older "
-    "one, convert it to deberta-v2 in an environment with hf_deberta_ext and a newer transformers: "
+    "version, convert it to deberta-v2 in an environment with hf_deberta_ext and a newer transformers: "
     "deberta-ext convert MODEL FOLDER --to deberta-v2"
 )
 try:
@@ -93,10 +93,10 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         norm_rel_ebd (`str`): "layer_norm" normalises the relative table (v2, v3); "none" does not (v1).
         share_att_key (`bool`): project the relative table with the content's key and query projections (v2, v3).
         conv_kernel_size, conv_act, conv_groups: convolution parallel to the first layer (v2); odd size, or 0 = none.
-        share_layers (`str`): ALBERT's sharing of weights among layers: "none", "all", "ffn" or "attention". Stored once.
+        share_layers (`str`): weights that all layers share, as in ALBERT: "none", "all", "ffn" or "attention"; stored once.
         emd_layers (`int`): how many times the Enhanced Mask Decoder runs the last layer.
         emd_input (`str`): first query of the Enhanced Mask Decoder: "position+hidden" (published), "position" or "hidden".
-            One pass on "hidden" is BERT's decoder.
+            "hidden" with `emd_layers` = 1 is BERT's decoder.
         masked_only (`bool`): in training mode and with labels, `DebertaExtForMaskedLM` only computes queries, logits and
             loss at labelled positions; logits are [number of labelled tokens, vocab_size]. Evaluation returns all logits.
         pooler_dropout (`float`), pooler_hidden_act (`str`): dropout and activation of the pooler on [CLS].

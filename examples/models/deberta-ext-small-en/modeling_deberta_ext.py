@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeBERTa v1, v2, v3 and mDeBERTa, in the order of the paper (He et al. 2021): embeddings and encoder (section 3.1), the
-Enhanced Mask Decoder (3.2), and models with heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
+Enhanced Mask Decoder (EMD, 3.2), and models with heads. Replaced token detection is in replaced_tokens_deberta_ext.py.
 """
 
 import functools
@@ -42,16 +42,16 @@ from .attention_deberta_ext import (
 )
 from .configuration_deberta_ext import DebertaExtConfig, package_mixin
 
-# Arguments that trainers and code for decoders pass to every model. A forward pass that does not have them ignores them.
+# Arguments that trainers and code for decoders pass to every model. A `forward` without this parameter ignores it.
 IGNORED = ("cache_position", "num_items_in_batch", "output_router_logits", "past_key_values", "use_cache")
 OPTIONS = ("output_attentions", "output_hidden_states")
-# Logit of an entity without tokens, and score of an index that is not a token (microsoft/DeBERTa).
+# Logit of an entity without tokens, and attention score of padding in `entity_indices` (as in microsoft/DeBERTa).
 EXCLUDED = -10_000.0
 
 
 def model_forward(forward: Callable) -> Callable:
-    """Wrap a model's forward so that it also accepts `return_dict`, the `OPTIONS`, and the `IGNORED` arguments, without
-    effect. In the package, it also accepts other packages' packed batches, and rejects adapters that cannot be saved."""
+    """Wrap a model's forward so that it also accepts `return_dict` and the `OPTIONS`, and ignores the `IGNORED` arguments.
+    In the package, it also accepts other packages' packed batches, and rejects adapters that cannot be saved."""
     parameters = inspect.signature(forward).parameters
     ignored = [name for name in IGNORED if name not in parameters]
     known = {*parameters, *OPTIONS}
@@ -106,7 +106,7 @@ def cls_states(
 
 def mean_loss(losses: torch.Tensor, count: torch.Tensor | int, num_items_in_batch: torch.Tensor | int | None = None):
     """Return the sum of `losses` divided by `num_items_in_batch` (Trainer's count over all accumulation steps and processes)
-    or else by `count`. If there are no targets, it is 0 and has a gradient, so that distributed training does not hang."""
+    or else by `count`. Without targets, the result is 0 and has a gradient, so that distributed training does not hang."""
     items = count if num_items_in_batch is None else num_items_in_batch
     return losses.sum() / torch.as_tensor(items, device=losses.device).clamp(min=1)
 
@@ -293,7 +293,7 @@ class FeedForward(nn.Module):
 
 
 class DebertaExtLayer(GradientCheckpointingLayer):
-    """Encoder layer. If `share_layers` is "ffn" or "attention", only layer 0 has this half of a layer; all layers use it."""
+    """Encoder layer. If `share_layers` is "ffn" or "attention", all layers use the feed-forward or attention of layer 0."""
 
     def __init__(self, config, index: int = 0):
         super().__init__()
@@ -318,8 +318,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer `passes` times. The output of each pass is the query of the next pass; keys and values are fixed.
 
-        Returns the states and probabilities of the last pass. `first()` returns layer 0, which has the shared half. Pass
-        tensors with gradients by position (for reentrant checkpointing). `DisentangledSelfAttention` gets the `options`.
+        Returns the states and probabilities of the last pass. `first()` returns layer 0, which has the shared modules. Pass
+        tensors with gradients by position (for reentrant checkpointing). `options` are for `DisentangledSelfAttention`.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -334,8 +334,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
 class DebertaExtEncoder(PositionCache):
     """Encoder: `num_hidden_layers` layers, the relative table that they share, and the convolution.
 
-    As in ALBERT (Lan et al. 2020, section 3.1), `share_layers` = "all" stores only layer 0 and runs it every time; "ffn"
-    and "attention" share this half of a layer: only layer 0 stores it.
+    As in ALBERT (Lan et al. 2020, section 3.1), `share_layers` = "all" stores only layer 0 and runs it every time. "ffn" and
+    "attention" store all layers, but only layer 0 has a feed-forward network or an attention module, which all layers use.
     """
 
     def __init__(self, config):
@@ -492,7 +492,7 @@ class LMTransform(nn.Module):
         self.dense = nn.Linear(config.hidden_size, E)
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(E, config.layer_norm_eps)
-        # Named as in official checkpoints, and not also decoder.bias: FSDP does not shard a parameter of two modules.
+        # `bias` has its official name, and is not also decoder.bias, because FSDP does not shard a parameter of two modules.
         self.decoder = nn.Linear(E, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -518,7 +518,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
     _decodes_absolute_positions = False
 
     def __init__(self, config: DebertaExtConfig, *args, **kwargs):
-        # The joint model has no prefix.
+        # Only the joint model has no base_model_prefix.
         if getattr(config, "is_joint", False) and self.base_model_prefix:
             source = config.name_or_path or "the configuration"
             raise ValueError(
@@ -534,7 +534,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         checkpoints, and set `model.loading_report`: the loaded, converted, newly initialised and unused tensors."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        # Loading replaced the parameters.
+        # Freeze again, because loading replaced the parameters.
         model._freeze_unread_positions()
         return loaded
 
@@ -765,7 +765,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
         return self.lm_predictions.lm_head.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear):
-        # Not out_features, which transformers 5.4 does not update when the tied table grows.
+        # The size of the weight, not out_features, which transformers 5.4 does not update when the tied table grows.
         head, size = self.lm_predictions.lm_head, len(new_embeddings.weight)
         head.decoder, new_embeddings.out_features = new_embeddings, size
         if size != len(head.bias):
@@ -895,7 +895,7 @@ class DebertaExtForMaskedLM(DebertaExtPreTrainedModel):
 
 
 class PooledClassifier(DebertaExtPreTrainedModel):
-    """Encoder with a linear layer on the pooled [CLS] state, of width `outputs` (None = `config.num_labels`)."""
+    """Encoder with a linear layer on the pooled [CLS] state, with `outputs` outputs (None = `config.num_labels`)."""
 
     def __init__(self, config: DebertaExtConfig, outputs: int | None = None):
         super().__init__(config)
@@ -1052,13 +1052,13 @@ class DebertaExtForQuestionAnswering(DebertaExtPreTrainedModel):
         end_positions: torch.Tensor | None = None,
         **options: bool | None,
     ) -> QuestionAnsweringModelOutput:
-        """Find answers. Returns the mean of both cross-entropies, and start and end logits [B, N] (the dtype's minimum at
-        padding of an unpadded batch). `start_positions` and `end_positions` [B] or [B, 1] are token indices; an index
-        outside of [0, N) is ignored."""
+        """Find answers. Returns the mean of both cross-entropies, and start and end logits [B, N] (if the batch ran as a
+        stream, the dtype's minimum at padding). `start_positions` and `end_positions` [B] or [B, 1] are token indices; an
+        index outside of [0, N) is ignored."""
         if (start_positions is None) != (end_positions is None):
             raise ValueError("expected both start_positions and end_positions, or neither; got one of them")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        # Not packed with targets, because the softmax of the loss includes padding.
+        # A batch with targets is not packed, because the softmax of the loss includes padding.
         outputs, packed = self.encode(*inputs, may_pack=start_positions is None, **options)
         logits = self.qa_outputs(outputs.last_hidden_state)
         if packed is not None:

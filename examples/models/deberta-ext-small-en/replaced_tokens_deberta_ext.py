@@ -63,8 +63,8 @@ class DeltaEmbedding(nn.Embedding):
 
 
 class GradientDisentangledEmbedding(nn.Module):
-    """Embedding table of the discriminator under GDES: sg(E_G) + E_delta. It adds the row of the generator's table `source`
-    [V, E], without gradient, to the row of E_delta, which is initialised to zero and receives the whole gradient.
+    """Embedding table of the discriminator under GDES: sg(E_G) + E_delta (sg = stop gradient). E_G is the generator's table
+    `source` [V, E]. E_delta is initialised to zero and receives the whole gradient.
 
     The forward pass looks up both rows and never computes the summed table. There are no hooks, so that copies, checkpoints,
     compilers and distributed wrappers treat it as a normal embedding. `source` is not registered as a parameter here.
@@ -178,8 +178,8 @@ def sample_replacements(
 ) -> torch.Tensor:
     """Sample ids [n] for logits [n, V] from softmax(logits / temperature) in float32, without a gradient.
 
-    On CPU, it uses inverse transform sampling, summed in float64, with one random number per row. `torch.multinomial` draws
-    one per token of the vocabulary, which would take most of the time.
+    CPU tensors use inverse transform sampling, summed in float64, with one random number per row. `torch.multinomial` draws
+    one random number per token of the vocabulary, which would take most of the time.
 
     Args:
         excluded (`list[int]`): ids that are never drawn; the other probabilities keep their ratios.
@@ -232,10 +232,10 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
     """Joint model for replaced token detection: the generator replaces masked tokens by samples, and the discriminator
     predicts which tokens were replaced. L = L_MLM + rtd_lambda * L_RTD (ELECTRA equation 4, DeBERTaV3 section 3.1).
 
-    `generator` is a `DebertaExtForMaskedLM`. `discriminator` is a `DebertaExtForReplacedTokenDetection`. It has no Enhanced
-    Mask Decoder, since it sees no masks, and only has an absolute position table if its embeddings add it (an exported
-    discriminator gets the generator's table). `config` describes the discriminator; its field `generator` has the fields in
-    which the generator differs, and `embedding_sharing` the kind of sharing.
+    `generator` is a `DebertaExtForMaskedLM`. `discriminator` is a `DebertaExtForReplacedTokenDetection`, without
+    an Enhanced Mask Decoder, since it sees no masks. It has an absolute position table only if `position_biased_input` is
+    True; an exported discriminator gets the generator's table. `config` describes the discriminator; `config.generator` has
+    the fields in which the generator differs, and `config.embedding_sharing` is the kind of sharing.
     """
 
     base_model_prefix = ""
@@ -309,7 +309,7 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
                 selected positions are replaced. None: the discriminator reads the unchanged `input_ids`.
             part (`str`, *optional*): None runs both models. "generator" only runs the generator, and returns
                 `corrupted_ids` and `discriminator_labels`. "discriminator" only runs the discriminator, with these as
-                `input_ids` and `labels`. Use the parts to update the generator's weights before the discriminator runs.
+                `input_ids` and `labels`. Separate calls allow a generator update before the discriminator runs.
             random_generator (`torch.Generator`, *optional*): samples the replacements; None = torch's default generator.
             options: output_attentions and output_hidden_states of the discriminator.
         """
