@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Return whether to use this package's model class: as --model_type says or, without this flag, by the checkpoint."""
+    """Return whether to use this package's model class, as set by --model_type or, by default, by the checkpoint."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):

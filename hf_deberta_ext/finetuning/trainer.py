@@ -139,7 +139,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
-            # Divided by "weight", because `compute_loss` multiplies by "weight", which only SiFT's loss (a mean) needs.
+            # `compute_loss` multiplies the total loss by "weight", which only SiFT's mean over rows needs: undo it here.
             batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -102,7 +102,7 @@ def encode_words(
     """Encode sentences as windows and return their features; a sentence of up to `max_length` tokens is one window.
 
     "sentence" is the index of a window's sentence. "word_tokens" has the position of the first token of each word of the
-    sentence. The position is -1 if the word has no token or belongs to another window; the word has no label in this window.
+    sentence. If a word has no token or belongs to another window, its position is -1, and it has no label in this window.
 
     Args:
         max_length (`int`): maximum length of a window in tokens.
