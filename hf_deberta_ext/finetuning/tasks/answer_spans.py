@@ -70,7 +70,7 @@ def answers_from_logits(
 
     The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts,
     except that only tokens of the context are ranked. A span of characters in two windows counts once, with its higher
-    score. If scores are equal, the span that starts (then ends) earlier is first. If no span is possible (no window, or no
+    score. If scores are equal, the span that starts (then ends) earlier wins. If no span is possible (no window, or no
     start before an end), the answer is "" and its logits count as 0.
 
     Args:
