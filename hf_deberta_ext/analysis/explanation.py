@@ -54,7 +54,7 @@ SHOWN_LABELS, SHOWN_TOKENS = 5, 24
 class ExplainedModel:
     """Loaded model with its `encoder` and, if present, its `discriminator` and `generator`.
 
-    `tokenizer` is the folder or Hub id of the tokenizer; `sharing` is the embedding sharing of a joint model, else ""."""
+    `tokenizer` is the tokenizer's folder or Hub id; `sharing` is a joint model's method of embedding sharing, else ""."""
 
     name: str
     tokenizer: str

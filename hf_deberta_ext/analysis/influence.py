@@ -121,7 +121,7 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
     positions = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
     baseline = ids.clone()
     baseline[0, positions] = tokenizer.mask_token_id
-    # The text, the baseline, and the text with each of its tokens masked.
+    # The text, the baseline, and for each token a copy of the text with this token masked.
     rows = torch.cat((ids, baseline, ids.repeat(len(positions), 1)))
     rows[torch.arange(2, len(rows)), positions] = tokenizer.mask_token_id
     with torch.no_grad():

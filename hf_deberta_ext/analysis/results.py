@@ -54,7 +54,7 @@ def measured_metrics(metrics: Mapping[str, Any], stem: str = "eval") -> dict[str
 
 
 def is_score(name: str) -> bool:
-    """Return True if models can be compared by this metric, which excludes losses, thresholds and "best_..." scores."""
+    """Return True for a metric that is suitable to compare models: not a loss, a threshold or a "best_..." score."""
     return not name.endswith("loss") and AT_BEST.fullmatch(name) is None
 
 

@@ -157,14 +157,14 @@ class FineTuningArguments(RunArguments, SiftArguments):
     recipe: str | None = option(None, "published settings for --task_name: base, large, v2-xlarge, v3-large, ...")
     save_thresholds: bool = option(
         False,
-        "save the probability threshold with the best F1 on the first evaluation set, for each label (of two classes: only "
-        "the second), as decision_thresholds in the model's config.json; metrics are still computed at 0.5",
+        "for each label, or for the second of two classes, find the probability threshold with the best F1 on the first "
+        "evaluation set; save it in the model's config.json as decision_thresholds. Metrics are still computed at 0.5",
     )
     predictions_format: str = option(
         "csv", "format of the tables eval_predictions and test_predictions", choices=["csv", "parquet"]
     )
     seeds: list[int] = option(list, "train once with each seed; report mean and standard deviation")
-    # Trainer's argument for label columns, set by the task; the tasks' flag of the same name has the names of the classes.
+    # Not a flag: Trainer finds the label columns itself, and the tasks' flag of the same name gives the names of classes.
     label_names: list[str] | None = field(default=None, init=False)
     logging_nan_inf_filter: bool = option(False, "no effect, because a NaN or infinite loss stops the training")
 

@@ -38,7 +38,7 @@ logger = logging.get_logger(__name__)
 
 
 def main(task: Task, argv: Sequence[str] | None = None, *, description: str, program: str = "%(prog)s") -> dict[str, Any]:
-    """Parse the flags of a script and do what they ask for: train, evaluate, predict and report.
+    """Parse the flags of a script and run the stages that they select: train, evaluate, predict and report.
 
     A user error ends the program with a one-line message (see `ExitOnUserError`). If the error occurs after the preparation,
     a traceback is shown above this message.
@@ -102,7 +102,7 @@ def prepare(
         data.use_config(config)
         set_fields(config, data.config_fields())
         tokenizer = load_tokenizer_for(config, model_args)
-        # Trainer would do this with a warning, but only generation uses these ids.
+        # Otherwise, Trainer would set these ids with a warning; only generation uses them.
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     if args.recipe is not None:
         set_recipe_fields(args.recipe, config, data_args, model_args)
@@ -186,7 +186,7 @@ def set_recipe_fields(name: str, config: PretrainedConfig, data_args: DataArgume
 
 
 def set_best_metric(task: EncodedTask, args: FineTuningArguments, given_flags: Mapping[str, Any]):
-    """Set `metric_for_best_model` to the task's metric on the first evaluation set, unless a flag sets another.
+    """Set `metric_for_best_model` to the task's metric on the first evaluation set, unless a flag sets another metric.
 
     If it is uncertain whether the metric exists, the run begins with an evaluation, so that a wrong name fails at once.
     """
@@ -275,7 +275,7 @@ def train_and_report(prepared: PreparedRun) -> dict[str, Any]:
                 begin_seed(seed_args)
         seed_run = dataclasses.replace(prepared, args=seed_args, model=model, checkpoint=seed_checkpoint(folder))
         results[seed] = run_seed(seed_run, is_done=is_finished(folder))
-        # The other seeds build a model with other new weights.
+        # Each later seed builds its own model, with its own random new weights.
         model = None
     summary = summarise_seeds(results)
     if args.should_save:

@@ -89,7 +89,7 @@ def multirc(predictions: Any, references: Any, groups: Sequence[Hashable]) -> di
 
     Returns:
         "exact_match": fraction of questions for which all predictions are correct; "f1_m": macro-F1 over the answers of
-        each question, averaged over questions, as in `evaluate`; "f1_a": F1 over all answers.
+        each question, averaged over questions, as in the library `evaluate`; "f1_a": F1 over all answers.
     """
     predictions, references = np.asarray(predictions), np.asarray(references)
     questions: dict[Hashable, list[int]] = {}
@@ -109,7 +109,7 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
     "pearson": pearson,
     "spearmanr": spearman,
 }
-"""Metric functions (predictions, references) -> float by name; names are as in `evaluate`'s GLUE metric."""
+"""Metric functions (predictions, references) -> float, by name; GLUE's metrics are named as in the library `evaluate`."""
 
 _BY_ACCURACY = "sst2 mnli mnli_matched mnli_mismatched qnli rte wnli xnli boolq copa wic wsc wsc.fixed axg".split()
 

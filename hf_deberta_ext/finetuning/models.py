@@ -26,7 +26,7 @@ logger = logging.get_logger(__name__)
 
 # Model types that use this package's tokenizers, because only its tokenizers produce the tokens of the published code.
 DEBERTA = ("deberta", "deberta-v2", "deberta-ext")
-# Names of the layers that get adapters: the first row of names that a model has. Queries and values, if these are separate.
+# Names of the layers that get adapters: the first row whose names are all in the model (query and value, or a joint layer).
 ADAPTED = (
     ("query_proj", "value_proj"),
     ("in_proj",),
@@ -65,7 +65,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
         )
     for name in fields:
         if name in DROPOUT_FIELDS:
-            # Heads also read the field from configurations that do not declare it.
+            # Heads also read this field if the configuration class does not declare it.
             setattr(config, name, fields[name])
         if not hasattr(config, name):
             declared = ", ".join(sorted(config.to_dict()))
@@ -74,7 +74,7 @@ def load_config(model_args: ModelArguments) -> PretrainedConfig:
 
 
 def is_read_as_ours(source: str, model_args: ModelArguments) -> bool:
-    """Return whether to load this package's model class, which --model_type or, by default, the checkpoint determines."""
+    """Return whether to use this package's model class, as set by --model_type or, by default, by the checkpoint."""
     if model_args.model_type is not None:
         return model_args.model_type == DebertaExtConfig.model_type
     if is_adapter_folder(model_args.model_name_or_path):

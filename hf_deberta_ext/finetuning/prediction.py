@@ -50,14 +50,14 @@ def task_of(config: PretrainedConfig, source: str) -> str:
 def predict_file(
     model: str, file: str | Path, output: str | Path, flags: Sequence[str] = (), *, part_rows: int = PART_ROWS
 ) -> tuple[int, float]:
-    """Predict the rows of a file, and write a table of predictions in the same order; return the row count and the seconds.
+    """Predict the rows of a file and write a table of predictions in the same order; return (number of rows, seconds).
 
     Args:
         model (`str`): folder or Hub id of a model for text or token classification, question answering or multiple choice.
         file (`str` or `Path`): input file, in the format of --test_file of the task.
         output (`str` or `Path`): output table, .csv or .parquet.
         flags (`Sequence[str]`, *optional*): other flags of `deberta-ext finetune TASK`: ["--text_columns", "review"].
-        part_rows (`int`, defaults to 2000): number of rows to read at a time; batches have rows of similar length.
+        part_rows (`int`, defaults to 2000): number of rows to read at a time, and to sort by length into batches.
 
     Raises:
         ValueError: if the model is not fine-tuned for a task, or a flag, the file or one of its rows is invalid.

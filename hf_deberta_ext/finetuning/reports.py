@@ -118,7 +118,7 @@ def read_failures(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def print_baselines(prepared: PreparedRun):
-    """Print the label counts of the training data and the metrics of the baselines, to compare the model with."""
+    """Print the label counts of the training data, and the metrics of the baselines for comparison with the model."""
     if prepared.data.label_counts:
         print(f"labels: {shown_counts(prepared.data.label_counts)}", flush=True)
     for name, scores in prepared.baselines.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare output folders for one or several seeds; without a flag, no run is resumed, and no run's folder is renamed."""
+"""Prepare output folders for one or several seeds; runs are resumed, and their folders renamed, only if a flag says so."""
 
 import os
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def check_overwrite(data_args: DataArguments, model_args: ModelArguments, args: 
 
 
 def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
-    """Create and lock the folder of a run; --overwrite_output_dir first renames the old folder.
+    """Create and lock the folder of a run; with --overwrite_output_dir, rename an old folder first.
 
     Args:
         arguments (`dict`): result of `repeated_arguments`; compared with the earlier arguments if several seeds are resumed.
@@ -73,7 +73,7 @@ def begin_folder(args: FineTuningArguments, arguments: Mapping[str, Any]):
         print(f"{folder} was not empty; renamed it to {move_aside(folder)}", flush=True)
     lock_folder(folder)
     if args.seeds:
-        # For a single seed, the trainer writes the record.
+        # For a single seed, the trainer saves the arguments.
         begin_run(folder, arguments, args.resume_from_checkpoint and folder, args.allow_changed_args)
 
 
@@ -85,7 +85,7 @@ def begin_seed(args: FineTuningArguments):
         try:
             resume_checkpoint(folder, None)
         except ValueError:
-            print(f"{folder} has no complete checkpoint: renamed it to {move_aside(folder)} and restarting", flush=True)
+            print(f"{folder} has no complete checkpoint: renamed to {move_aside(folder)}; restarting the seed", flush=True)
     lock_folder(folder)
     if is_finished(folder):
         print(f"{folder} is already complete", flush=True)

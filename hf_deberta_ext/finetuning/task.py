@@ -25,8 +25,8 @@ class EvaluationSet:
 
     Args:
         rows (`Dataset`): encoded inputs of the model's `forward`, and "labels" if the data has labels.
-        metrics (`Callable`, *optional*): maps predictions and labels of all rows, in the format of `EvalPrediction`, to
-            metrics by name, without a prefix such as "eval_"; None if the data has no labels.
+        metrics (`Callable`, *optional*): (predictions, labels) of all rows, in the format of `EvalPrediction`, -> metrics by
+            name, without a prefix such as "eval_"; None if the data has no labels.
         write (`Callable`): (predictions, folder, stem) -> paths of the files written to `folder`. File names start with
             `stem`: "eval" or "predict", followed by the name of the set if it is not the main one ("eval_mm").
         examples (`int`): number of examples; an example can have several rows (windows).
@@ -82,7 +82,7 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` from `sets` (optional "train", "validation", "test") and the other fields, `options`."""
+        """Build an `EncodedTask` from `sets` ("train", "validation", "test"; all optional) and the fields after `test`."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 
@@ -95,10 +95,10 @@ class TaskData:
     Attributes:
         name (`str`): "sst2", "squad_v2", ..., or the name of the pipeline for user data.
         pipeline (`str`): name of the task's pipeline on the Hub ("text-classification", "question-answering", ...).
-        auto_class: Auto class of the models for the task.
+        auto_class: transformers' Auto class for models of the task, such as `AutoModelForTokenClassification`.
         dataset (`str`): source of the data for the model card: a Hub id, or file names without folders.
         num_train, num_evaluation (`int`): number of training and of evaluation examples.
-        text_columns (`tuple[str]`): names of the text columns, if the model card shows them.
+        text_columns (`tuple[str]`): names of the text columns for the model card; empty if the card does not name them.
         baselines (`dict[str, dict[str, float]]`): metrics of baselines without pre-training, by name of the baseline.
         label_counts (`dict[str, int]`): number of training examples of each label.
     """
@@ -132,5 +132,5 @@ def label_fields(names: Sequence[str]) -> dict[str, Any]:
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return transformers' default label fields, which replace a checkpoint's labels if the task's head has none."""
+    """Return transformers' default label fields, to replace the labels of a checkpoint in tasks without labels."""
     return label_fields(["LABEL_0", "LABEL_1"])

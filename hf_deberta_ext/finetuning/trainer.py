@@ -135,11 +135,11 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
                 batch["weight"] = count * parts / rows
 
     def scale_losses(self, batches: list[dict[str, Any]]):
-        """Add "loss_scale" to each micro-batch: the sum of its class weights divided by the mean of these sums."""
+        """Add "loss_scale" to each micro-batch: the sum of its labels' class weights, divided by the mean of these sums."""
         sums = [self.task.loss.denominator(batch["labels"]) * (batch.get("weight") != 0) for batch in batches]
         mean = self.accelerator.reduce(torch.stack(sums).mean(), "mean")
         for batch, weights in zip(batches, sums, strict=True):
-            # `compute_loss` later multiplies this loss and SiFT's loss, a mean over rows, by "weight".
+            # `compute_loss` multiplies the total loss by "weight", which only SiFT's mean over rows needs: undo it here.
             batch["loss_scale"] = weights / mean / (batch.get("weight") or 1)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -154,7 +154,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     @functools.cached_property
     def uniform_loss(self) -> float:
-        """Return the loss of a uniform guess among labels, choices or positions; for regression, of predicting 0."""
+        """Return the loss of a uniform guess (label, choice or position) or, for regression, the loss of predicting 0."""
         config, rows = self.model.config, self.train_dataset
         if config.problem_type == "regression":
             return sum(label**2 for label in rows["labels"]) / len(rows)

@@ -78,7 +78,7 @@ def problem_type(config: Any, labels: torch.Tensor | None) -> str:
 
 
 def real_tokens(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the mask of real tokens, [rows, N] bool; None if there is no padding."""
+    """Return the mask of real tokens (not padding), [rows, N] bool; None if the inputs have no mask."""
     if inputs.get("document_ids") is not None:
         return inputs["document_ids"] != 0
     if inputs.get("attention_mask") is None:
@@ -98,7 +98,7 @@ def upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 def categorical_distance(p_logits, q_logits, loss: str, mask=None) -> torch.Tensor:
-    """Compute the distance [...] of two softmax distributions, of logits [..., C], over the classes in `mask`."""
+    """Compute the distance [...] between the softmax distributions of two logits [..., C], over classes with mask True."""
     p_logits, q_logits = upcast(p_logits), upcast(q_logits)
     count = p_logits.shape[-1]
     if mask is not None:

@@ -35,7 +35,7 @@ class SiftOptions:
 
     Args:
         learning_rate (`float`): size of an ascent step, in the norm `norm`.
-        init_size (`float`): δ starts as normal noise of this standard deviation, clipped at twice its value.
+        init_size (`float`): δ starts as normal noise with this standard deviation, clipped at ±2 standard deviations.
         steps (`int`): number of ascent steps K; with 0, δ is only the initial noise.
         radius (`float`): maximum size of δ, in the norm `norm`.
         norm (`str`): norm of the gradient and of δ: "linf" (largest element of a token), "rms" (root mean square of a
@@ -235,8 +235,8 @@ class Sift:
         """
         if self._handle is None or self._seen is None:
             raise RuntimeError(
-                "sift(...) must be called inside `with sift:`, after the model has run there, with gradients, inside "
-                "`with sift.clean_pass():`"
+                "sift(...) must be called inside `with sift:`, got no clean pass: first run the model, with gradients "
+                "enabled, inside `with sift.clean_pass():`"
             )
         options = self.options
         forward = forward or (lambda: self.model(**inputs))

@@ -77,7 +77,7 @@ class SiftTrainer(Trainer):
     """Trainer that adds `sift_weight` times the adversarial loss of SiFT; with weight 0 it equals `Trainer` exactly.
 
     Supports sequence classification (single label, multi-label, regression), token classification, question answering and
-    multiple choice. Logs "loss" (both parts), "sift_loss", "sift_size" (root mean square of δ) and "sift_change" (mean
+    multiple choice. Logs "loss" (with SiFT's part), "sift_loss", "sift_size" (root mean square of δ) and "sift_change" (mean
     absolute change of the logits), averaged since the last log. The seed of δ is computed from the run's seed and the
     number of the micro-batch, so that a resumed run draws the same values.
 

@@ -149,8 +149,8 @@ def test_the_flag_says_what_labels_of_two_readings_are():
         (found("a", "b"), [["a"], "b"], r"row 1 of x has the label \['a'\]"),
         (found("a", "b"), [-1, "a"], r"row 1 of x has the label -1"),
         (found(0.5), [0.5, float("nan")], "row 2 of x has the label nan, expected a finite number"),
-        (found(["a"], ["b"]), [["c"]], r"the label \['c'\], expected a list of labels.* a, b$"),
-        (found([0], [1]), [[0, 1, 1]], r"the label \[0, 1, 1\], expected a list of labels, each once"),
+        (found(["a"], ["b"]), [["c"]], r"the label \['c'\], expected a list of distinct labels.* a, b$"),
+        (found([0], [1]), [[0, 1, 1]], r"the label \[0, 1, 1\], expected a list of distinct labels"),
     ],
 )
 def test_wrong_labels_are_named(labels, cells, message):

@@ -11,7 +11,7 @@ __all__ = ["metric_label", "plot_curves"]
 
 LINES = ("-", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
-# Words in the names of metrics in [0, 1].
+# Words in the names of metrics whose values are in [0, 1].
 SHARES = {"accuracy", "f1", "precision", "recall", "share"}
 
 

@@ -41,7 +41,7 @@ def plot_confusion(matrix: np.ndarray, names: Sequence[str], path: FigurePath) -
 
 
 def plot_reliability(probabilities: np.ndarray, hits: np.ndarray, path: FigurePath) -> Path | list[Path]:
-    """Draw the frequency of events (`hits` [N], 0 or 1) against their `probabilities` [N], and a histogram of the latter."""
+    """Draw the frequency of `hits` [N] (0 or 1) against their `probabilities` [N], and a histogram of the probabilities."""
     from sklearn.calibration import CalibrationDisplay
 
     figure = new_figure(4.6, 4.8)

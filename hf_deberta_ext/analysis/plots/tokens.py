@@ -54,7 +54,7 @@ def plot_replacement_probabilities(tokens: Sequence[Any], path: FigurePath) -> P
 def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
     """Draw the influence of each token on the prediction for a text or a pair, by integrated gradients and by occlusion.
 
-    Tokens that speak for the predicted label are purple; tokens that speak against it are orange. The token with the largest
+    Tokens that support the predicted label are purple; tokens that oppose this label are orange. The token with the largest
     influence has the darkest colour.
 
     Args:

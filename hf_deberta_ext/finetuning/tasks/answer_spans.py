@@ -70,7 +70,7 @@ def answers_from_logits(
 
     The candidates of a window are all pairs of its n_best most probable starts and ends, as in the published scripts,
     except that only tokens of the context are ranked. A span of characters in two windows counts once, with its higher
-    score. If scores are equal, the span that starts (then ends) earlier is better. If no span is possible (no window, or no
+    score. If scores are equal, the span that starts (then ends) earlier wins. If no span is possible (no window, or no
     start before an end), the answer is "" and its logits count as 0.
 
     Args:
@@ -79,7 +79,7 @@ def answers_from_logits(
         n_best (`int`, defaults to 20): number of starts and ends tried per window, and maximum length of `Answers.nbest`.
         max_answer_length (`int`, defaults to 30): maximum length of an answer in tokens.
         with_null (`bool`, defaults to `False`): whether questions can have no answer.
-        null_threshold (`float`, defaults to 0.0): the answer is "" if null odds are above this; -inf: always, inf: never.
+        null_threshold (`float`, defaults to 0.0): "" is predicted if null odds are above it; -inf: always, inf: never.
     """
     answers = Answers({}, {}, {}, {})
     # Question n has the windows begins[n] to begins[n + 1].

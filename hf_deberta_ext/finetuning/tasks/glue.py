@@ -21,7 +21,7 @@ class KnownTask:
         labels (`tuple[str]`): names of the labels 0, 1, ... as on the Hub; empty for regression.
         train, evaluation, test (`dict[str, tuple[str, str]]`): set name ("" for the main set) -> (configuration, split) on
             the Hub.
-        files (`dict[str, str]`): name of the test set -> name of the file that GLUE's server expects.
+        files (`dict[str, str]`): name of the test set -> name of the file that the server of GLUE or SuperGLUE expects.
         texts (`bool`, defaults to `False`): whether the server expects label names instead of numbers.
         metric (`str`, defaults to "accuracy"): metric that selects the best checkpoint.
         max_seq_length (`int`, defaults to 128): default of --max_seq_length.
@@ -134,7 +134,7 @@ def known_task(data_args: Any) -> KnownTask | None:
 
 
 def glue_values(task: KnownTask, predicted: np.ndarray) -> list[str]:
-    """Format predictions [n] for GLUE's server: names or numbers of labels; scores clipped to 0 to 5 (STS-B)."""
+    """Format predictions [n] for GLUE's server: names or numbers of labels, or scores clipped to [0, 5] (STS-B)."""
     if not task.labels:
         return [f"{score:.3f}" for score in np.clip(predicted, 0, 5)]
     if not task.texts:

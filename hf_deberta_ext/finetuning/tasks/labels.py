@@ -27,7 +27,7 @@ REGRESSION, SINGLE, MULTI = PROBLEM_TYPES = ("regression", "single_label_classif
 NEEDED = {
     REGRESSION: "a finite number for regression",
     SINGLE: "one of the labels",
-    MULTI: "a list of labels, each once,",
+    MULTI: "a list of distinct labels",
 }
 # Texts that are read as numbers. "1_0", which Python's float() accepts, is a name.
 DECIMAL = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|nan|inf", re.IGNORECASE)
@@ -67,7 +67,7 @@ class Labels:
             self.numbers |= names
 
     def encode(self, cells: Sequence[Any], *, source: str, test: bool = False) -> list | None:
-        """Encode a label column in the data's order: as label numbers, scores, or lists of 0.0 and 1.0.
+        """Encode a label column as label numbers, scores, or lists of 0.0 and 1.0, with labels numbered as in the data.
 
         Args:
             source (`str`): origin of the cells for messages, such as "--validation_file".
@@ -228,7 +228,7 @@ def finite_number(cell: Any) -> float | None:
 def find_labels(
     column: Sequence[Any], *, source: str, names: Sequence[str] | None = None, problem_type: str | None = None
 ) -> Labels:
-    """Infer problem type and names of the labels of the user's data.
+    """Infer the problem type and the label names of the user's data from its label column.
 
     If `problem_type` is None, lists are multi-label, fractions are regression, and texts or integers are classes. Classes
     are sorted, numbers by value and texts alphabetically. If all texts are numbers (as in .csv), they are sorted by value.

@@ -161,7 +161,7 @@ class MultipleChoiceData(TaskData):
         counts = {len(row["choices"]) for rows in self.questions.values() for row in rows}
         self.loss = None
         if len(counts) > 1:
-            # If all rows have the same number of choices, the model's loss is used.
+            # The model's own loss needs the same number of choices in all rows.
             self.loss = choice_loss
 
     def from_file(self, file: Path, split: str) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class ChoiceColumns:
         context (`str`, *optional*): column of the first segment: text, or a list of lines or turns.
         question (`str`, *optional*): column of the question, put in front of each choice in the second segment.
         label (`str`, defaults to "label"): column with the number (from 0; -1 = unknown) or letter of the correct choice;
-            it may be missing.
+            the column may be missing.
         by_text (`bool`, defaults to `False`): whether the label is the text of the correct choice.
         questions (`dict[str, str]`, *optional*): question text for each value of the question column (COPA).
         by_article (`bool`, defaults to `False`): whether rows are questions about articles (RACE): ids come from example_id,

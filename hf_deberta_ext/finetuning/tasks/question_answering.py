@@ -132,7 +132,7 @@ class QuestionAnsweringArguments(DataArguments):
     doc_stride: int = option(128, "overlap of neighbouring windows of a context in tokens")
     version_2_with_negative: bool = option(False, "some questions have no answer; always set for squad_v2")
     null_score_diff_threshold: float = option(
-        0.0, 'predict "" if the score of "no answer" exceeds the score of the best span by more than this'
+        0.0, 'predict "" if the score of "no answer" exceeds the score of the best span by more than this number'
     )
     n_best_size: int = option(
         20, "number of starts and ends to try in each window, and maximum number of answers to save for each question"
@@ -154,8 +154,8 @@ class QuestionAnsweringArguments(DataArguments):
 class QuestionAnsweringData(TaskData):
     """Questions about texts, for training, evaluation and prediction; see `TaskData`.
 
-    Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with such a name or any id) or files:
-    rows with the columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
+    Reads data sets on the Hub (`--task_name` squad or squad_v2, or `--dataset_name` with one of these names or any Hub id)
+    or files: rows with the columns id, question, context and answers, or the nested JSON of SQuAD's authors; both also .gz.
 
     Raises:
         ValueError: if there is no data; a column is missing; a cell is None or of another type; an id occurs twice; a

@@ -68,7 +68,7 @@ def squad_v2(
     no_answer_probabilities: Mapping[Hashable, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Compute SQuAD 2.0's metrics: those of SQuAD 1.1, but for questions without an answer, the prediction "" is correct.
+    """Compute SQuAD 2.0's metrics: as in SQuAD 1.1, but the prediction "" is correct for a question without an answer.
 
     References that are empty after `normalise_answer` are dropped; if none is left, the reference is "". If a probability of
     "no answer" is above the threshold, the prediction counts as "".
@@ -87,7 +87,7 @@ def squad_v2(
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
     # Scores if the prediction is kept, and if it counts as "no answer". As in the published script, "no answer" is correct
-    # if there are no references at all, not if references have no words.
+    # for a question without references, but not for a question whose references all have no words.
     kept_scores = {"exact": np.zeros(len(references)), "f1": np.zeros(len(references))}
     dropped = (~has_answer).astype(float)
     for number, (key, all_texts) in enumerate(references.items()):
@@ -128,7 +128,7 @@ def best_threshold(kept_scores: np.ndarray, dropped: np.ndarray, probabilities: 
     if best:
         threshold = float(steps[best - 1])
     else:
-        # No prediction is kept: 0, as in the published script, if it is below all probabilities.
+        # No prediction is kept. As in the published script, the threshold is 0 if all probabilities are above 0.
         threshold = 0.0 if steps[0] > 0 else math.nextafter(float(steps[0]), -math.inf)
     chosen = np.concatenate([kept_scores[order][:best], dropped[order][best:]])
     return _percent(chosen, len(kept_scores)), threshold

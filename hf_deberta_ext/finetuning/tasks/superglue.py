@@ -54,11 +54,11 @@ SUPERGLUE: Mapping[str, KnownTask] = {
     "axb": _diagnostic("axb", ("sentence1", "sentence2"), file="AX-b.jsonl", metric="matthews_correlation"),
     "axg": _diagnostic("axg", ("premise", "hypothesis"), file="AX-g.jsonl"),
 }
-"""Text classification tasks of SuperGLUE, by name of their configuration on the Hub."""
+"""Text classification tasks of SuperGLUE, by --task_name."""
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE: the flags of text classification, except the flags for own data and XNLI (`refused`)."""
+    """Flags of SuperGLUE: the flags of text classification, except the flags for your own data and XNLI (`refused`)."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
@@ -133,7 +133,7 @@ class SuperGlueData(TextClassificationData):
         return [_write_jsonl(folder / file, lines)]
 
     def _best_entities(self, part: Part, logits: np.ndarray) -> dict[int, str]:
-        """Return the entity of each query for which the logit of "True" minus the logit of "False" is largest."""
+        """Return {query: entity} with the entity whose logit of "True" minus logit of "False" is largest."""
         false, true = self.labels.order
         best: dict[int, tuple[float, str]] = {}
         logits = check_logits(logits)

@@ -77,7 +77,7 @@ class TextClassificationArguments(DataArguments):
     balanced_sampling: bool = option(False, "draw training rows with replacement, all classes equally often")
     text_columns: list[str] = option(
         list,
-        "column of the text, or two columns of a pair; default: those of --task_name, or columns named as in GLUE",
+        "column of the text, or two columns of a pair; default: set by --task_name, or columns named as in GLUE",
         aliases=["--text_column_names"],
     )
     label_column: str = option("label", "column of the labels", aliases=["--label_column_name"])
@@ -216,7 +216,7 @@ class TextClassificationData(TaskData):
         # Encoded before the split, so that errors have the row numbers of the file.
         self.examples(train.rows, train.source)
         self.encode_labels()
-        # Before the split, so that the evaluation counts no row twice.
+        # Duplicates are dropped before the split, so that the evaluation counts no row twice.
         self.treat_duplicates()
         # `hold_out` keeps a row of each label for training; a regression has no labels to keep.
         labels = [()] * len(train.rows)
@@ -353,7 +353,7 @@ class TextClassificationData(TaskData):
         return hub
 
     def labels_of(self) -> Labels | None:
-        """Return the labels of a known task or of the data; None if there are none, and the checkpoint's labels apply."""
+        """Return the labels of a known task or of the data; None if the checkpoint's labels must be used."""
         data_args = self.data_args
         if self.task is not None:
             flags = [f"--{name}" for name in ("label_names", "problem_type") if getattr(data_args, name)]
@@ -371,7 +371,7 @@ class TextClassificationData(TaskData):
         return find_labels(column, source=labelled[0].source, names=names or None, problem_type=data_args.problem_type)
 
     def text_columns_of(self, part: Part) -> tuple[str, ...]:
-        """Return the text columns: set by flags or task, or the only one besides the label, or found by `TEXT_COLUMNS`."""
+        """Return the text columns: set by flags or task, else the only column besides the label, else by `TEXT_COLUMNS`."""
         rows, source = part.rows, part.source
         if self.data_args.text_columns or self.task is not None:
             return tuple(self.data_args.text_columns or self.task.text_columns)
@@ -389,7 +389,7 @@ class TextClassificationData(TaskData):
         )
 
     def use_config(self, config: PretrainedConfig):
-        """Use the checkpoint's label order if it has the same labels; if the data has no labels, use the checkpoint's."""
+        """Use the checkpoint's label order if it has the same labels; use the checkpoint's labels if the data has none."""
         if self.labels is None:
             self.labels = Labels.of_config(config)
             self.encode_labels()

@@ -102,7 +102,7 @@ def encode_words(
     """Encode sentences as windows and return their features; a sentence of up to `max_length` tokens is one window.
 
     "sentence" is the index of a window's sentence. "word_tokens" has the position of the first token of each word of the
-    sentence. It is -1, and the word has no label here, if the word has no token or belongs to another window.
+    sentence. If a word has no token or belongs to another window, its position is -1, and it has no label in this window.
 
     Args:
         max_length (`int`): maximum length of a window in tokens.
@@ -335,7 +335,7 @@ class TokenClassificationData(TaskData):
         words, gold = as_columns(sentences)
 
         def by_word(values: np.ndarray, default: Any) -> list[list[Any]]:
-            """Return a list of `values` [n, N] per sentence, one value per word; `default` for words without a token."""
+            """Convert window `values` [n, N] to one value per word in each sentence; words without a token get `default`."""
             cells = [[default] * len(sentence) for sentence in words]
             for row, number, tokens in zip(values.tolist(), numbers, positions, strict=True):
                 for word, position in enumerate(tokens):
