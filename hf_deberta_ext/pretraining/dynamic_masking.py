@@ -133,7 +133,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
                 del rows[stream]
 
     def stream_rows(self, stream: int) -> Iterator[dict[str, Any]]:
-        # Use a copy: workers share the epoch of a datasets.IterableDataset, and the fastest may already be in the next one.
+        # Use a copy: workers share the epoch of a datasets.IterableDataset, and the fastest may be an epoch ahead.
         dataset = copy.deepcopy(self.streams[stream])
         for epoch in itertools.count(int(self.epoch)):
             if hasattr(dataset, "set_epoch"):
@@ -149,7 +149,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all rows; in a worker, a loop over a `datasets.IterableDataset` would only yield rows of some files."""
+    """Iterate over all rows, even in a worker, where a loop over a `datasets.IterableDataset` would only read some files."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return

@@ -291,8 +291,8 @@ def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
 def sentence_starts(text: str, language: str) -> list[int]:
     """Return the character indices at which the second and all later sentences start.
 
-    A sentence starts with the one space before its first word, which tokenizers join to the word. Other white space between
-    sentences belongs to the earlier sentence.
+    A sentence starts at the space directly before its first word, because tokenizers join this space to the word. Other
+    white space between sentences belongs to the earlier sentence.
     """
     from sentencex import get_sentence_boundaries
 

@@ -100,5 +100,5 @@ def predict_spans(
     is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
     rows = is_target.nonzero()[:, 0]
     y = model.span_boundary(states[rows, before], states[rows, after], position)
-    # Call the module, because ZeRO gathers its bias only then.
+    # Call the module instead of reading its weights, because ZeRO only gathers the bias when the module is called.
     return model.lm_predictions.lm_head(y, transformed=True), labels[is_target], rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--push_to_hub` for this package's trainers: only pushes the model's files, not the whole output folder like `Trainer`."""
+"""`--push_to_hub` for this package's trainers: pushes only the model's files, while `Trainer` pushes the output folder."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class HubTrainer(Trainer):
         job = self._start_push(folder, commit_message, token=token, revision=revision, private=private)
         return job.result() if blocking else job
 
-    # Private, because there is no public method that Trainer calls for each checkpoint.
+    # Overrides a private method, because Trainer calls no public method for each checkpoint.
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         strategy, state = self.args.hub_strategy, self.state
         is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
