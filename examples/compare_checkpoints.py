@@ -186,7 +186,7 @@ def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
 
 
 def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
-    """Read results.json, or create it.
+    """Read results.json, or return empty results if it does not exist, and add the checkpoints to the results.
 
     Raises:
         ValueError: if the file was made from other data, or from other weights with the same name.
@@ -202,7 +202,7 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
     for name, source in sources.items():
         if results["checkpoints"].get(name, source) != source:
             raise ValueError(
-                f"{name!r} has other weights than its entry in {file}: rename it, or choose another --output_dir"
+                f"{name!r} has other weights than its entry in {file}: rename the checkpoint, or choose another --output_dir"
             )
     results["checkpoints"] |= sources
     return results

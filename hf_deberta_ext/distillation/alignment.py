@@ -16,7 +16,7 @@ __all__ = ["Spans", "align", "encode_spans"]
 
 
 class Spans(NamedTuple):
-    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without the spaces around it.
+    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without surrounding spaces.
 
     In a pair, characters are counted in the concatenation of both texts. Special tokens have (0, 0)."""
 

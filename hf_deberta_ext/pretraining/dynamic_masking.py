@@ -101,7 +101,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
         streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch; if
             a stream has a method `set_epoch`, this method is called before each epoch.
         endless (`bool`, default False): at the end of a stream, start its next epoch; an empty stream raises a ValueError.
-            To resume a run at the right place, Trainer needs an endless stream, because it does not know the length.
+            To resume a run at the right place, Trainer needs an endless stream, because Trainer does not know the length.
         block (`int`, default 1): number of examples in a block, which one worker reads; use the batch size of a process.
         process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
             processes are None, which accelerate's `IterableDatasetShard` skips. Several processes need an endless stream.

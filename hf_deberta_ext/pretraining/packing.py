@@ -302,7 +302,7 @@ def sentence_starts(text: str, language: str) -> list[int]:
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
-        # Skip white space before sentences, and skip the first start: it is known, or inside of a very long sentence.
+        # Skip white space before sentences, and the first start, which is known or lies inside a very long sentence.
         new_starts = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
         starts += new_starts
         if begin + SPLIT_TOGETHER >= len(text):

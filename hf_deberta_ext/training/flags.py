@@ -82,7 +82,7 @@ def parse_flags(
         names += [field.name for field in fields(group) if field.init]
         hidden |= {*getattr(group, "refused", ())}
         if "--help_all" not in argv:
-            # Fields of TrainingArguments, compared by name because a preparation does not import it.
+            # Fields of TrainingArguments, compared by name because corpus preparation does not import it.
             inherited = [field for base in group.__mro__ if base.__name__ == "TrainingArguments" for field in fields(base)]
             hidden |= {field.name for field in fields(group) if field in inherited}
     parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)

@@ -223,7 +223,7 @@ def begin_run(
     resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the arguments of a run to its folder, and return them. For a resumed run, compare them with its initial ones.
+    """Write the arguments of a run to its folder, and return them. For a resumed run, first check its initial arguments.
 
     Args:
         folder (`str` or path): output folder of the run.

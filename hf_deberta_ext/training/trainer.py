@@ -146,7 +146,7 @@ class RunTrainer(HubTrainer):
         if not self.is_fsdp_enabled:
             checkpoint = folder
         self.restore(checkpoint)
-        # Remove evaluations after the training: they are repeated.
+        # Remove the evaluations after the training, because the caller evaluates again.
         history = self.state.log_history
         while history and not {"train_runtime", "loss"} & {*history[-1]}:
             history.pop()
@@ -246,7 +246,7 @@ class RunTrainer(HubTrainer):
         """Evaluate without changing the random state of the training, from which data loaders draw."""
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Only processes that have not trained report this metric. Without it, all report the same names.
+        # Only processes that have not trained report this metric. Remove it, so that all report the same names.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
