@@ -236,7 +236,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
 
 
 def table(rows: list[dict], columns: list[str]) -> str:
-    measured = [f"{column}: median, 90th percentile in ms (times stock's speed)" for column in columns]
+    measured = [f"{column}: median, 90th percentile in ms (times as fast as transformers)" for column in columns]
     lines = [["side", *measured, "peak MB", "first answer, s", "logits differ by"]]
     for row in rows:
         cells = [row["side"]]

@@ -12,7 +12,7 @@ __all__ = ["add_values", "json_digest", "tokenizer_digest"]
 
 
 def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest. If it is a slice, other values in its buffers are not added."""
+    """Add the values of an Arrow array to a digest. For a slice, only the values in the slice are added."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

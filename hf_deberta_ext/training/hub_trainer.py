@@ -38,7 +38,7 @@ class HubTrainer(Trainer):
         private: bool | None = None,
         **kwargs,
     ) -> CommitInfo | Future | None:
-        """Save the model and publish the output folder. If there is no card, one is created with `kwargs`."""
+        """Save the model, and publish the output folder. If there is no card, create one with `create_model_card`."""
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if getattr(self, "hub_model_id", None) is None:
             # init_hf_repo does not accept `private` in older versions of transformers.
