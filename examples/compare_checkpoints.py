@@ -9,7 +9,7 @@ scores with one another and with baselines without pre-training.
         --train_file train.tsv --validation_file dev.tsv --text_columns sentence --label_column label \\
         --num_train_epochs 2 --learning_rate 2e-4 --max_train_samples 20000 --output_dir mine
 
-Each checkpoint is fine-tuned as run_glue.py does it, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
+Each checkpoint is fine-tuned as in run_glue.py, and all flags of run_glue.py are accepted (--max_steps, --recipe, ...).
 Runs, models and cards are in output_dir/TASK/NAME. The scores are measured after the last epoch. If several learning rates
 are tried, the table shows the rate with the best mean score on the validation data, then the mean scores of the other
 rates. Batches contain rows of similar length. On a CPU, small models train faster with `--jobs 2`: two processes run at a
@@ -186,10 +186,10 @@ def fine_tune_in_processes(runs: Sequence[Run], jobs: int):
 
 
 def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[Run]) -> dict[str, Any]:
-    """Read results.json, or create it.
+    """Read results.json, or return empty results if it does not exist, and add the checkpoints to the results.
 
     Raises:
-        ValueError: if it was made from other data, or from other weights with the same name.
+        ValueError: if the file was made from other data, or from other weights with the same name.
     """
     results = dict(data={}, checkpoints={}, baselines={}, scores={})
     if file.is_file():
@@ -202,7 +202,7 @@ def earlier_results(file: Path, sources: dict[str, dict[str, Any]], runs: list[R
     for name, source in sources.items():
         if results["checkpoints"].get(name, source) != source:
             raise ValueError(
-                f"{name!r} has other weights than its entry in {file}: rename it, or choose another --output_dir"
+                f"{name!r} has other weights than its entry in {file}: rename the checkpoint, or choose another --output_dir"
             )
     results["checkpoints"] |= sources
     return results

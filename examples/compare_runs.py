@@ -5,7 +5,7 @@
         --metrics eval_mlm_perplexity eval_mlm_accuracy --output_dir comparison
 
 Several folders with the same name are seeds of one run. The figure then shows the first seed, and the table has mean and
-standard deviation. For the first metric, it also has the difference from the first run, with the p value of Student's t
+standard deviation and, for the first metric, the difference from the first run, with the p value of Student's t
 test. Writes comparison.png, comparison.md and comparison.json into the output folder. For runs of run_rtd.py, also writes
 embedding_similarity.png, the final similarity of the word embeddings in generator and discriminator.
 """

@@ -271,7 +271,7 @@ def write_launches(rows: list[dict], folder: Path) -> str:
     from gpu_stages import triton_launches
     from measuring import markdown_table
 
-    cells = [("kernel", "head size", "tokens", "now", "fastest", "time over now's")]
+    cells = [("kernel", "head size", "tokens", "now", "fastest", "time of fastest / now")]
     lines = ["from hf_deberta_ext.kernels.triton_launches import LAUNCHES, Launch", ""]
     for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):
         of_kernel = [row for row in rows if (row["kernel"], row["d"]) == (kernel, d)]

@@ -7,8 +7,8 @@ left context.
 
 Each text is split into parts of the greatest length. Tokens among the last --window tokens of a part are masked; for length
 N, the model reads the last N tokens. "NAME, no buckets" has the same weights, but clamps distances where the relative table
-ends; logarithmic buckets reach further. If EMD's table of absolute positions is shorter than the input, the first
-tokens, which the table does not cover, all get its first position. To train a model with a longer table:
+ends; logarithmic buckets reach further. If the Enhanced Mask Decoder's table of absolute positions is shorter than the
+input, the first tokens, which the table does not cover, all get its first position. To train a model with a longer table:
 
     python examples/long_inputs.py --extend examples/models/deberta-ext-small-en 1024 --output_dir longer
     python examples/run_mlm.py --model longer --max_length 1024 ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-train transformers' BERT or ModernBERT exactly as run_mlm.py trains our model, to compare the architectures.
+"""Pre-train transformers' BERT or ModernBERT exactly as run_mlm.py trains DeBERTa, to compare the architectures.
 
     python examples/run_mlm.py $FLAGS --tokenizer tokenizer --output_dir ours
     python examples/run_stock_mlm.py $FLAGS --tokenizer tokenizer --architecture bert --output_dir bert

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure speed and memory of attention and whole models, compared with transformers' DeBERTa and a BERT of that size with
-SDPA.
+"""Measure speed and memory of attention and whole models, compared with transformers' DeBERTa and a BERT of the same size
+with SDPA.
 
-All sides run in one process and take turns; every ratio is between two calls of the same turn. Tables show medians, and
-in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory is the peak that
-torch's allocator provides during one call, in addition to the memory in use before.
+All sides (compared implementations) run in one process and take turns; every ratio is between two calls of the same turn.
+Tables show medians, and in brackets the 10th and the 90th percentile of the ratios. Weights and tokens are random. Memory
+is the peak that torch's allocator provides during one call, in addition to the memory in use before.
 
     # 2 CPU cores, five and a half minutes; examples/guides/measured.md has the output
     python examples/benchmarks/benchmark_attention.py --backends auto eager --shapes 8x128 2x512 1x1024 1x2048 --repeats 5
     # only a check that it runs; half a minute
     python examples/benchmarks/benchmark_attention.py --preset v3-xsmall --layers 1 --shapes 1x64 --repeats 2
 
-`attention`: one call with given keys, queries and values; the floor is SDPA without positions. `model`: the encoder without
-a head, no padding and no mask. `padded`: batches of 32 texts with the lengths of the texts in a file; needs --lengths_from,
-and uses the first of --backends with padded, unpadded and packed rows of 512 tokens. "training" is forward and backward of
-the sum of squares, with the preset's dropout in models and none in `attention`. "tflops" in the CSV files counts the
-operations that the equations need for the real tokens, not the operations that a side executes. `--peers` adds ModernBERT,
-and the packages disentangled-flash and flashdeberta, which need CUDA.
+`attention`: one call with given keys, queries and values; the floor (lower bound) is SDPA without positions. `model`:
+the encoder without a head, no padding and no mask. `padded`: batches of 32 texts with the lengths of the texts in a file;
+needs --lengths_from, and uses the first of --backends with padded, unpadded and packed rows of 512 tokens. "training" is
+forward and backward of the sum of squares, with the preset's dropout in models and none in `attention`. "tflops" in the CSV
+files counts the operations that the equations need for the real tokens, not the operations that a side executes. `--peers`
+adds ModernBERT, and the packages disentangled-flash and flashdeberta, which need CUDA.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class Side:
 
 
 def attempt(build: Callable[[], Side]) -> Side:
-    """Return the side that `build` makes, or a side whose calls raise the reason why it cannot be made."""
+    """Return the side that `build` makes; if `build` fails, return a side whose calls raise an error with the reason."""
     try:
         return build()
     except Exception as error:  # of any package
@@ -153,7 +153,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
         q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (Q, K, V))
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
-    # The encoders compute it once for all layers.
+    # Not timed, because the encoders compute relative positions once for all layers.
     buckets, distance = config.position_buckets, config.relative_distance
     delta = RelativePosition(buckets=buckets, max_distance=distance).to(args.device)(N)
     relative_pos = modeling_deberta_v2.build_relative_position(Q, K, bucket_size=buckets, max_position=distance)
@@ -170,7 +170,7 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
         from disentangled_flash import TritonTrainingDisentangledSelfAttention
 
         module = TritonTrainingDisentangledSelfAttention(stock_config, assume_unpadded=True)
-        # It multiplies by the weights of the three projections in one product.
+        # The original method multiplies by the weights of the three projections in one product.
         module._project_qkv = lambda hidden_states: (Q, K, V)
         return side(module, lambda m: m(Q, mask[:, 0, 0], rel_embeddings=P)[0])
 
@@ -186,8 +186,8 @@ def attention_sides(args, B: int, N: int) -> dict[str, Side]:
 
 
 def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]) -> dict[str, Side]:
-    """Return whole encoders for up to `longest` tokens: transformers', ours with the same weights, and other models of that
-    size.
+    """Return whole encoders for up to `longest` tokens: transformers', ours with the same weights, and other models of
+    the same size.
 
     Args:
         variants (`dict`): maps a name to the backend and the argument of `set_unpadding`; if the name contains "packed",
@@ -242,7 +242,7 @@ def model_sides(args, longest: int, variants: dict[str, tuple[str, bool | None]]
     sides = {STOCK: side(stock)}
     for name, (backend, unpadding) in variants.items():
         module = twin(model)
-        # set_attn_implementation would raise an error here; set this way, the error becomes a row of the table.
+        # set_attn_implementation would raise an error here; with this assignment, the error becomes a row of the table.
         module.config._attn_implementation = backend
         module.set_unpadding(unpadding)
         sides[name] = side(module)
@@ -321,7 +321,7 @@ def useful_flops(config: DebertaExtConfig, lengths: list[int], mode: str, *, who
 def measure(
     labels: dict, sides: dict[str, Side], batches: list[dict], lengths: list[int], args, bar: tqdm, *, whole_model: bool
 ) -> list[dict]:
-    """Return a row of COLUMNS for each mode and side; the row of a side that cannot run has the reason.
+    """Return a row of COLUMNS for each mode and side; the row of a side that cannot run gives the reason.
 
     Args:
         labels (`dict`): columns that all rows have in common.
@@ -371,7 +371,7 @@ def measure(
 
 
 def compare(name: str, times: dict[str, list[float]]) -> dict[str, float]:
-    """Return median seconds of an implementation, its speedup over transformers, and its time relative to "floor"."""
+    """Return a side's median seconds, its speedup over transformers, and its time relative to the floor (SDPA or BERT)."""
     result = dict(seconds=measuring.spread(times[name])[0])
     floor = times.get(PLAIN, times.get(BERT))
     for column, above, below in (("speedup", times.get(STOCK), times[name]), ("over_floor", times[name], floor)):

@@ -8,10 +8,10 @@
     # only a check that it runs; half a minute
     python examples/benchmarks/benchmark_serving.py --preset v3-xsmall --layers 1 --shapes 1x32 --repeats 2
 
-All sides run in one process and take turns; every ratio is between two calls of the same turn, and the table shows medians.
-Tokens are random, and weights too without --model. transformers' DeBERTa and all sides of this package have the same
-weights, so the largest difference of their logits shows the error of int8 or bfloat16. BERT and ModernBERT have the same
-width and depth.
+All sides (compared classifiers) run in one process and take turns; every ratio is between two calls of the same turn, and
+the table shows medians. Tokens are random, and weights too without --model. transformers' DeBERTa and all sides of this
+package have the same weights, so the largest difference of their logits shows the error of int8 or bfloat16. BERT and
+ModernBERT have the same width and depth.
 Memory is the peak of a new process that loads one side and computes the largest shape; "first answer" is the time from the
 start of that process to the answer, with the files of ONNX Runtime and OpenVINO already exported.
 ONNX Runtime needs `pip install 'hf_deberta_ext[onnx]'`, OpenVINO `pip install openvino`; if a side cannot run, the table
@@ -68,7 +68,7 @@ def config_of(args: argparse.Namespace) -> DebertaExtConfig:
     return DebertaExtConfig.from_preset(args.preset, num_hidden_layers=args.layers, vocab_size=args.vocab_size)
 
 
-# Builds a side from the arguments and a folder for its files; a side maps a batch to logits [B, 2].
+# The functions of SIDES build a side from the arguments and a folder for its files; a side maps a batch to logits [B, 2].
 
 
 def logits_of(module: nn.Module) -> Answer:
@@ -133,7 +133,7 @@ def openvino(args: argparse.Namespace, folder: Path, *, source: str, int8: bool 
     import openvino
 
     core = openvino.Core()
-    # By default it computes in bfloat16 if the CPU can.
+    # By default, OpenVINO computes in bfloat16 if the CPU supports it.
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
     compiled = core.compile_model(onnx_file(args, folder, source=source, int8=int8), "CPU", settings)
     names = {name for port in compiled.inputs for name in port.names}
@@ -236,7 +236,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
 
 
 def table(rows: list[dict], columns: list[str]) -> str:
-    measured = [f"{column}: median, 90th percentile in ms (times stock's speed)" for column in columns]
+    measured = [f"{column}: median, 90th percentile in ms (times as fast as transformers)" for column in columns]
     lines = [["side", *measured, "peak MB", "first answer, s", "logits differ by"]]
     for row in rows:
         cells = [row["side"]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the cost of a training step with and without SiFT, on random weights: medians of interleaved repeats.
 
-Ratios for a model of v3-xsmall's shape and transformers' BERT of that size, five minutes on two CPU cores:
+Ratios for a model of v3-xsmall's shape and transformers' BERT of the same size, five minutes on two CPU cores:
 
     python examples/benchmarks/benchmark_sift.py --threads 2
 

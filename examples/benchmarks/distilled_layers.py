@@ -6,7 +6,7 @@
         --max_train_samples 20000 --num_train_epochs 2 --learning_rate 3e-4 --per_device_train_batch_size 32
 
 First, the teacher is fine-tuned on the task. Then each student, which has some layers of --student, is trained twice: with
-the teacher's outputs beside the labels, and only with the labels. All flags of run_glue.py are accepted, and are the same
+the labels and the teacher's outputs, and with only the labels. All flags of run_glue.py are accepted, and are the same
 for all models. The latency is the median time to tokenise and classify one text or pair of the validation data on one
 thread; the models take turns.
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None):
 
 
 def distil(args: argparse.Namespace, flags: Sequence[str], teacher: Path, layers: int) -> dict[str, Any]:
-    """Train a student of `layers` layers with and without the teacher; return the metrics of all three by part."""
+    """Train a student of `layers` layers with and without the teacher; return the metrics of the three models."""
     folder = args.output_dir / f"layers-{layers}"
     if (folder / "comparison.json").is_file():
         return json.loads((folder / "comparison.json").read_text(encoding="utf-8"))

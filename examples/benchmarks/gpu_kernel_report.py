@@ -40,7 +40,7 @@ def compiled_for(capability: int):
 
     class CompileOnly(CudaDriver):
         def __init__(self):
-            # Triton stores compiled kernels by their device's number.
+            # Triton stores compiled kernels by device index.
             self.get_current_device, self.get_current_stream = (lambda: capability), (lambda device: 0)
 
         def get_current_target(self):

@@ -27,7 +27,7 @@ from hf_deberta_ext import AttentionInputs, DebertaExtConfig, RelativePosition
 from hf_deberta_ext.conversion.deberta_v2 import to_deberta_v2_config
 from hf_deberta_ext.pretraining import load_corpus, pack, train_tokenizer
 
-# Private names: the stage tuning measures the table of launch parameters.
+# Not public modules, but the stage `tuning` measures their table of launch parameters.
 attention_triton = importlib.import_module("hf_deberta_ext.kernels.attention_triton")
 triton_launches = importlib.import_module("hf_deberta_ext.kernels.triton_launches")
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,9 +175,9 @@ def cases_of_tuning(args: argparse.Namespace) -> list[str]:
 
 
 def tune(case: str, args: argparse.Namespace, warm_up: bool = False) -> list[dict]:
-    """Time a kernel with candidate launch parameters, and with those of the launch table, at each length.
+    """Time a kernel with candidate launch parameters, and with the parameters of the launch table, at each length.
 
-    The measured time is that of the whole pass (forward or backward) that contains the kernel.
+    The time is measured for the whole pass (forward or backward) that contains the kernel.
     """
     kernel, d, *choice = (int(word) if word.isdecimal() else word for word in case.split())
     sizes = sizes_of(args)

@@ -177,7 +177,7 @@ CELLS = "ms; times as fast as transformers (10th to 90th percentile); share of t
 
 
 def sides_table(rows: list[dict]) -> str:
-    """Return a Markdown table of sides by shapes, with cells as `CELLS` says, and why sides were not measured."""
+    """Return a Markdown table of sides by shapes, with cells in the format of `CELLS`; then why sides were not measured."""
 
     def cell(row: dict) -> str:
         if row["skipped"]:
@@ -234,8 +234,8 @@ def draw_sides(rows: list[dict], key: str, label: str, path: Path) -> bool:
 
 
 def equal_far_rows(P: torch.Tensor):
-    """Copy row 1 of the relative table to row 0: beyond the largest distance transformers reads row 0, Microsoft's code and
-    ours row 1.
+    """Copy row 1 of the relative table to row 0: beyond the largest distance, transformers reads row 0, but Microsoft's code
+    and this package read row 1.
     """
     with torch.no_grad():
         P[0] = P[1]

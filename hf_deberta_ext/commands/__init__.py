@@ -34,18 +34,18 @@ LOGGERS = ("hf_deberta_ext", "transformers_modules", "transformers", "huggingfac
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, and run the command that they name.
+
     Args:
         argv (`Sequence[str]`, *optional*): Arguments without the program name; default: the arguments of the process.
-
     Returns:
         `int`: Exit status: the status that the command returned, 2 for an error (one line on stderr), 130 after Ctrl-C.
     """
     overview = ["DeBERTa v1, v2, v3 and mDeBERTa for transformers. COMMAND --help shows arguments and examples."]
     usage = f"{PROGRAM} [-h] [--version] [--debug] COMMAND ..."
     parser = CommandParser(f"{PROGRAM} finetune --help", prog=PROGRAM, usage=usage, epilog=None)
-    # Shown by the usage line: the help must fit in a screen of 24 lines.
+    # Not listed, because the usage line shows it, and the help must fit on a screen of 24 lines.
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help=argparse.SUPPRESS)
-    # Shown by the help of each command.
+    # Not listed, because the help of each command shows it.
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM, help=argparse.SUPPRESS)
     for name in COMMANDS:

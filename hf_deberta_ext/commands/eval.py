@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     pairs = read_pairs(arguments.pairs)
     if most is not None:
         pairs = thin_out(pairs, most)
-    # Score sentences that several pairs share only once.
+    # Score each sentence only once, even if several pairs contain it.
     sentences = list(dict.fromkeys(sentence for pair in pairs for sentence in (pair.good, pair.bad)))
     baseline = {}
     if arguments.frequency_text:

@@ -4,7 +4,7 @@
 Cells of .csv and .tsv are always texts, and JSON values keep their types. The readers of `datasets` change cells and rows:
 pandas shifts or fills rows with too many or too few cells, and pyarrow parses JSON texts such as "2020-01-01" as times. Text
 formats are therefore read row by row, with Python's `csv` and `json`. Errors in a file are raised during iteration, as a
-one-line ValueError with the file and the place of the row.
+one-line ValueError with the file and the number of the line or row.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Align the tokens of two tokenizers by the characters of the text that they cover.
 
-A common border is a place in the text where both tokenizers have a border of tokens. Tokens between the same two
+A common border is a position in the text at which both tokenizers have a token border. Tokens between the same two
 neighbouring common borders are aligned: for "un|believ|able" and "unbeliev|able", both "un" and "believ" are aligned with
 "unbeliev". [CLS] is aligned with [CLS]. Other special tokens are not aligned, nor is text that only one tokenizer truncates.
 """
@@ -16,7 +16,7 @@ __all__ = ["Spans", "align", "encode_spans"]
 
 
 class Spans(NamedTuple):
-    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without the spaces around it.
+    """Token ids [N] of a text or pair, and the start and end character of each token [N, 2], without surrounding spaces.
 
     In a pair, characters are counted in the concatenation of both texts. Special tokens have (0, 0)."""
 
@@ -46,7 +46,7 @@ def align(student: Spans, teacher: Spans) -> np.ndarray:
     segments = []
     for side in (student, teacher):
         segment = np.searchsorted(cuts, side.places[:, 0], side="right")
-        # Before the first and after the last common border, and special tokens
+        # 0: not aligned (special tokens, and tokens before the first or after the last common border)
         segments.append(np.where((segment == len(cuts)) | ~side.places.any(1), 0, segment))
     aligned = (segments[0][:, None] == segments[1]) & (segments[0] > 0)[:, None]
     aligned[0, 0] |= not student.places[0].any() and not teacher.places[0].any()

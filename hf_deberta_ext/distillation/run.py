@@ -52,10 +52,10 @@ def main(task: str, argv: Sequence[str] | None = None, *, program: str = "%(prog
 def distil(
     task: Task, data_args: Any, model_args: ModelArguments, args: DistillationArguments, flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Train a student with and without the teacher, evaluate the teacher, and compare the metrics of all three parts.
+    """Train a student with and without the teacher, evaluate the teacher, and compare the metrics of these three models.
 
-    The parts have the folders OUTPUT/student, OUTPUT/without_teacher and OUTPUT/teacher. Finished parts are skipped. Return
-    the metrics by part, which are also in OUTPUT/comparison.json.
+    The folders of the models are OUTPUT/student, OUTPUT/without_teacher and OUTPUT/teacher. Finished models are skipped.
+    Return the metrics by folder name, which are also in OUTPUT/comparison.json.
     """
     folder, of_text = Path(args.output_dir), task.read is TextData
     if args.teacher is None or not args.do_train:
@@ -100,7 +100,7 @@ def distil(
 
 
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
-    """Return `DistillationTrainer` with a collator that masks words if flags say so, and adds signals if `is_taught`."""
+    """Return `DistillationTrainer` with a collator that masks words if flags ask for it; adds signals if `is_taught`."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
@@ -208,7 +208,7 @@ def teacher_metrics(task: Task, data_args: Any, taught: ModelArguments, args, fl
 
 
 def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table with the metrics of each part; if a part has several seeds, the means over the seeds."""
+    """Return a Markdown table with the metrics of each model in `results`; for several seeds, the means over the seeds."""
     parts = {}
     for part, metrics in results.items():
         means = dict(metrics)

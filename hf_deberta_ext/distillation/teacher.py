@@ -43,7 +43,7 @@ class Teacher:
         max_length (`int`): maximum number of tokens of an input.
     """
 
-    # Columns of the teacher's logits in the order of the student's labels; None: all columns in their own order
+    # Columns of the teacher's logits in the order of the student's labels; None: the columns in the teacher's order
     order: Sequence[int] | None = None
 
     def __init__(

@@ -85,7 +85,7 @@ def load_corpus(
     hub = dict(text_column=text_column, config=name, split=split, revision=revision, token=token) | options
     listed = [(os.fspath(source), list_files(os.fspath(source))) for source in sources]
     kinds = {file_kind(file[0]): file for _, files in listed for file in files or ()}
-    # Read one document of each file type: a wrong column is an error before hours of reading.
+    # Read one document of each file type, so that a wrong column raises an error before hours of reading.
     for file in kinds.values():
         next(file_documents([file], **reading), None)
     loaded = []
@@ -132,7 +132,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Split into n shards (`most`, halved until sizes are similar); shard i has the files i, i + n, i + 2n, ..."""
+        """Split into n shards, with file i in shard i % n; n is `most`, halved until the shards have similar sizes."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)

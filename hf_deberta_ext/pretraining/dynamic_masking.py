@@ -101,7 +101,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
         streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch; if
             a stream has a method `set_epoch`, this method is called before each epoch.
         endless (`bool`, default False): at the end of a stream, start its next epoch; an empty stream raises a ValueError.
-            To resume a run at the right place, Trainer needs an endless stream, because it does not know the length.
+            To resume a run at the right place, Trainer needs an endless stream, because Trainer does not know the length.
         block (`int`, default 1): number of examples in a block, which one worker reads; use the batch size of a process.
         process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
             processes are None, which accelerate's `IterableDatasetShard` skips. Several processes need an endless stream.
@@ -133,7 +133,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
                 del rows[stream]
 
     def stream_rows(self, stream: int) -> Iterator[dict[str, Any]]:
-        # Use a copy: workers share the epoch of a datasets.IterableDataset, and the fastest may already be in the next one.
+        # Use a copy: workers share the epoch of a datasets.IterableDataset, and the fastest may be an epoch ahead.
         dataset = copy.deepcopy(self.streams[stream])
         for epoch in itertools.count(int(self.epoch)):
             if hasattr(dataset, "set_epoch"):
@@ -149,7 +149,7 @@ class NumberedStream(SharedEpoch, IterableDataset):
 
 
 def read_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Iterate over all rows; in a worker, a loop over a `datasets.IterableDataset` would only yield rows of some files."""
+    """Iterate over all rows, even in a worker, where a loop over a `datasets.IterableDataset` would only read some files."""
     if not (isinstance(dataset, IterableDataset) and hasattr(dataset, "iter")):
         yield from dataset
         return

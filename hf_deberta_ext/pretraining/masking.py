@@ -114,7 +114,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return True if Microsoft's code starts a word at the token; for WordPiece, not in that code, if there is no ##."""
+    """Return True if Microsoft's code starts a word at the token; for WordPiece (unknown to that code), also without ##."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)
@@ -295,7 +295,7 @@ def choose(
     else:
         order, owners = random_order(sizes, options, generator)
         taken = sizes.gather(1, order) * (owners > 0)
-        # A unit is masked if the rate is nearer to the share with it than without it. The first unit is always masked.
+        # Mask a unit if the masked share is nearer to the rate with this unit than without it. Always mask the first unit.
         needed = (taken.cumsum(1) - taken / 2) / sizes.sum(1, keepdim=True)
         needed[:, 0] = 0
         needed.masked_fill_(owners == 0, torch.inf)
@@ -334,7 +334,7 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     for _ in range(2):
         laid = lengths * is_laid
         starts, ends = _lay_out(laid, gap, U, draws) + turn, laid.cumsum(1)
-        # The n-th covered unit is in span k, the first span that ends after it.
+        # The n-th covered unit is in span k: the first span that ends after this unit.
         k = torch.searchsorted(ends, places.expand_as(ends).contiguous(), right=True).clamp(max=width - 1)
         order = (starts.gather(1, k) + places - (ends - laid).gather(1, k)) % U.clamp(min=1)
         owners = (k + 1) * (places < ends[:, -1:])
@@ -356,7 +356,7 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Draw span lengths that fill a circle of U units; the last one is cut, the rest are 0. U, gap [B, 1], draws [B, W]."""
+    """Draw span lengths to fill a circle of U units; the last is cut, unused ones are 0. U, gap [B, 1], draws [B, W]."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1

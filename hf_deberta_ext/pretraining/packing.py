@@ -291,8 +291,8 @@ def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
 def sentence_starts(text: str, language: str) -> list[int]:
     """Return the character indices at which the second and all later sentences start.
 
-    A sentence starts with the one space before its first word, which tokenizers join to the word. Other white space between
-    sentences belongs to the earlier sentence.
+    A sentence starts at the space directly before its first word, because tokenizers join this space to the word. Other
+    white space between sentences belongs to the earlier sentence.
     """
     from sentencex import get_sentence_boundaries
 
@@ -302,7 +302,7 @@ def sentence_starts(text: str, language: str) -> list[int]:
     language = language.partition("-")[0]
     while begin < len(text):
         sentences = get_sentence_boundaries(language, text[begin : begin + SPLIT_TOGETHER])
-        # Skip white space before sentences, and skip the first start: it is known, or inside of a very long sentence.
+        # Skip white space before sentences, and the first start, which is known or lies inside a very long sentence.
         new_starts = [begin + s["end_index"] - len(s["text"].lstrip()) for s in sentences if s["text"].strip()][1:]
         starts += new_starts
         if begin + SPLIT_TOGETHER >= len(text):

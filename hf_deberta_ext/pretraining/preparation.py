@@ -73,7 +73,7 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
 
 
 class Words(WordTokenizer):
-    """Word tokenizer of any language for datatrove's filters and signatures, because its own need a package per language."""
+    """Word tokenizer for datatrove's filters and signatures in any language; datatrove's own need a package per language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return WORD.findall(text)
@@ -97,7 +97,7 @@ class LanguageModel(FastTextLID):
         for language in languages:
             if f"__label__{language}" not in known:
                 raise ValueError(f"--languages: {path} has no language {language!r}, only {', '.join(sorted(known))}")
-        # It cannot be pickled, so each task loads it again.
+        # A loaded model cannot be pickled, so each task loads the file again.
         self.loaded = None
 
     @property

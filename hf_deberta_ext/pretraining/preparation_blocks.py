@@ -158,7 +158,7 @@ def save_tokenizer(tokenizer: Any, output: str):
 
 
 class WriteRows(PipelineStep):
-    """Block that packs the documents of a part into two shards of rows: held-out rows of the first documents, training rows.
+    """Block that packs a part's documents into two shards: held-out rows (first documents) and training rows (the rest).
 
     Args:
         packing (`dict`): arguments of `pack_documents`, and "seed".

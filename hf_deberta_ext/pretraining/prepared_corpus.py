@@ -26,7 +26,7 @@ __all__ = ["PreparedRows", "ShardOrder", "is_prepared", "load_manifest", "manife
 MANIFEST_FILE = "manifest.json"
 TOKENIZER = "tokenizer"
 SHARDS = ("train", "held_out")
-# Number of rows whose order is held in memory.
+# Maximum number of row indices that `ShardOrder` holds in memory.
 ORDERED_ROWS = 2**23
 
 
@@ -226,7 +226,7 @@ def max_streams(args: Any) -> int:
 
 
 def halved(streams: int) -> int:
-    """Halve an even number of streams, which processes and workers can then still divide equally; return 1 if it is odd."""
+    """Return half of an even number of streams, which processes and workers can still share equally; 1 for an odd number."""
     if streams % 2:
         return 1
     return streams // 2

@@ -143,7 +143,7 @@ ABOUT = ("description", "source", "batch", "half_precision", "trains_mlm")
 FLAGS = tuple(field.name for field in fields(Recipe) if field.name not in ABOUT)
 RTD_FLAGS = ("embedding_sharing", "stepping", "rtd_lambda")
 
-# Defaults of a new model without a recipe. Trainer's defaults suit fine-tuning: 5e-5, no warm-up or decay, batches of 8.
+# Defaults of a new model without a recipe. Trainer's suit fine-tuning: rate 5e-5, no warm-up or weight decay, batch of 8.
 FROM_SCRATCH = dict(learning_rate=5e-4, warmup_steps=0.05, weight_decay=0.1, adam_beta2=0.98, adam_epsilon=1e-6)
 BATCH = 64
 
@@ -176,7 +176,7 @@ def chosen_settings(
     settings = dict(FROM_SCRATCH)
     sizes = HARDWARE_FLAGS[:2]
     if not {*sizes} & {*given_flags}:
-        # As many tokens per micro-batch as 8 examples of 512.
+        # At most 8 x 512 tokens per micro-batch.
         size = min(BATCH, max(1, CPU_MICRO_BATCH * 512 // max(1, given_flags.get("max_length", 512))))
         settings |= zip(sizes, (size, max(1, BATCH // size // processes)), strict=True)
     settings = {flag: value for flag, value in settings.items() if flag not in given_flags}
@@ -192,9 +192,9 @@ def recipe_arguments(
     """Return the arguments that recipe and hardware determine, by name, except arguments that the user gave.
 
     per_device_train_batch_size x gradient_accumulation_steps x processes equals the recipe's batch. The default per-device
-    size is the largest that divides each process's share of the batch and fits: on a CPU, at most as many tokens as 8
-    examples of 512 have; on an accelerator, as many examples as are estimated to fit in memory. To train with another batch,
-    give both of the first two arguments.
+    size is the largest that divides each process's share of the batch and fits: on a CPU, at most 8 x 512 tokens;
+    on an accelerator, as many examples as are estimated to fit in memory. To train with another batch, give both
+    per_device_train_batch_size and gradient_accumulation_steps.
 
     Args:
         given_flags (`dict`, *optional*): arguments that the user gave, by name.

@@ -296,7 +296,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Return True if this trainer must average gradients over processes, because DDP would wait for both halves."""
+        """Return True if this trainer must average gradients: DDP would wait for gradients of the whole joint model."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):

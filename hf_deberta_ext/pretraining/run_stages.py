@@ -245,7 +245,7 @@ class PretrainingRun:
             model = self.new_model()
         else:
             with readable_weights(model_args.model, model_args.config_overrides):
-                # Parameters are trained in float32, also if the checkpoint has half precision.
+                # Parameters are trained in float32, even if the checkpoint is saved in half precision.
                 model = self.load_model(config=config, dtype=torch.float32, **model_args.model_download())
         return set_attention(model, model_args)
 

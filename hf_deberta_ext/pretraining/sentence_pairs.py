@@ -21,7 +21,7 @@ __all__ = ["SegmentPair", "cut_pairs", "swap_segments"]
 
 
 def add_head(model: nn.Module, config: DebertaExtConfig):
-    # Imported here, because it takes 200 MB of memory in each packing process.
+    # Imported here, because the import would take 200 MB of memory in each packing process.
     from ..model.modeling_deberta_ext import ContextPooler
 
     model.pooler = ContextPooler(config)

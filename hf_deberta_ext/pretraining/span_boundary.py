@@ -21,7 +21,7 @@ def span_boundaries(
     document_ids: torch.Tensor | None = None,
     max_span_tokens: int = MAX_SPAN_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find, for each token i of a masked span from s to e, the boundaries s - 1 and e + 1, and its place i - s + 1.
+    """Find, for each token i of a masked span from s to e, the boundaries s - 1 and e + 1, and its position in the span.
 
     A span is a run of labels other than -100. The first `max_span_tokens` tokens of a span are targets, if both boundaries
     are real tokens of the same document as the span.
@@ -100,5 +100,5 @@ def predict_spans(
     is_target, before, after, position = span_boundaries(labels, batch["attention_mask"], batch["document_ids"])
     rows = is_target.nonzero()[:, 0]
     y = model.span_boundary(states[rows, before], states[rows, after], position)
-    # Call the module, because ZeRO gathers its bias only then.
+    # Call the module instead of reading its weights, because ZeRO only gathers the bias when the module is called.
     return model.lm_predictions.lm_head(y, transformed=True), labels[is_target], rows

@@ -42,7 +42,7 @@ def train_byte_level_bpe(
     """Train a tokenizer in the format of v1: [PAD] 0, [CLS] 1, [SEP] 2, [UNK] 3, the 256 bytes, merges, [MASK] last.
 
     The vocabulary contains all bytes, so that no text is unknown. The same texts give the same vocabulary. Merges must occur
-    at least twice, so that short texts give fewer than `vocab_size` tokens. Raises a ValueError if there is no text, or if
+    at least twice, so short texts give fewer than `vocab_size` tokens. Raises a ValueError if there is no text, or if
     `vocab_size` is below 261.
     """
     if vocab_size < 261:

@@ -60,7 +60,7 @@ class RunFacts:
     # Rows of the tables "Training" and "Hardware". A value is text, a number, or a list or dictionary of texts and numbers.
     training: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    # Numbers of all and of trained parameters, including adapters. `text_columns`: of a classifier (two for pairs).
+    # Numbers of all and of trained parameters, including adapters. `text_columns`: a classifier's inputs (two for pairs).
     parameters: int | None = None
     trained_parameters: int | None = None
     text_columns: Sequence[str] = ()
@@ -91,7 +91,7 @@ class RunFacts:
 class ModelFolder:
     """Contents of a model's folder, read without loading the model."""
 
-    # `folder`: folder of the card. `model_folder`: folder of the model; if there are several seeds, that of the first seed.
+    # `folder`: folder of the card. `model_folder`: folder of the model; after several seeds, the first seed's folder.
     folder: Path
     model_folder: Path
     # "discriminator" or "generator" if the folder has this half of the joint model in the parent folder; otherwise "".

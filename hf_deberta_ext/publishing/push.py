@@ -36,7 +36,7 @@ ALLOWED = """config.json generation_config.json README.md LICENSE LICENSE.md LIC
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp")
 # Access token of the Hub. The pattern starts with letters instead of \b, which makes the search in weights 30 times faster.
 TOKEN = re.compile(rb"hf_(?<=\bhf_)[A-Za-z0-9]{34}")
-# The first lines of the code in generated cards.
+# The lines of code in generated cards that name the repository and the revision.
 REPO_LINES = re.compile(r'^repo = ".*?".*\nrevision = .*$', re.MULTILINE)
 
 
@@ -87,8 +87,8 @@ def push(
 
     `source` can be the output folder of a run, because only files that belong to a model are published. Weights on the Hub
     that would be loaded instead of the new weights are deleted in the same commit. In the code of the published README.md,
-    the repository id is filled in. If the folder has no README.md, the one on the Hub is kept; if there is
-    none, a new README.md is written.
+    the repository id is filled in. If the folder has no README.md, the README.md on the Hub is kept; if the Hub has none
+    either, a new README.md is written.
 
     Args:
         source (`str`, path or `PreTrainedModel`): the folder of a model or adapter, or a model.
@@ -103,8 +103,8 @@ def push(
         token, endpoint (`str`, *optional*): access token and URL of the Hub; None: from the environment or a login.
         max_shard_size (`int` or `str`, default "50GB"): maximum size of a weights file if `source` is a model.
         dry_run (`bool`, default False): send nothing; report files and problems.
-        skip_checks (`bool`, default False): allow a folder without configuration or weights, but no access tokens or links
-            to other folders.
+        skip_checks (`bool`, default False): publish even without configuration or weights; access tokens and links to other
+            folders are still refused.
 
     Raises:
         OSError: if the folder does not exist.

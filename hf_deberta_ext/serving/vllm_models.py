@@ -136,7 +136,7 @@ class ServedEncoder(nn.Module):
         parameters = dict(self.named_parameters())
         missing = set(parameters)
         for key, tensor in tensors.items():
-            # `self.pooler` is vLLM's. The checkpoint of an encoder has no prefix.
+            # `self.pooler` is vLLM's pooler. The names in an encoder's checkpoint have no prefix.
             name = key.replace("pooler.", "context_pooler.", 1) if key.startswith("pooler.") else key
             name = name if name in parameters else f"deberta.{name}"
             if name in parameters:
@@ -144,7 +144,7 @@ class ServedEncoder(nn.Module):
                 missing.discard(name)
             else:
                 unused[key] = "no such parameter in this model"
-        # Written by none of transformers' classes, and only read by the Enhanced Mask Decoder.
+        # No class of transformers saves this table, and only the Enhanced Mask Decoder reads it.
         if not self.config.position_biased_input:
             missing.discard("deberta.embeddings.position_embeddings.weight")
         if missing:

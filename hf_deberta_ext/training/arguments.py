@@ -18,7 +18,7 @@ from .published_optimizer import OWN_OPTIMIZER
 
 __all__ = ["RunArguments", "check_longer", "has_warmup"]
 
-# Optimizers with projected gradients: only these read optim_target_modules.
+# Prefixes of the optimizers with projected gradients; no other optimizer reads optim_target_modules.
 LOW_RANK = ("apollo", "galore")
 LONGER = ("same_schedule", "new_schedule")
 # Minimum values of arguments.
@@ -32,7 +32,7 @@ def has_warmup(schedule: str | SchedulerType) -> bool:
 
 
 def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup_steps: float, published: bool = False):
-    """Check that `train_longer` is valid for a schedule: same_schedule requires one that ignores the number of steps.
+    """Check `train_longer` for a schedule: same_schedule needs a schedule that does not depend on the number of steps.
 
     Raises:
         ValueError: `train_longer` is unknown, or not possible with this schedule.
@@ -49,7 +49,7 @@ def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup
 
 
 def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
-    """Return the `needs` entry (text, function) of an argument that only has an effect if it changes the optimizer."""
+    """Return the `needs` entry (see `refuse_idle`) of an argument that only has an effect if it changes the optimizer."""
 
     def changes(args: Any) -> bool:
         if args.published_optimizer or args.optim.value.startswith(LOW_RANK):
@@ -104,13 +104,13 @@ class RunArguments(TrainingArguments):
     )
     train_longer: str | None = option(
         None,
-        "resume a run with more --max_steps or --num_train_epochs; same_schedule: as if the run had started with them, only "
-        "for constant schedules; new_schedule: from the current step on, use the learning rates of a run of the new length",
+        "resume a run with more --max_steps or --num_train_epochs; same_schedule: as if the run had started with this "
+        "length, only for constant schedules; new_schedule: from now on, use the learning rates of a run of the new length",
         choices=[*LONGER],
     )
     published_optimizer: bool = option(
         False,
-        "Adam without bias correction, and rates that decay as 1 - step / steps, as in microsoft/DeBERTa; set by recipes",
+        "use Adam without bias correction, and decay learning rates as 1 - step / steps (microsoft/DeBERTa); set by recipes",
     )
     logging_steps: float = option(0.01, "number of steps between logs; a value below 1 is a share of all steps")
 
@@ -150,7 +150,7 @@ class RunArguments(TrainingArguments):
         except TypeError as error:
             raise ValueError(f"lr_scheduler_kwargs = {options!r} is invalid for lr_scheduler_type: {error}") from error
         except ValueError as error:
-            # Some optimizers also require the model.
+            # Not a wrong argument: some optimizers also require the model, which does not exist yet.
             if "model" not in str(error):
                 raise
 

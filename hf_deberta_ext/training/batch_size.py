@@ -52,7 +52,7 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
 
     Args:
         batch (`int`): examples per optimizer step, over all micro-batches and processes.
-        flags (`dict`): the user's flags by name. If both of these flags are among them, the result is {}.
+        flags (`dict`): the user's flags by name. If they set both of the returned flags, the result is {}.
         processes (`int`): number of processes, which share the batch equally.
         fitting (`int`): examples that fit on a device. The per-device size is the largest divisor of a process's share
             of the batch that is not above this number.

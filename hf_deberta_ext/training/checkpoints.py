@@ -59,7 +59,7 @@ def replaced_model(folder: Path) -> Iterator[Path]:
     """
     with written_aside(folder / "model") as part:
         yield part
-    # The index first: shards without it cannot be loaded as a model.
+    # Remove the index first: shards without an index cannot be loaded as a model.
     for file in sorted(folder.iterdir(), key=lambda file: file.suffix != ".json"):
         if is_weight_file(file.name):
             file.unlink()
@@ -129,7 +129,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
             return f"its {name} is missing"
         if digest_of(checkpoint / name) != digest:
             return f"its {name} is damaged: its content differs from what was saved"
-    # Trainer would continue with a new optimizer. DeepSpeed's optimizer is in global_step*.
+    # Without optimizer files, Trainer would continue with a new optimizer. DeepSpeed saves its optimizer in global_step*.
     if not any(name.startswith(("optimizer", "global_step")) for name in files):
         return "its optimizer.pt is missing (--save_only_model does not save it)"
     return None

@@ -12,7 +12,7 @@ __all__ = ["add_values", "json_digest", "tokenizer_digest"]
 
 
 def add_values(digest: Any, array: Any):
-    """Add the values of an Arrow array to a digest. If it is a slice, other values in its buffers are not added."""
+    """Add the values of an Arrow array to a digest. For a slice, only the values in the slice are added."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -30,12 +30,12 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Return the digest of vocabulary, normalisation and special tokens. (Calls may change maximum length and padding.)"""
+    """Return the digest of vocabulary, normalisation and special tokens. Calls may change other options."""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     state: Any = sorted(tokenizer.get_vocab().items())
     if hasattr(tokenizer, "backend_tokenizer"):
-        # Truncation and padding precede the added tokens. Parsing everything would take a second.
+        # In this JSON text, truncation and padding come before the added tokens. Parsing the whole text would take a second.
         state = tokenizer.backend_tokenizer.to_str().partition('"added_tokens"')[2]
     return json_digest([state, tokenizer.all_special_tokens, tokenizer.padding_side])
 

@@ -21,7 +21,7 @@ def check_loss(loss: torch.Tensor, trainer: Trainer):
         return
     finite = torch.isfinite(loss).all()
     if trainer.args.world_size > 1:
-        # Gradients are already averaged: a process that continued would step, and save weights that are not finite.
+        # Gradients are already averaged over processes: a process that continued would step, and save non-finite weights.
         finite = trainer.accelerator.gather(finite.float().view(1)).min() > 0
     if finite:
         return
@@ -39,7 +39,7 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
 
     It diverged if the training loss (median of the last three logged) is above 5 times the loss of a uniform guess, or if
     both the training loss and the last held-out loss are above 1.25 times this loss. If only the held-out loss is high, the
-    model overfits.
+    model overfits instead.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
@@ -54,6 +54,6 @@ def divergence(history: Sequence[Mapping[str, Any]], uniform_loss: float | None)
     if loss <= 5 * level and min(loss, held_out) <= 1.25 * level:
         return None
     return (
-        f"The training diverged: its loss is {loss:.4g}, above that of a guess or of the first steps ({level:.4g}); lower "
-        "the learning rate, or use more warm-up steps."
+        f"The training diverged: its loss is {loss:.4g}, above the loss of a guess or of the first steps ({level:.4g}); "
+        "lower the learning rate, or use more warm-up steps."
     )

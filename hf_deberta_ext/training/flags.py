@@ -82,7 +82,7 @@ def parse_flags(
         names += [field.name for field in fields(group) if field.init]
         hidden |= {*getattr(group, "refused", ())}
         if "--help_all" not in argv:
-            # Fields of TrainingArguments, compared by name because a preparation does not import it.
+            # Fields of TrainingArguments, compared by name because corpus preparation does not import it.
             inherited = [field for base in group.__mro__ if base.__name__ == "TrainingArguments" for field in fields(base)]
             hidden |= {field.name for field in fields(group) if field in inherited}
     parser = FlagParser(groups, hidden, description=description.split("\n\n")[0], usage=usage)
@@ -159,10 +159,10 @@ def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapp
 
 
 def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
-    """Raise a ValueError for flags of the command line that would have no effect, unless they have their default value.
+    """Raise a ValueError for a flag of the command line that would have no effect and does not have its default value.
 
     The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to a pair: a text that says when the flag
-    has no effect ("without --lora"), and a function of the values of all groups that returns True if it has an effect.
+    has no effect ("without --lora"), and a function that returns True if the values of all groups give the flag an effect.
     """
     values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:
@@ -172,4 +172,4 @@ def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
             needs |= vars(kind).get("needs", {})
     for name, (case, acts) in needs.items():
         if name in flags and flags[name] not in (defaults[name], []) and not acts(values):
-            raise ValueError(f"--{name} {flags[name]} has no effect {case}; change that, or remove --{name}")
+            raise ValueError(f"--{name} {flags[name]} has no effect {case}; change the other flags, or remove --{name}")

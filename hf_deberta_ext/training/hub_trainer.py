@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--push_to_hub` for this package's trainers: only pushes the model's files, not the whole output folder like `Trainer`."""
+"""`--push_to_hub` for this package's trainers: pushes only the model's files, while `Trainer` pushes the output folder."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class HubTrainer(Trainer):
         private: bool | None = None,
         **kwargs,
     ) -> CommitInfo | Future | None:
-        """Save the model and publish the output folder. If there is no card, one is created with `kwargs`."""
+        """Save the model, and publish the output folder. If there is no card, create one with `create_model_card`."""
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if getattr(self, "hub_model_id", None) is None:
             # init_hf_repo does not accept `private` in older versions of transformers.
@@ -55,7 +55,7 @@ class HubTrainer(Trainer):
         job = self._start_push(folder, commit_message, token=token, revision=revision, private=private)
         return job.result() if blocking else job
 
-    # Private, because there is no public method that Trainer calls for each checkpoint.
+    # Overrides a private method, because Trainer calls no public method for each checkpoint.
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         strategy, state = self.args.hub_strategy, self.state
         is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()

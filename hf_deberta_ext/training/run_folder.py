@@ -45,13 +45,13 @@ EVALUATION = set(
     """eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps
     save_strategy""".split()
 )
-# Values that are restored from the states of optimizer and scheduler, whatever the arguments of a resumed run are.
+# Arguments that cannot change: a resumed run restores their values from the states of optimizer and scheduler.
 STORED = {"adam_beta1", "adam_beta2", "adam_epsilon", "discriminator_learning_rate", "learning_rate", "weight_decay"}
 # Arguments that --train_longer may change.
 LENGTH = ("max_steps", "num_train_epochs")
-# Maximum number of rows to hash in a data set that is not a list or a `datasets.Dataset`; reading them may be slow.
+# Maximum number of rows to hash in a data set that is not a list or a `datasets.Dataset`; reading such rows may be slow.
 MOST_ROWS = 1000
-# Fields of a configuration that do not depend on the weights, or that Trainer sets.
+# Prefixes of configuration fields that do not affect the weights, or that Trainer sets.
 NO_SETTINGS = ("_attn", "_name", "architectures", "attn_", "auto_map", "dtype", "torch_dtype", "transformers", "use_cache")
 
 
@@ -86,11 +86,11 @@ def run_contents(trainer: Trainer) -> dict[str, Any]:
     source = getattr(model, "name_or_path", None) or ""
     contents = {
         "data_digest": examples_digest(rows),
-        # The buffer determines the order of PreparedRows, and code that uses the trainer directly has no flag for it.
+        # The buffer size determines the order of PreparedRows. Code that uses the trainer directly sets it without a flag.
         "shuffle_buffer": getattr(getattr(rows, "dataset", None), "buffer", None),
         "tokenizer_digest": tokenizer_digest(trainer.processing_class),
         "trained_parameters": sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad),
-        # Private, because a configuration has no public name for it. None means that models of this package choose.
+        # A private attribute, because there is no public one. None: models of this package choose the implementation.
         "config.attn_implementation": str(getattr(config, "_attn_implementation", None)),
         "hf_deberta_ext": __version__,
         "data_collator": getattr(collator, "__name__", type(collator).__name__),
@@ -120,7 +120,7 @@ def examples_digest(dataset: Any) -> str | None:
     if isinstance(dataset, Mapping):
         return json_digest({name: examples_digest(part) for name, part in dataset.items()})
     if hasattr(dataset, "epoch_columns"):
-        # NumberedExamples (a NumberedStream has streams).
+        # Use the data set inside NumberedExamples; a NumberedStream has no attribute `dataset`.
         dataset = getattr(dataset, "dataset", dataset)
     # PreparedRows
     if hasattr(dataset, "digest"):
@@ -157,7 +157,7 @@ def folder_summary(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """Find the checkpoint to resume from, or None; store it in the arguments instead of "auto", and call `sync_ranks`."""
+    """Return the checkpoint to resume from, or None; also store it in the arguments instead of "auto"; call `sync_ranks`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint
@@ -223,7 +223,7 @@ def begin_run(
     resumed: str | os.PathLike | None = None,
     anyway: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the arguments of a run to its folder, and return them. For a resumed run, compare them with its initial ones.
+    """Write the arguments of a run to its folder, and return them. For a resumed run, first check its initial arguments.
 
     Args:
         folder (`str` or path): output folder of the run.

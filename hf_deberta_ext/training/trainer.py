@@ -120,7 +120,7 @@ class RunTrainer(HubTrainer):
         if getattr(self.args, "train_longer", None) is not None:
             allow_changed_args = [*allow_changed_args, *run_folder.LENGTH]
         with contextlib.ExitStack() as stack:
-            # Newer versions of transformers compare them in trainer_utils.
+            # Hide Trainer's warning about changed arguments, which newer versions of transformers log in trainer_utils.
             for name in ("trainer", "trainer_utils"):
                 compares = getLogger(f"transformers.{name}")
                 compares.addFilter(_is_no_comparison)
@@ -146,7 +146,7 @@ class RunTrainer(HubTrainer):
         if not self.is_fsdp_enabled:
             checkpoint = folder
         self.restore(checkpoint)
-        # Remove evaluations after the training: they are repeated.
+        # Remove the evaluations after the training, because the caller evaluates again.
         history = self.state.log_history
         while history and not {"train_runtime", "loss"} & {*history[-1]}:
             history.pop()
@@ -221,7 +221,7 @@ class RunTrainer(HubTrainer):
         return self._micro_batch
 
     def seed_micro_batch(self, number: int, *further: int):
-        """Seed torch for micro-batch `number` of the current step; with `further` numbers, the seed is another one."""
+        """Seed torch for micro-batch `number` of the current step; `further` numbers give a different seed."""
         accumulated = self.state.global_step * self.args.gradient_accumulation_steps + number
         numbers = accumulated * self.args.world_size + self.args.process_index, *further
         torch.manual_seed(spread_seed(self.args.seed, *numbers))
@@ -246,7 +246,7 @@ class RunTrainer(HubTrainer):
         """Evaluate without changing the random state of the training, from which data loaders draw."""
         with torch.random.fork_rng(devices=[]):
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # Only processes that have not trained report this metric. Without it, all report the same names.
+        # Only processes that have not trained report this metric. Remove it, so that all report the same names.
         output.metrics.pop(f"{metric_key_prefix}_model_preparation_time", None)
         return output
 
@@ -282,7 +282,7 @@ class RunTrainer(HubTrainer):
         if not stops:
             return
         if self._saved_step != self.state.global_step:
-            # Not saved yet with --save_strategy best.
+            # With --save_strategy best, the call above may have saved nothing.
             self._save_checkpoint(self.model, None)
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.is_world_process_zero():

@@ -35,7 +35,7 @@ class ExitOnUserError:
 
     def __exit__(self, kind, error, trace):
         text, status = str(error) or type(error).__name__, 2
-        # Line breaks are only kept in lists.
+        # Keep line breaks only if the message contains a list.
         if ":\n" not in text:
             text = " ".join(text.split())
         text = f"error: {text}"

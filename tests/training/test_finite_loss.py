@@ -64,10 +64,10 @@ TWO, WORDS = math.log(2), math.log(32000)
 @pytest.mark.parametrize(
     ("history", "uniform", "said"),
     [
-        (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, above that of a guess or of the first steps (0.6931)"),
+        (logged(0.7, 1e5, 1e9), TWO, "its loss is 1e+05, above the loss of a guess or of the first steps (0.6931)"),
         (logged(mean=1.23456e9), TWO, "its loss is 1.235e+09"),
         (logged(11, 14, 15, held_out=14.0), WORDS, "first steps (10.37)"),
-        (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, above that of a guess or of the first steps (3)"),
+        (logged(3.0, 80.0, 90.0, 95.0), None, "its loss is 90, above the loss of a guess or of the first steps (3)"),
         (logged(0.7, 50.0, 0.6, 0.5, 0.4), TWO, None),
         (logged(0.7, 0.6, 7.0, 0.5), TWO, None),
         # Before it has learned anything, and after it has memorised the training data.
