@@ -266,7 +266,7 @@ def check_new_file(path: str | os.PathLike, overwrite: bool) -> Path:
 
 
 def data_file(path: Path) -> Path:
-    """Return the path of the second file, which contains large weights of the ONNX file `path`."""
+    """Return the path of the data file, a second file for the large weights of the ONNX file `path`."""
     return path.with_name(path.name + ".data")
 
 

@@ -180,7 +180,7 @@ def save_distilled(run: Path, held_out: Path, folder: Path):
     }
     card["training"]["teacher"] = TEACHER
     card["hardware"]["seconds of distillation"] = report["seconds"]
-    distilled = ", and distilled from all-MiniLM-L6-v2 on its own training text"
+    distilled = " and then distilled from all-MiniLM-L6-v2 on the same text"
     card["opening"] = OPENING.format(model.num_parameters() / 1e6, distilled)
     write_run_card(folder, RunFacts(**card))
 

@@ -52,8 +52,8 @@ class LoadingMixin(AdapterMixin):
         super().__init__(config, *args, **kwargs)
 
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """Prepare the `inputs` of a forward method with these `parameters`: check adapters, and convert arguments for packed
-        batches in the form of other packages (`OF_PACKED_BATCHES`) to `document_ids`."""
+        """Check adapters, and prepare the `inputs` of a forward method that has these `parameters`: convert the arguments
+        that other packages pass for packed batches (`cu_seq_lens_q`, ...) to `document_ids`."""
         self.check_adapters()
         if "document_ids" not in parameters or inputs.get("document_ids") is not None:
             return inputs

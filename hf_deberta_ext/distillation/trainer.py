@@ -73,7 +73,7 @@ class DistillationCollator:
         return dict(self.collator([{name: row[name] for name in row if name in COLUMNS} for row in features]))
 
     def mask(self, batch: dict[str, torch.Tensor], features: Sequence[Mapping[str, Any]], rows: np.ndarray):
-        """Mask words in the given `rows` of a batch, and add "labels"; the teacher's signals of these rows become NaN."""
+        """Mask words in the given `rows` of a batch, and add "labels"; set the teacher's outputs for these rows to NaN."""
         masked = self.masking([features[row] for row in rows])
         batch["labels"] = torch.full_like(batch["input_ids"], -100)
         for place, row in enumerate(rows):

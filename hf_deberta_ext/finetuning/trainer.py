@@ -76,7 +76,7 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
 
     - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
     - The loss of a step is the mean of the mean losses of all micro-batches in all processes. Therefore, tokens with labels
-      weigh more in micro-batches with few labels. In the last step of an epoch, all rows have the same weight.
+      weigh more in micro-batches with few labels. In an incomplete last step of an epoch, a micro-batch weighs by its rows.
     - `num_items_in_batch` is not passed to models. For a model that accepts but ignores this argument, Trainer would add up
       the losses of the micro-batches, so that four accumulation steps would train on four times the loss.
     - A `WeightedLoss` is the weighted mean over all rows of a step in all processes; evaluation uses the model's own loss.

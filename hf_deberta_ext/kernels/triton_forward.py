@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward kernels: position logits of far tiles, then softmax and its product with the values."""
+"""Forward kernels: position logits of tiles beyond the largest distance, then softmax and its product with the values."""
 
 from .triton_tiles import (
     PAD,

@@ -257,7 +257,7 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
 
 
 def recipe_table(name: str, arguments: Mapping[str, Any], given_flags: Mapping[str, Any], processes: int = 1) -> str:
-    """Format the settings that the recipe, the hardware and the user's flags determine, one per line, and the batch size.
+    """Format a run's settings, one per line: those of the recipe, the hardware and the user's flags, and the batch size.
 
     Args:
         arguments (`dict`): result of `recipe_arguments`.

@@ -351,9 +351,9 @@ def detected(outputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def detection_metrics(caught: float, flagged: float, replaced: float, counted: float) -> dict[str, float]:
     """Return precision and recall of "replaced" (0 if no token was flagged or replaced), and the share of replaced tokens.
 
-    Args:
-        caught, flagged, replaced, counted (`float`): numbers of tokens that are correctly predicted as replaced, predicted
-            as replaced, replaced, and counted in the loss."""
+    Of the `counted` tokens of the loss, `replaced` were replaced, `flagged` are predicted as replaced, and `caught` are
+    both. All four are numbers of tokens.
+    """
     return {
         "discriminator_precision": caught / max(1, flagged),
         "discriminator_recall": caught / max(1, replaced),

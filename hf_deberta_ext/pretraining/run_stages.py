@@ -285,9 +285,9 @@ class PretrainingRun:
             licenses = {shown_source(item["source"]): item["license"] for item in prepared if item["license"]}
         options = dataclasses.asdict(trainer.data_collator.options)
         masking = {name: value for name, value in options.items() if name != "max_length" and value is not None}
-        masking["copies"] = "dynamic"
+        masking["masks"] = "new in each epoch"
         if self.masking_args.masking_duplicates is not None:
-            masking["copies"] = f"{self.masking_args.masking_duplicates}, static"
+            masking["masks"] = f"{self.masking_args.masking_duplicates} fixed ones per example"
         tokenizer = dict(self.tokenizer_facts)
         if "source" in tokenizer:
             tokenizer["source"] = shown_source(tokenizer["source"])

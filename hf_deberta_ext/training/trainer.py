@@ -103,8 +103,8 @@ class RunTrainer(HubTrainer):
     def train(self, resume_from_checkpoint=None, *args, allow_changed_args: Sequence[str] | None = None, **kwargs):
         """Train, or resume from a complete checkpoint (True: from the last one; see `resume_checkpoint`).
 
-        Resuming a finished run only loads its result, whereas `Trainer` would take one more step. No training metrics are
-        returned then: they are in the output folder, or lost if the run did not save them (then only the epoch is returned).
+        Resuming a finished run only loads its model, whereas `Trainer` would take one more step. In this case, the only
+        returned metric is the epoch; the metrics of the training are in the output folder if the run saved them.
 
         Args:
             allow_changed_args (`list[str]`, *optional*): names of arguments that may differ from the initial arguments;

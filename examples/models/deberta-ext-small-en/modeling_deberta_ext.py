@@ -530,7 +530,7 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load a model as in transformers. In the package, not in remote code, also load official `deberta` and `deberta-v2`
+        """Load a model as in transformers. If hf_deberta_ext is installed, also load official `deberta` and `deberta-v2`
         checkpoints, and set `model.loading_report`: the loaded, converted, newly initialised and unused tensors."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded

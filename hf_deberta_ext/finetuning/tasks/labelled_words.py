@@ -92,8 +92,8 @@ def word_rows(
         tags = [label if isinstance(label, str) else by_number.get(label) for label in labels]
         if not all(tags):
             raise ValueError(
-                f"{place} the labels {labels}, expected texts, or numbers and their names in the order "
-                "0, 1, ...: give --label_names O B-PER I-PER ..."
+                f"{place} the labels {labels}, expected names: give the names of the labels 0, 1, ... in this order, as "
+                "--label_names O B-PER I-PER ..."
             )
         sentences.append(Sentence(words, tags))
     return sentences

@@ -160,7 +160,7 @@ class Labels:
         return label_fields(names) | dict(problem_type=self.problem_type)
 
     def in_order_of(self, label2id: Mapping[str, int] | None) -> "Labels":
-        """Return the labels in the order of a checkpoint with the same names (ignoring case); otherwise, return `self`."""
+        """Return the labels in the checkpoint's order if it has the same names, ignoring case; otherwise, return `self`."""
         names = {name.lower(): number for name, number in (label2id or {}).items()}
         numbers = [*range(len(self.names))]
         if sorted(names.values()) != numbers or all(name == f"label_{number}" for name, number in names.items()):

@@ -233,7 +233,7 @@ class MultipleChoiceData(TaskData):
         return EncodedTask.of_splits(sets, collator, self.metric, self.loss)
 
     def evaluation_set(self, rows: Dataset, questions: Dataset, inputs: Dataset) -> EvaluationSet:
-        """Return an evaluation set; `rows` are the features of `questions`, `inputs` the original rows."""
+        """Return the evaluation set of `questions` from the tokenised `rows` and the rows of the data file, `inputs`."""
         counts, labels = [*map(len, cells(questions, "choices"))], cells(questions, "label")
 
         @cache_last

@@ -95,7 +95,7 @@ def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optiona
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"row {number} of {source} (id {name!r}) has {str(cell)[:100]!r} in the column {answer_column!r}, expected "
-                f'{{"text": [...], "answer_start": [...]}}, texts of the context and their start in characters: {error}'
+                f'{{"text": [answers], "answer_start": [character offsets of the answers in the context]}}: {error}'
             ) from error
     return questions
 

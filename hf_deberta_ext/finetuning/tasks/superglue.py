@@ -72,7 +72,7 @@ def read_superglue(data_args: TextClassificationArguments, hub: HubArguments | N
         raise ValueError(f"the text columns, labels and language of {name} are fixed: remove {' and '.join(flags)}")
     if name == "copa":
         if data_args.class_weights or data_args.balanced_sampling:
-            raise ValueError("--class_weights and --balanced_sampling need classes, but copa has choices: remove them")
+            raise ValueError("--class_weights and --balanced_sampling need classes, but copa has choices; remove the flags")
         return CopaData(data_args, hub)
     return SuperGlueData(data_args, hub)
 
