@@ -2,8 +2,8 @@
 """int8 models for inference on CPUs: a quarter of the size, and several times as fast as float32.
 
 Weights of linear layers have one scale per output, and activations one scale per token; the common input of queries, keys
-and values has one scale per call. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the relative
-table stay in float32.
+and values has one scale per call. The word embeddings have one scale per row. Heads, LayerNorm, softmax and the table of
+relative position embeddings stay in float32.
 
 `quantise` converts a model, and `save_pretrained` saves it. `from_pretrained` and pipelines load it again if hf_deberta_ext
 is imported, because the import registers the quantisation method with transformers. `deberta-ext convert MODEL FOLDER --to

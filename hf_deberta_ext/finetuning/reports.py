@@ -154,7 +154,8 @@ def report_run(prepared: PreparedRun, trainer: TaskTrainer, metrics: Mapping[str
 def facts_of_training(prepared: PreparedRun, trainer: TaskTrainer) -> RunFacts:
     """Draw the curves of one run, and return the content of its model card.
 
-    The training results are read from all_results.json, so that a finished run that is resumed keeps its results.
+    The training results are read from all_results.json. Resuming a finished run does not train again, so its card keeps
+    the earlier results.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -283,7 +284,8 @@ def lines_across(baselines: Mapping[str, Mapping[str, float]], metric: str) -> d
 
 
 def report_seeds(prepared: PreparedRun, summary: dict[str, Any]):
-    """Write all_results.json, a figure and a model card of all seeds; print scores, better baselines and diverged seeds."""
+    """Write all_results.json, a figure and a model card of all seeds. Print the scores, the baselines that are at least as
+    good as the model, and the seeds that diverged."""
     folder, data, task = Path(prepared.args.output_dir), prepared.data, prepared.task
     if prepared.baselines:
         summary["baselines"] = prepared.baselines

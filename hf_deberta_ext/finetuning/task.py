@@ -25,8 +25,8 @@ class EvaluationSet:
 
     Args:
         rows (`Dataset`): encoded inputs of the model's `forward`, and "labels" if the data has labels.
-        metrics (`Callable`, *optional*): (predictions, labels) of all rows, in the format of `EvalPrediction`, -> metrics by
-            name, without a prefix such as "eval_"; None if the data has no labels.
+        metrics (`Callable`, *optional*): (predictions, labels) -> metrics by name, without a prefix such as "eval_"; None if
+            the data has no labels. Both arguments are for all rows, in the format of `EvalPrediction`.
         write (`Callable`): (predictions, folder, stem) -> paths of the files written to `folder`. File names start with
             `stem`: "eval" or "predict", followed by the name of the set if it is not the main one ("eval_mm").
         examples (`int`): number of examples; an example can have several rows (windows).
@@ -82,7 +82,8 @@ class EncodedTask:
 
     @classmethod
     def of_splits(cls, sets: Mapping[str, Any], *options: Any) -> "EncodedTask":
-        """Build an `EncodedTask` from `sets` ("train", "validation", "test"; all optional) and the fields after `test`."""
+        """Build an `EncodedTask` from `sets` ("train", "validation", "test"; all optional). `options` are the values of the
+        other fields: collator, metric, loss and balanced_sampling, in this order."""
         evaluation, test = ({"": sets[split]} if split in sets else {} for split in ("validation", "test"))
         return cls(sets.get("train"), evaluation, test, *options)
 
@@ -114,7 +115,7 @@ class TaskData:
     label_counts: Mapping[str, int] = MappingProxyType({})
 
     def use_config(self, config: PretrainedConfig):
-        """Use the labels of `config` if there is no training data, and its label order if the data has the same labels."""
+        """Use the labels of `config` if there is no training data; use only their order if the data has the same labels."""
 
     def config_fields(self) -> dict[str, Any]:
         """Return the configuration fields that the task sets: any of num_labels, id2label, label2id and problem_type."""
@@ -132,5 +133,5 @@ def label_fields(names: Sequence[str]) -> dict[str, Any]:
 
 
 def two_outputs() -> dict[str, Any]:
-    """Return transformers' default label fields, to replace the labels of a checkpoint in tasks without labels."""
+    """Return transformers' default label fields. Tasks without labels use them instead of the checkpoint's label fields."""
     return label_fields(["LABEL_0", "LABEL_1"])

@@ -75,8 +75,9 @@ class TaskTrainer(RunTrainer, SiftTrainer, _TaskLossTrainer):
     """Trainer of any transformers model on an `EncodedTask`, with SiFT if `sift_weight` is not 0.
 
     - `evaluate()` evaluates all sets, also during training, and returns their metrics in one dictionary.
-    - The loss of a step is the mean of the mean losses of all micro-batches in all processes. Therefore, tokens with labels
-      weigh more in micro-batches with few labels. In an incomplete last step of an epoch, a micro-batch weighs by its rows.
+    - Each micro-batch has a mean loss. The loss of a step is the average of these losses in all processes. Therefore, a
+      token with a label has a larger weight in a micro-batch with fewer labels. In an incomplete last step of an epoch, the
+      average is weighted by the number of rows of each micro-batch.
     - `num_items_in_batch` is not passed to models. For a model that accepts but ignores this argument, Trainer would add up
       the losses of the micro-batches, so that four accumulation steps would train on four times the loss.
     - A `WeightedLoss` is the weighted mean over all rows of a step in all processes; evaluation uses the model's own loss.

@@ -196,7 +196,7 @@ def attend_backward(grad, out, lse, *operands):
     call.prepare(bounds=any(wanted))
     dq, dk, dv = empty_heads(q), empty_heads(q), empty_heads(q)
     rowsum, active = torch.empty_like(lse), lse.new_empty(lse.shape, dtype=torch.int8)
-    # Row sums of dS over o >= max_distance and o <= -max_distance, followed by column sums.
+    # sums[0]: row sums of dS over o >= max_distance; sums[1]: over o <= -max_distance; sums[2], sums[3]: the column sums.
     sums = lse
     if call.far:
         sums = q.new_empty(4, call.B, call.H, call.N, dtype=torch.float32)
@@ -245,7 +245,8 @@ def attend_backward(grad, out, lse, *operands):
 
 
 def fold(call, windows, sums, *, block, inner):
-    """Return the gradients of K_r and Q_r, [H, R, d] or empty: sums over near (`windows`) and far offsets (`sums`)."""
+    """Return the gradients of K_r and Q_r, each [H, R, d], or empty for a table that is None. A gradient has two parts: near
+    offsets, from `windows`, and far offsets, from `sums` (row and column sums of dS)."""
     terms, H, splits, bands = windows.shape[:4]
     far_splits = max(1, min(16, call.B * triton.cdiv(call.N, 64)))
     far = windows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache, for inference on CPU, of the relative table and its projections, so that calls do not compute them again."""
+"""Cache the relative position embeddings and their projections, for inference on CPU, and reuse them in later calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +31,8 @@ class PositionCache(nn.Module):
     def kept_table(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return `compute()`, the relative table [R, hidden]; always the same object until its values change.
 
-        The table is only computed again if `rel_embeddings` or `LayerNorm` has changed (`module_state`), has hooks, or does
-        not have torch's own class.
+        `compute` is only called again if one of the modules `rel_embeddings` and `LayerNorm` has changed (`module_state`),
+        has forward hooks, or is not plain (`is_plain`).
         """
         modules = [module for module in (self.rel_embeddings, getattr(self, "LayerNorm", None)) if module is not None]
         entry, versions, samples = self.position_cache, None, None
@@ -51,8 +51,8 @@ class PositionCache(nn.Module):
     def kept_projections(self, table: torch.Tensor, modules: list[nn.Module], project: Callable) -> Any:
         """Return `project(table)`, cached until another table is passed or a module changes (`module_state`).
 
-        If a module has hooks, nothing is cached, and the module is only called with the table, so that hooks that calibrate
-        a quantiser only see real inputs.
+        If a module has forward hooks, nothing is cached, and `module_state` is not called. It can call the module with an
+        artificial input, which hooks that calibrate a quantiser must not see.
         """
         packed = [getattr(module, "packed", None) for module in modules]
         if all(weights is not None for weights in packed):
@@ -97,19 +97,19 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def module_states(modules: list[nn.Module], table: torch.Tensor | None = None) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return the versions and the samples of `module_state` as two lists; the first version is the state of autocast."""
+    """Return a list of the autocast state and each module's versions, and a list of the samples; see `module_state`."""
     states = [module_state(module, table) for module in modules]
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     return [autocast, *(versions for versions, _ in states)], [sample for _, sample in states]
 
 
 def module_state(module: nn.Module, table: torch.Tensor | None = None) -> tuple[list[tuple[int, int]], torch.Tensor]:
-    """Return the addresses and versions of a module's weights, and a sample of its values.
+    """Return the address and version of each weight of a module, and a sample of the module's values.
 
-    The version of a weight does not change if it is written through `weight.data`, or if an attribute enables an adapter;
-    the sample detects both. The sample of a plain module has its vectors and, of each matrix, one element of every row and
-    column (the diagonal if it is square). The sample of other modules is their output for a fixed row. A write through
-    `.data` to only a few other elements is not detected.
+    The version is torch's count of writes to the weight. It does not change after a write through `weight.data`, or if an
+    attribute of the module enables an adapter; the sample detects both. For a plain module (`is_plain`), the sample has all
+    elements of vectors, and every (columns + 1)th element of a matrix (the diagonal if it is square). For other modules, the
+    sample is the output for a fixed input row. A write through `.data` that misses the sample is not detected.
 
     Args:
         table (`torch.Tensor`, *optional*): the module's input, [R, hidden]; required unless `is_plain(module)`.

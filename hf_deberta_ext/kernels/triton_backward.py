@@ -35,8 +35,8 @@ def disentangled_bwd_kernel_dq(
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of Q_c for BLOCK_M queries, rowsum(dO · out), and the row sums of dS over the offsets o = i - j
-    of query i and key j with o >= max_distance, and with o <= -max_distance."""
+    """Compute, for BLOCK_M queries i, the gradient of Q_c, rowsum(dO · out), and two sums of dS[i, j]: one over all keys j
+    with i - j >= max_distance, and one over all keys j with i - j <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_M)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -144,8 +144,8 @@ def disentangled_bwd_kernel_dkv(
     DROPOUT: tl.constexpr, WIDEN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, FAR_STAGES: tl.constexpr, NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of K_c and V_c for BLOCK_N keys, and the column sums of dS over the offsets o = i - j of
-    query i and key j with o >= max_distance, and with o <= -max_distance."""
+    """Compute, for BLOCK_N keys j, the gradients of K_c and V_c, and two sums of dS[i, j]: one over all queries i with
+    i - j >= max_distance, and one over all queries i with i - j <= -max_distance."""
     blocks = tl.cdiv(N, BLOCK_N)
     bh = tl.program_id(0) // blocks
     b, h = (bh // H).to(tl.int64), (bh % H).to(tl.int64)
@@ -259,7 +259,8 @@ def disentangled_bwd_kernel_bands(
 ):  # fmt: skip
     """Compute the gradients of K_x and Q_x along one diagonal band of [BLOCK, BLOCK] tiles, which share a window.
 
-    windows [terms, H, splits, bands, 2·BLOCK, D], float32: each split sums every `splits`-th tile of the band and the batch.
+    The tiles of the band, in all sequences of the batch, are shared between `splits` programs for each head; a program sums
+    every `splits`-th tile. The result is windows [terms, H, splits, bands, 2·BLOCK, D], float32.
     """
     band, split, h = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     diagonal = band - bands // 2
@@ -330,9 +331,10 @@ def disentangled_bwd_kernel_far(
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, H, N, batch, far_splits,
     C2P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the tables' end rows from far tiles, far [terms, 2, H, far_splits, D].
+    """Compute the gradients of the tables' end rows: the contribution of all pairs with |i - j| >= max_distance.
 
-    Each is the sum over batch and tokens of (row sum of dS) · q for c2p, or (column sum of dS) · k for p2c.
+    Each is the sum over batch and tokens of (row sum of dS) · q for c2p, or (column sum of dS) · k for p2c. The output `far`
+    is [terms, 2, H, far_splits, D], with a partial sum for each of `far_splits` programs.
     """
     h, split, side = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     # side is the index in `sums`, from the first term: c2p high, c2p low, p2c high, p2c low.

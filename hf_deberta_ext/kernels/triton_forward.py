@@ -30,9 +30,11 @@ def disentangled_prepare_kernel(
 ):  # fmt: skip
     """Compute, in one launch, the tensors kx, qx, ends and bounds that the other kernels read.
 
-    kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables by offset. ends [4, B, H, N], float32, if FAR: the position logits of
-    far tiles in base 2, c2p (with p2p) for o >= max_distance and for o <= -max_distance, then p2c. bounds [R + 1], if
-    BOUNDS: row r is read by the offsets bounds[r] ... bounds[r + 1] - 1, since delta does not decrease.
+    - kx, qx [H, PAD + 2·span + 1 + PAD, D]: the tables K_r and Q_r, expanded to one row for each offset o.
+    - ends [4, B, H, N], float32, if FAR: position logits of far tiles, in base 2. ends[0] and ends[1] are c2p plus p2p of
+      each query, for o >= max_distance and for o <= -max_distance. ends[2] and ends[3] are p2c of each key, for the same o.
+    - bounds [R + 1], if BOUNDS: the entries bounds[r] ... bounds[r + 1] - 1 of `rows`, the table row of each offset, are r.
+      They are adjacent, because delta does not decrease.
     """
     length = 2 * span + 1 + 2 * PAD
     table_blocks = tl.cdiv(length, BLOCK)

@@ -17,7 +17,8 @@ except ImportError:
 RUN_TIME = ["H", "N", "R", "batch", "span", "max_distance", "inner", "bands", "splits", "far_splits"]
 RUN_TIME += ["stride_mb", "stride_mh", "stride_mq"]
 
-# Number of copies of the row for -span before a table by offset, and of the row for span after it: two blocks of up to 128.
+# A table with one row for each offset begins with this number of copies of the row for -span, and ends with as many copies
+# of the row for span: two blocks of up to 128.
 PADDING = 256
 PAD = tl.constexpr(PADDING)
 
@@ -57,10 +58,10 @@ def narrow(x, dtype: tl.constexpr, WIDEN: tl.constexpr):
 
 @device_function
 def unknown_zero(start):
-    """Return zero, written as an expression of `start` < 2^30 that the compiler does not recognise as a constant.
+    """Return zero, computed from `start` in a way that the compiler does not recognise as a constant; needs `start` < 2^30.
 
-    Expressions that include this zero are computed in place. Without it, the compiler would hoist indices, masks and
-    addresses out of the loop and keep hundreds of them in registers.
+    Expressions that include this zero are computed in every iteration of a loop. Without it, the compiler would hoist
+    indices, masks and addresses out of the loop and keep hundreds of them in registers.
     """
     return (start + (1 << 30)) >> 31
 
@@ -76,8 +77,8 @@ def flatten(x, BITS: tl.constexpr):
     """Flatten [P/8, 8, Q/8, 4, 2] so that the 32 lanes of a warp access different banks of shared memory.
 
     In matrix products, the lanes hold 8 rows by 4 pairs of columns. If BITS is 32, these elements become 32 adjacent words.
-    If BITS is 16, elements are stored in the same way, but read along diagonals of 32 columns; a word then has a pair of
-    columns, and 32 columns take two rows.
+    If BITS is 16, the lanes store such elements, but read diagonals across 32 columns. A word has two columns of a row, so
+    two rows of 32 columns become 32 adjacent words. A diagonal changes the row at each column, and so reads each bank once.
     """
     if BITS == 16:
         P: tl.constexpr = x.shape[0] * 8
@@ -91,7 +92,8 @@ def flatten(x, BITS: tl.constexpr):
 
 @device_function
 def coordinate(AXIS: tl.constexpr, p, p_one, q, q_one, BLOCK: tl.constexpr):
-    """Return (a, b) so that 8 * a + b is the index for AXIS: p, q, (p - q or q - p) + BLOCK - 1, or p + q - (BLOCK - 1)."""
+    """Return the index for AXIS as (a, b), with index = 8 * a + b. The index is p for "p", q for "q", p - q + BLOCK - 1 for
+    "p - q", q - p + BLOCK - 1 for "q - p", and p + q - (BLOCK - 1) for "p + q"."""
     if AXIS == "p":
         eights, ones = p, p_one
     elif AXIS == "q":
@@ -114,7 +116,7 @@ def pick(
 ):  # fmt: skip
     """Return y [P, Q], y[p, q] = x[row, col], zero outside of x. `coordinate` computes row from ROW, and col from COL.
 
-    The gather uses shared memory without bank conflicts. Indices consist of eights and ones, so that the compiler sees which
+    The gather uses shared memory without bank conflicts. Indices are computed as 8 * a + b, so that the compiler sees which
     parts are equal in all registers of a lane. The gather is flat, because a gather along an axis becomes several warp
     shuffles per element. `start` >= 0 is the counter of the enclosing loop; calls with different `start` share no indices.
     WHOLE: no index is outside of x.
@@ -170,7 +172,7 @@ def store_rows(ptr, x, rows, stride, N, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 @device_function
 def load_window(ptr, first, span, W: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load the W rows of a table by offset that begin at the offset `first`, [W, BLOCK_D]."""
+    """Load W rows, [W, BLOCK_D], of a table with one row for each offset, starting with the row for the offset `first`."""
     offs_d = tl.arange(0, BLOCK_D)
     # The padding covers the offsets of near tiles; clamping keeps all other reads inside of the table.
     first = tl.minimum(tl.maximum(first + span + PAD, 0), 2 * span + 1 + 2 * PAD - W)

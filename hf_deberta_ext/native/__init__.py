@@ -38,7 +38,7 @@ def fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class Arguments(ctypes.Structure):
-    """`struct Arguments` of disentangled_attention.cpp, which documents the fields. `load` compares both sizes."""
+    """`struct Arguments` of disentangled_attention.cpp; see there for the fields. `load` checks that the sizes are equal."""
 
     _fields_ = (
         *fields(c_int64, "size dtype isa"),
@@ -130,7 +130,7 @@ def arguments_of(
 ) -> Arguments:
     """Convert the arguments of the torch operator to the library's `Arguments`.
 
-    `AttentionInputs` documents arguments of the same name. `bias` [H, 2L - 1] is the term p2p, one value per offset i - j.
+    See `AttentionInputs` for arguments of the same name. `bias` [H, 2L - 1] is the term p2p, one value per offset i - j.
 
     Raises:
         ValueError: shapes or dtypes do not match.

@@ -23,10 +23,11 @@ class Windows:
     Args:
         examples (`np.ndarray`): index of each window's example, int [W], ascending. An example can have no window.
         null (`np.ndarray`): position of [CLS] in each window, int [W].
-        bounds (`np.ndarray`): window w has the tokens bounds[w] : bounds[w + 1] of `first` and `last`, including padding;
-            int [W + 1].
-        first, last (`np.ndarray`): start and end of each token in the context in characters, without white space, int
-            [tokens]. Tokens outside of the context and white space have first >= last: no answer starts or ends there.
+        bounds (`np.ndarray`): entries bounds[w] to bounds[w + 1] - 1 of `first` and `last` are the tokens of window w,
+            including padding; int [W + 1].
+        first, last (`np.ndarray`): start and end of each token, in characters of the context, without white space around
+            it; int [tokens]. No answer starts or ends at a token with first >= last: a token that is outside of the context,
+            or only white space.
     """
 
     examples: np.ndarray

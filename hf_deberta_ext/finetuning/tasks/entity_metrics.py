@@ -13,7 +13,7 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the entities in the tags of a sentence (IOB2, IOB1 or BIOES, also called IOBES).
 
     I or E after B or I of the same type continues an entity. Any other tag except O starts a new entity, regardless of its
-    prefix: I-PER starts one after O, I-LOC and E-PER.
+    prefix. For example, I-PER starts a new entity if the previous tag is O, I-LOC or E-PER.
 
     Returns:
         (type, first word, last word) of each entity in order, words counted from 0: [("PER", 0, 1)] for B-PER I-PER O.

@@ -112,7 +112,7 @@ def sorted_labels(labels: Iterable[str]) -> list[str]:
 
 
 def are_entities(labels: Sequence[str]) -> bool:
-    """Return True if there are entity tags and no other labels except "O"; raise a ValueError if there are both."""
+    """Return True if there are entity tags; raise a ValueError if only some of the labels other than "O" are entity tags."""
     others = {label for label in labels if label != OUTSIDE}
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:

@@ -130,9 +130,10 @@ def masked_answers(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 class MultipleChoiceData(TaskData):
     """Questions with choices; see `TaskData`.
 
-    Reads data sets on the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name), files with the columns of one
-    of them or with columns named by --choice_columns and related flags, and folders of RACE's raw release. The school of a
-    RACE article (middle or high) is read from its example_id, or else from the name of the file, folder or configuration.
+    Reads data sets on the Hub (--task_name race, swag, codah, c3 or copa, or --dataset_name), files, and folders of RACE's
+    raw release. Files have the columns of one of these five data sets, unless --choice_columns and related flags name other
+    columns. The school of a RACE article (middle or high) is read from its example_id, or else from the name of the file,
+    folder or configuration.
 
     Raises:
         ValueError: if the data cannot be read or is invalid; the message names the row.

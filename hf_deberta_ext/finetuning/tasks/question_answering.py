@@ -101,10 +101,11 @@ def question_rows(rows: Dataset, columns: Sequence[str], *, source: str, optiona
 
 
 def read_answers(cell: Any, context: str) -> tuple[list[str], tuple[int, int]]:
-    """Return the texts of the answers, and the span of the first one that the context contains at its "answer_start".
+    """Return the texts of all answers, and the span of the first answer with a correct "answer_start".
 
-    The cell is {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}, or JSON of either. The span is
-    in characters, without white space around the text; (-1, -1) if there are no answers.
+    "answer_start" is correct if the answer's text begins at this character of the context. The cell is {"text": [...],
+    "answer_start": [...]}, or a list of {"text", "answer_start"}, or JSON of either. The span is in characters, without
+    white space around the text; (-1, -1) if there are no answers.
     """
     if isinstance(cell, str):
         cell = parse_json(cell, "the cell")
@@ -411,7 +412,7 @@ def encode_batch(
 
 
 def word_edges(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each position of a text, the start of the next and the end of the previous non-space character."""
+    """Return, for each position of a text, where the next non-space character starts, and where the previous one ends."""
     is_space = np.array([character.isspace() for character in text], dtype=bool)
     places = np.arange(len(text))
     ahead = np.minimum.accumulate(np.append(np.where(is_space, len(text), places), len(text))[::-1])[::-1]

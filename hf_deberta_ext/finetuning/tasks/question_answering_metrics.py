@@ -83,7 +83,8 @@ def squad_v2(
         "exact", "f1" (percent) and "total" (a count); the same for questions with and without an answer ("HasAns_exact",
         ..., "NoAns_total"), if there are such questions. If there are probabilities, also "best_exact" and "best_f1", the
         highest scores at any threshold, and "best_exact_thresh" and "best_f1_thresh", the lowest thresholds with these
-        scores. The published script separates equal probabilities, and so can report a score that no threshold reaches.
+        scores. The published script also tries to keep only some of the predictions that have equal probabilities. Its
+        highest scores can therefore be scores that no threshold reaches.
     """
     has_answer = np.array([len(texts) > 0 for texts in references.values()])
     # Scores if the prediction is kept, and if it counts as "no answer". As in the published script, "no answer" is correct

@@ -25,9 +25,9 @@ Entity = tuple[str, int, int]
 def span_errors(true: Sequence[Entity], predicted: Sequence[Entity]) -> list[tuple[str, Entity | None, Entity | None]]:
     """Return the errors of a sentence as (error, true entity, predicted entity); entities are (kind, first word, last word).
 
-    The error of a true entity that is not predicted is the first that applies: "wrong kind" (the same words are predicted
-    with another kind), "boundary" (a predicted entity of the same kind overlaps), "boundary and kind" (a predicted entity
-    overlaps), or "missed". A predicted entity that overlaps with no true entity is "extra".
+    A true entity that is not predicted gets the first of these errors that applies: "wrong kind" (the same words are
+    predicted with another kind), "boundary" (a predicted entity of the same kind overlaps), "boundary and kind" (a predicted
+    entity of another kind overlaps), or "missed". A predicted entity that overlaps with no true entity is "extra".
     """
 
     def overlap(a: Entity, b: Entity) -> bool:

@@ -87,9 +87,9 @@ def hold_out(
 ) -> tuple[list[int], list[int]]:
     """Split rows into training rows and held-out rows; return their indices, both in ascending order.
 
-    The split is stratified: the fraction `share` of the texts with the same labels is held out, to within one text. Rows
-    with equal texts stay together. Every label occurs in the training rows, so the only row of a label is never held out.
-    `texts` has the text or texts of each row, `labels` a list of labels of each row.
+    The split is stratified: texts with the same labels form a group, and the fraction `share` of each group is held out,
+    give or take one text. Rows with equal texts stay together. Every label occurs in the training rows, so the only row of a
+    label is never held out. `texts` has the text or texts of each row, `labels` a list of labels of each row.
     """
     groups: dict[Hashable, list[int]] = {}
     for row, text in enumerate(texts):

@@ -58,7 +58,7 @@ SUPERGLUE: Mapping[str, KnownTask] = {
 
 
 class SuperGlueArguments(TextClassificationArguments):
-    """Flags of SuperGLUE: the flags of text classification, except the flags for your own data and XNLI (`refused`)."""
+    """Flags of SuperGLUE: those of text classification, but the flags in `refused` (user data, XNLI) raise an error."""
 
     refused = "validation_share text_columns label_names problem_type language train_language eval_languages".split()
 
@@ -252,7 +252,7 @@ def mark_spans(text: str, spans: Sequence[tuple[int, str, str]], *, place: str =
 
 
 def plain_word(word: str) -> str:
-    """Lower-case a word; remove its punctuation and a final "'s", in which the published spans and texts differ."""
+    """Lower-case a word; remove punctuation around it and a final "'s", because published spans and texts differ in them."""
     return re.sub(r"(?<=\w)['\u2019]s$", "", re.sub(r"^\W+|\W+$", "", word).lower()) or word
 
 

@@ -106,7 +106,8 @@ def encode_words(
 
     Args:
         max_length (`int`): maximum length of a window in tokens.
-        inside (`list[int]`, *optional*): label of a word's other tokens, by label of its first token; default: all -100.
+        inside (`list[int]`, *optional*): if the first token of a word has the label n, its other tokens have the label
+            inside[n]; default: -100.
     """
     options = dict(truncation=True, max_length=max_length, return_overflowing_tokens=True, stride=max_length // 4)
     encoding = tokenizer(batch["words"], is_split_into_words=True, **options)
@@ -132,7 +133,8 @@ def encode_words(
 def word_positions(windows: Sequence[tuple[int, Sequence[int | None]]], lengths: Sequence[int]) -> list[list[int]]:
     """Return, for each window, the position of the first token of each word; -1 for words that belong to another window.
 
-    A word belongs to the window in which it is farthest from the nearer end; if windows are equal, to the first.
+    A word belongs to the window that gives it the most context, or to the first such window. The context is the number of
+    tokens before or after the word's first token, whichever is smaller.
 
     Args:
         windows: for each window, the index of its sentence, and the word of each token (None for special tokens).
