@@ -103,7 +103,7 @@ class AttentionInputs(NamedTuple):
             zeros, as in the official code (transformers' models give the mean of V_c).
         query_positions (`torch.LongTensor`, *optional*): [B, Q] position i of each query; None: query q is at q, Q = N.
         dropout_p (`float`): dropout rate of the attention probabilities.
-        max_distance (`int`, *optional*): |i - j| from which on delta is constant, for each sign of i - j; None: unknown.
+        max_distance (`int`, *optional*): M, if delta is constant for i - j >= M and for i - j <= -M; None: unknown.
         cu_seqlens (`torch.IntTensor`, *optional*): [D + 1], cumulative document lengths from 0 to N, for B = 1: document n
             holds the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1, and documents do not attend to each other. Only for
             backends with `takes_cu_seqlens`.
@@ -205,7 +205,7 @@ LINE = 16
 
 
 def blocked_unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Return the reason why the backend cannot run now, or None. It supports every device, dtype and head size."""
+    """Return a reason if the call is traced (`is_traced`), else None: any device, dtype and head size is supported."""
     return "it cannot run under torch.compile, torch.export, tracing or transforms of torch.func" if is_traced() else None
 
 
@@ -214,9 +214,9 @@ def disentangled_attention_blocked(inputs: AttentionInputs) -> torch.Tensor:
 
     The algorithm relies on two facts: delta(i, j) depends only on i - j, and it is constant beyond `max_distance`.
 
-    * Relative shift. With the tables expanded along i - j, c2p of a block of queries is a strided view of one matrix
-      product, C[i, t]. p2c is the same with queries and keys exchanged. Internally, keys are counted from the end,
-      j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with both and every view has positive strides.
+    * Relative shift. One matrix product for a block of queries, C[i, t] = Q_c[i]·(row of K_r for the offset t), contains
+      c2p: it is the strided view C[i, i - j]. p2c is the same with queries and keys exchanged. Keys are counted from the
+      end, j' = N - 1 - j, so that i - j = i + j' - (N - 1) rises with i and with j', and every view has positive strides.
     * Saturation. Where all |i - j| of a block exceed `max_distance`, c2p is one number per query and p2c one per key.
 
     A block of queries sees all keys, so its softmax needs no rescaling. The backward pass recomputes the probabilities.
@@ -330,7 +330,7 @@ class _Scratch:
 
 
 def _rows(N: int) -> int:
-    """Return the number of queries in a block. Long inputs use smaller blocks, with fewer keys within `max_distance`."""
+    """Return the number of queries in a block. A smaller block, for long inputs, has fewer keys within `max_distance`."""
     return 512 if N <= 1024 else 256
 
 
@@ -392,8 +392,8 @@ class _Chunk:
         return x.reshape(self.heads * (x.shape[1] // rows), self.batch * rows, -1)
 
     def windows(self, table: torch.Tensor, first: int, tiles: int, rows: int, columns: int) -> torch.Tensor:
-        """Return the rows of a table [heads, 2W + 1, ...] that each tile reads, from i + j' = `first` on, as a view
-        [heads · tiles, width, ...]."""
+        """Return a view [heads · tiles, width, ...] of a table [heads, 2W + 1, ...]: the rows that each tile reads. The
+        first tile begins with the row for i + j' = `first`, where j' = N - 1 - j."""
         start = table.shape[1] // 2 - (self.N - 1) + first
         width = _round_up(rows + columns - 1, LINE)
         windows = table[:, start : start + (tiles - 1) * rows + width].unfold(1, width, rows)
@@ -666,7 +666,7 @@ def choose_backend(
     Args:
         requested: None or "auto" chooses the best backend and never fails; a name in `BACKENDS` forces that backend.
         query_share: number of queries divided by number of keys; below 1 if `query_positions` selects the queries.
-        served: what the backend does not support, as named in the error message.
+        served: words for the call or model in the error message "... does not support {served}".
     """
     if requested not in (None, "auto"):
         check_backend(requested)

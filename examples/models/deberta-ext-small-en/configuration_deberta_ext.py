@@ -104,11 +104,11 @@ class DebertaExtConfig(package_mixin("checkpoints.configuration", "OfficialConfi
         classifier_act (`str`, *optional*): activation of a dense layer before the classifier in token classification, as in
             Microsoft's NER models (gelu); None = no such layer.
         generator (`dict`, *optional*): fields in which the generator of `DebertaExtForPreTraining` differs from the
-            discriminator, which this configuration describes. By default, the generator has half the layers and, if its
-            `hidden_size` differs, heads of the same size and a proportional `intermediate_size`.
-        embedding_sharing (`str`): for `DebertaExtForPreTraining`, like the next four fields. "gdes": the discriminator's
-            table is E_D = stop_gradient(E_G) + E_delta (DeBERTaV3); "es": E_D = E_G, trained by both losses (ELECTRA);
-            "nes": two tables; "all": generator and discriminator, of equal size, share the whole encoder (ELECTRA).
+            discriminator, which this configuration describes. By default: half the layers and, if `hidden_size` differs,
+            heads of the same size and a proportional `intermediate_size`. The next five fields are also for this model.
+        embedding_sharing (`str`): how the discriminator's table E_D depends on the generator's table E_G. "gdes": E_D =
+            stop_gradient(E_G) + E_delta (DeBERTaV3); "es": E_D = E_G, trained by both losses (ELECTRA); "nes": two tables;
+            "all": generator and discriminator, of equal size, share the whole encoder (ELECTRA).
         rtd_lambda (`float`): weight of the discriminator's loss; 50 as published (default of the official script: 10).
         rtd_temperature (`float`): softmax temperature for sampling replacements.
         rtd_special_tokens (`bool`): include [CLS] and [SEP] in the discriminator's loss, as the official code does.

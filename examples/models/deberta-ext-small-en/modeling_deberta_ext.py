@@ -194,8 +194,8 @@ class DebertaExtEmbeddings(nn.Module):
         *,
         device: torch.device,
     ) -> torch.Tensor:
-        """Return [1 or B, N, E] rows of the absolute position table. If `position_ids` is None, positions count from
-        the first real token, so that left padding has no effect, and from the first token of each packed document.
+        """Return [1 or B, N, E] rows of the absolute position table. If `position_ids` is None, positions count from the
+        first real token of a row (left padding has no effect), or from the first token of each document if packed.
 
         `device` is the device of the states. Offloaded weights are on another device until their module runs.
         """
@@ -318,8 +318,8 @@ class DebertaExtLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer `passes` times. The output of each pass is the query of the next pass; keys and values are fixed.
 
-        Returns the states and probabilities of the last pass. `first()` returns layer 0, which has the shared modules. Pass
-        tensors with gradients by position (for reentrant checkpointing). `options` are for `DisentangledSelfAttention`.
+        Returns the states and probabilities of the last pass. `first()` returns layer 0, which has the shared modules. For
+        reentrant checkpointing, pass tensors with gradients as positional arguments. `options`: `DisentangledSelfAttention`.
         """
         attention = self.attention if self.owns_attention else first().attention
         feed_forward = self if self.owns_feed_forward else first()
@@ -583,8 +583,8 @@ class DebertaExtPreTrainedModel(package_mixin("checkpoints.loading", "LoadingMix
         return requested_attention
 
     def set_unpadding(self, unpadding: bool | None):
-        """Set whether padded batches run as one stream of real tokens, with outputs of 0 at padding: always (True), never
-        (False) or, by default (None), on CPU if 10% or more is padding and, in eval mode, no module has a forward hook."""
+        """Set whether padded batches run as one stream of real tokens, with outputs of 0 at padding. True: always; False:
+        never; None (default): on CPU if 10% or more is padding, unless the model is in eval mode and has a forward hook."""
         self.base_model.unpadding = None if unpadding is None else bool(unpadding)
 
     def pack(

@@ -76,7 +76,7 @@ class GradientDisentangledEmbedding(nn.Module):
         self.borrow(source)
 
     def borrow(self, source: nn.Embedding):
-        """Set `source` to the generator's table, in a tuple, so that nn.Module does not register it a second time."""
+        """Keep `source`, the generator's table, in a tuple, so that nn.Module does not register it a second time."""
         self._source = (source,)
 
     @property
