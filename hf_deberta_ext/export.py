@@ -49,7 +49,7 @@ def export_program(model: PreTrainedModel, *, choices: int | None = None) -> tor
         choices (`int`, *optional*): Fixed number of choices for multiple choice; None: any number.
 
     Returns:
-        `torch.export.ExportedProgram`; call `.module()` to run it and `torch.export.save` to save it (not with torch 2.6).
+        `torch.export.ExportedProgram`; run it with `.module()`, save it with `torch.export.save`. torch 2.6 cannot save it.
 
     Raises:
         TypeError: The model does not belong to this package.
@@ -201,8 +201,8 @@ def quantise_onnx(
 ) -> Path:
     """Write an int8 copy of an ONNX file for CPUs.
 
-    Weights of matrix products have one scale per column; scales of activations are computed in each call. Products with
-    position projections, attention scores and softmax stay in float32.
+    Weights of matrix products have one scale per column; scales of activations are computed in each call. Three parts stay
+    in float32: the products with position projections, the attention scores, and the softmax.
 
     Weights are in [-64, 64] (`reduce_range` in onnxruntime, recorded in the file's metadata), because CPUs without VNNI
     add two products in 16 bits, which saturates with weights up to 127.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small functions for files and names: atomic writes, unused names, names to show for sources, sizes, Hub ids."""
+"""Small functions: write files atomically, find unused file names, format sizes, check Hub ids, hide paths of sources."""
 
 import itertools
 import os

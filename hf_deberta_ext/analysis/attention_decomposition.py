@@ -126,8 +126,9 @@ def position_profile(
 ) -> PositionProfile:
     """Average the position terms of the logits over the tokens of a text, including [CLS] and [SEP], for each head.
 
-    Every token is used as a query and as a key at every distance, also at distances longer than the text. The profile
-    therefore depends on the content of the text, but not on its length.
+    The terms c2p and p2c combine a token with a relative position, not with a second token. They are therefore computed for
+    each token at every distance, even if the text has no other token at this distance. The profile depends on the content of
+    the text, but not on its length.
 
     Args:
         model, inputs, layer: as in `attention_parts`.

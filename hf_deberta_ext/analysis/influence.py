@@ -151,10 +151,11 @@ def explain_prediction(model: Any, tokenizer: Any, *texts: str, gradients: bool 
 
 
 def _predicted_label(logits: torch.Tensor, config: DebertaExtConfig) -> int:
-    """Return the index of the predicted label, which by default is the label with the largest logit.
+    """Return the index of the predicted label: the label with the largest logit, unless `config.decision_thresholds` is set.
 
-    If `config.decision_thresholds` is set, the threshold decides between two classes. In a multi-label model, labels below
-    their thresholds are excluded, unless all labels are below their thresholds."""
+    With thresholds, a model with two classes predicts the class that the threshold selects (see `decide`). A multi-label
+    model predicts the label with the largest logit among the labels that reach their thresholds; if none does, among all.
+    """
     thresholds = getattr(config, "decision_thresholds", None)
     is_multi = config.problem_type == "multi_label_classification"
     if not thresholds or not (is_multi or config.num_labels == 2):

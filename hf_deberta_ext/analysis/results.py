@@ -132,7 +132,7 @@ def objectives_table(
     """Return a Markdown table of the evaluation metrics of a pre-training run, with a row per objective.
 
     Args:
-        objectives (`dict[str, str]`): name of the objective in "eval_NAME_loss" and other metrics -> title of its row.
+        objectives (`dict[str, str]`): NAME -> title of the row that shows "eval_NAME_loss" and the other metrics of NAME.
         columns: metrics to show; cells of missing metrics are empty."""
     rows = [("objective", *columns)]
     for prefix, title in objectives.items():
@@ -154,8 +154,9 @@ def replaced_token_table(metrics: Mapping[str, float]) -> str:
 
 
 def learned_nothing(metrics: Mapping[str, float]) -> bool:
-    """Return True if the discriminator is hardly better than predicting the share of replaced tokens for every token.
+    """Return True if the discriminator is hardly better than a constant prediction.
 
-    This means a loss above 99 % of the loss of this constant prediction, or above 95 % with a recall below 1 %."""
+    The constant prediction gives every token the same probability of being replaced: the share of tokens that are replaced.
+    "Hardly better": a loss above 99 % of the loss of the constant prediction, or above 95 % with a recall below 1 %."""
     loss, guess = metrics["eval_discriminator_loss"], metrics["eval_discriminator_guess_loss"]
     return loss > 0.99 * guess or (loss > 0.95 * guess and metrics["eval_discriminator_recall"] < 0.01)

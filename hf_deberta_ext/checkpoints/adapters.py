@@ -96,8 +96,9 @@ class AdapterMixin:
 def module_to_save(model: nn.Module, name: str) -> str:
     """Return an entry for `modules_to_save` that matches only the module `name`.
 
-    peft compares entries with the ends of module paths: "proj" also matches "query_proj", but "model.proj" does not.
-    Paths only start with "model" if the adapter has a `task_type`.
+    peft compares entries with the ends of module paths. The entry "proj" matches the modules "proj" and "query_proj"; the
+    entry "model.proj" matches only the module "proj". The second form requires an adapter with a `task_type`: without it,
+    peft's module paths do not start with "model", and "model.proj" matches nothing.
     """
     if any(path.endswith(name) and path != name for path, _ in model.named_modules()):
         return f"model.{name}"

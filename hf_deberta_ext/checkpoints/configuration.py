@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of `DebertaExtConfig` that remote code (`trust_remote_code`) lacks: validation, presets, official configurations.
+"""Methods that `DebertaExtConfig` has in this package, but not in remote code (`trust_remote_code`).
 
-Official configurations are those with model_type "deberta" or "deberta-v2", and Microsoft's files, which have no model_type.
+They validate fields, and read presets and official configurations: those with model_type "deberta" or "deberta-v2", and
+Microsoft's files, which have no model_type.
 """
 
 from dataclasses import fields

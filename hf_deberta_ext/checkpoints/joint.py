@@ -91,8 +91,8 @@ class JointCheckpointsMixin:
                 (`revision`, `token`, ...).
 
         Raises:
-            ValueError: an argument is unknown, the two models have different vocabularies or table sizes, or, with embedding
-                sharing "es" or "all", weights to share have different values.
+            ValueError: an argument is unknown; a checkpoint is a joint model; the two models have different vocabularies or
+                table sizes; or embedding sharing is "es" or "all", and the weights to share have different values.
         """
         pop(kwargs, ("code_revision", "trust_remote_code", "adapter_kwargs"))
         download = pop(kwargs, DOWNLOAD_ARGUMENTS)
@@ -176,8 +176,9 @@ class JointCheckpointsMixin:
         """Return the discriminator as a separate model with its head, from which all task models can be fine-tuned.
 
         If embeddings are shared by GDES, the embedding table of the returned model is E_G + E_delta, the generator's table
-        plus the trained difference. If `position_biased_input` is False, the discriminator has no absolute position table;
-        the generator's table is copied if it has the right size. The encoder is the attribute `deberta`.
+        plus the trained difference. If `position_biased_input` is False, the discriminator has no absolute position table in
+        the joint model. The returned model has one unless `emd_input` is "hidden": a copy of the generator's table if this
+        has the same size, else a newly initialised table. The encoder is the attribute `deberta`.
         """
         embeddings = self.discriminator.deberta.embeddings
         state_dict = dict(self.discriminator.state_dict())
@@ -259,7 +260,8 @@ def load_official_generator(config: DebertaExtConfig, state_dict: dict, stock_co
 
 
 def derive_generator(source, config: DebertaExtConfig, discriminator: DebertaExtForReplacedTokenDetection, options: dict):
-    """Create a generator from layers, or only tables, of the discriminator `source`; return model and loading info."""
+    """Create a generator: load the first layers of `source`, the checkpoint of `discriminator`. If a field in `SHAPES`
+    differs, only copy the embedding tables of `discriminator`. Return the generator and its loading info."""
     generator_config = config.generator_config()
     different = [name for name in SHAPES if getattr(generator_config, name) != getattr(config, name)]
     if not different:

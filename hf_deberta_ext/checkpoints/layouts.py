@@ -121,8 +121,9 @@ def convert_official(
     Args:
         state_dict (`dict`): tensors of the checkpoint by key.
         config (`DebertaExtConfig`): configuration with the number of heads.
-        delta_bases (`dict`, *optional*): the generator's embedding tables by name ("word_embeddings"). They are needed if
-            the checkpoint only stores the differences from these tables (GDES), to which they are then added.
+        delta_bases (`dict`, *optional*): the generator's embedding tables by name ("word_embeddings"). Required if the
+            checkpoint has gradient-disentangled embedding sharing (GDES) and stores only E_delta, the differences from the
+            generator's tables. Each converted table is then the sum of the generator's table and its E_delta.
 
     Returns:
         The converted tensors by parameter name, and a `LoadingReport` with `converted`, `unused` and `notes`.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model methods that remote code (`trust_remote_code`) lacks, such as loading official checkpoints and `push_to_hub`."""
+"""Methods that models have in this package, but not in remote code (`trust_remote_code`).
+
+Examples are loading of official checkpoints and `push_to_hub`."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,8 +54,8 @@ class LoadingMixin(AdapterMixin):
         super().__init__(config, *args, **kwargs)
 
     def prepare_call(self, parameters: Mapping[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        """Check adapters, and prepare the `inputs` of a forward method that has these `parameters`: convert the arguments
-        that other packages pass for packed batches (`cu_seq_lens_q`, ...) to `document_ids`."""
+        """Check adapters, and return the `inputs` for a forward method with these `parameters`. If `document_ids` is one of
+        them, the arguments of other packages for packed batches (`cu_seq_lens_q`, ...) are converted to `document_ids`."""
         self.check_adapters()
         if "document_ids" not in parameters or inputs.get("document_ids") is not None:
             return inputs
@@ -204,8 +206,8 @@ class LoadingMixin(AdapterMixin):
         self.config.max_position_embeddings = length
 
     def save_pretrained(self, save_directory, *args, push_to_hub: bool = False, **kwargs):
-        """Save the model as in transformers. If `push_to_hub` is True, also call `push_to_hub` with the arguments for this
-        method in `kwargs`; `repo_id` defaults to the name of the folder."""
+        """Save the model as in transformers. If `push_to_hub` is True, also call the method `push_to_hub`; its arguments
+        (`repo_id`, `tokenizer`, `private`, ...) are taken from `kwargs`. `repo_id` defaults to the name of the folder."""
         pushed = pop(kwargs, PUSH_ARGUMENTS if push_to_hub else ())
         super().save_pretrained(save_directory, *args, **kwargs)
         if push_to_hub and kwargs.get("is_main_process", True):

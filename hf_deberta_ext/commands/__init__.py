@@ -128,7 +128,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager that hides log messages below errors, and all progress bars except for downloads in a terminal."""
+    """Context manager that hides warnings, log messages of levels below ERROR, and progress bars.
+
+    If stderr is a terminal, the progress bars of downloads remain visible."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 

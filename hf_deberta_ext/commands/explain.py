@@ -114,7 +114,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _texts(arguments: argparse.Namespace) -> list[str]:
-    """Return the text or pair from the command line or a row of --file; without --model, the first word is the model."""
+    """Return the text or pair to explain: from the command line, from a row of --file, or else `EXAMPLE_TEXT`.
+
+    If --model is missing, the first positional argument is the model: it is moved to `arguments.model`."""
     words, file = [*arguments.words], arguments.file
     if arguments.model is None and words:
         arguments.model = words.pop(0)

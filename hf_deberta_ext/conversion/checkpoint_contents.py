@@ -87,7 +87,7 @@ class CheckpointContents:
 
     @property
     def heads(self) -> list[str]:
-        """Keys of `HEADS` whose weights are in the files, except "base"; heads that config.json names come first."""
+        """Keys of `HEADS` whose weights are in the files, except "base". Heads listed in config.json come first."""
         if self.is_joint:
             return ["pretraining"]
         architectures = [name.partition("For")[2] for name in self.stored.get("architectures") or []]

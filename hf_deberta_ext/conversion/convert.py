@@ -55,8 +55,8 @@ def convert(
 
     Raises:
         OSError: If `source` does not exist, or `output` exists and `overwrite` is False.
-        ValueError: If `source` is incomplete (except for a head that `head` names), or if the written folder has other
-            tensors or outputs than `source`.
+        ValueError: If `source` lacks weights of the encoder, or lacks weights of the head and `head` is "auto"; or if the
+            written folder has other tensors or outputs than `source`.
     """
     target = Path(os.path.abspath(output))
     if is_in_use(target) and not overwrite:
@@ -146,7 +146,9 @@ def choose_head(contents: CheckpointContents, to: str) -> str:
 
 
 def load_source(contents: CheckpointContents, head: str, dtype: str) -> DebertaExtPreTrainedModel:
-    """Load the checkpoint into the class of `head`, in eval mode. Of a joint model, export the one with this head."""
+    """Load the checkpoint into the class of `head`, in eval mode.
+
+    From a joint model, return the discriminator or generator, whichever has this head ("pretraining": the joint model)."""
     options = dict(dtype=getattr(torch, dtype))
     if not contents.is_joint or head == "pretraining":
         return model_class(head).from_pretrained(str(contents.folder), **options).eval()

@@ -40,7 +40,7 @@ def save_as_deberta_v2(
     Enhanced Mask Decoder (EMD) and the head `mask_predictions`. Both are still saved: this package loads the same model.
 
     Args:
-        lossy (`bool`, default False): Also save a masked language model with EMD, which transformers runs without EMD.
+        lossy (`bool`, default False): Allow masked language models with EMD, although transformers runs them without EMD.
         overwrite (`bool`, default False): Replace a checkpoint in the folder.
     Returns:
         `list[str]`: A note for each feature that transformers does not support or computes differently.
@@ -98,7 +98,9 @@ def to_deberta_v2_state_dict(model: DebertaExtPreTrainedModel) -> dict[str, torc
 
 
 def _losses(model: DebertaExtPreTrainedModel, lossy: bool) -> list[str]:
-    """Return a note for each feature that the saved model loses; raise a ValueError if it cannot do without a feature."""
+    """Return a note for each feature of the model that transformers' deberta-v2 does not support.
+
+    Raise a ValueError if the model cannot be saved without such a feature, or if it would lose EMD and `lossy` is False."""
     config = model.config
     if type(model).__name__ not in TRANSFORMERS_CLASSES:
         raise ValueError(f"{type(model).__name__} has no equivalent class in transformers; save its encoder or its parts")

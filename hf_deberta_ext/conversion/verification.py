@@ -23,7 +23,7 @@ __all__ = ["OnnxFile", "check_folder", "check_onnx", "compare_on_texts", "onnx_d
 
 # Maximum difference relative to the largest output, for float32 sums in another order.
 TOLERANCE = 1e-4
-# Models whose logits are decisions about one text.
+# Models that predict the index of the largest logit for one text.
 OF_SINGLE_TEXTS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 # (rows, tokens, side of the padding): lengths and batch sizes other than those of the traced inputs.
 SHAPES = ((1, 1, "none"), (3, 2, "right"), (4, 37, "left"), (2, 73, "right"))
@@ -106,8 +106,9 @@ def onnx_differences(
     the largest output; outputs at padding are ignored.
 
     Args:
-        shapes: (batch size, length, padding) of the random inputs. Padding "right" or "left" fills this half of every
-            second row; "none": no padding. Lengths are limited to the table of absolute positions, if there is one.
+        shapes: (batch size, length, padding) of the random inputs. If padding is "right" or "left", the right or left half
+            of every second row is padding; "none": no padding. Lengths are limited to the table of absolute positions, if
+            there is one.
     """
     exported, longest = OnnxFile(file), max(length for _, length, _ in shapes)
     if reads_absolute_positions(model):
@@ -147,8 +148,9 @@ def compare_on_texts(
 ) -> list[str]:
     """Compare a float32 model with its converted form, one text at a time; return one line of text for each comparison.
 
-    A decision is the index of the largest logit. Only models in `OF_SINGLE_TEXTS` decide about single texts; for other
-    models, only logits or states are compared.
+    A decision is the index of the largest logit. Decisions are only compared for models whose prediction for one text is
+    such an index: sequence and token classification, question answering, masked language models. For other models, only
+    logits or states are compared.
 
     Args:
         converted: int8 model or `OnnxFile`.

@@ -87,7 +87,9 @@ def _heat_map(title: str, tokens: Sequence[str], values: torch.Tensor, largest: 
 
 
 def attention_html(model: DemoModel, text: str, layer: int, head: int) -> str:
-    """Show heat maps of the attention of a layer and head (`MEAN`: mean of all heads) and of the terms of its logits."""
+    """Show heat maps for one head of a layer: the attention, and each term of the attention logits.
+
+    If `head` is `MEAN`, the maps show the mean of all heads."""
     encoded = tokenize(model, text, limit=MAP_TOKENS)
     maps = attention_parts(model.encoder, model_inputs(encoded), layer=layer).of_head(None if head == MEAN else head)
     tokens = readable_tokens(model.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist()))

@@ -54,6 +54,6 @@ def align(student: Spans, teacher: Spans) -> np.ndarray:
 
 
 def borders(places: np.ndarray) -> np.ndarray:
-    """Return the starts and ends of the tokens (`places`, [N, 2]), except those that lie inside another token."""
+    """Return the start and end positions of tokens (`places`, [N, 2]), without positions that lie inside another token."""
     ends = np.unique(places[places.any(1)])
     return ends[~((places[:, :1] < ends) & (ends < places[:, 1:])).any(0)]

@@ -98,7 +98,9 @@ OBJECTIVES = {
 
 @contextmanager
 def attention_recorded(model: nn.Module, layer: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict, which a forward pass fills with a layer's queries, keys, values [B, N, W] if `names` has "relations"."""
+    """Context manager that records the queries, keys and values of a layer in a forward pass.
+
+    It yields a dict. The forward pass fills the dict with three tensors [B, N, W] if "relations" is in `names`."""
     modules = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
     present = {name for name, _ in modules}
     projections = next((triple for triple in PROJECTIONS if {*triple} <= present), None)

@@ -100,7 +100,9 @@ def distil(
 
 
 def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, is_taught: bool) -> Any:
-    """Return `DistillationTrainer` with a collator that masks words if flags ask for it; adds signals if `is_taught`."""
+    """Return `DistillationTrainer` with its arguments `collator` and `embeds` already set (a `functools.partial`).
+
+    The collator masks words if the flags ask for it. If `is_taught`, the collator also adds the teacher's signals."""
     args, data, data_args, config = prepared.args, prepared.data, prepared.data_args, prepared.config
     masking, signals = {}, {}
     if isinstance(data, TextData) and data_args.masked_share:
@@ -120,7 +122,7 @@ def trainer_of(prepared: PreparedRun, taught: ModelArguments, folder: Path, *, i
 
 
 def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
-    """Return the text or pair of each training row; empty texts for a window of a longer text."""
+    """Return the text or pair of each training row, or ("", "") if the row is a later window (part) of a long context."""
     data, rows = prepared.data, prepared.task.train
     if isinstance(data, TextData):
         return [(text,) for text in cells(data.train, "text")]
@@ -130,7 +132,7 @@ def texts_of(prepared: PreparedRun) -> list[tuple[str, ...]]:
         pairs = [(question.question.strip(), question.context) for question in data.sets["train"]]
         spans = encode_spans(prepared.tokenizer, pairs, longest_row(rows))
         by_ids = {tuple(span.ids): pair for pair, span in zip(pairs, spans, strict=True)}
-        # Windows of a longer text are not aligned.
+        # Windows after the first one of a long context are not aligned.
         return [by_ids.get(tuple(ids), ("", "")) for ids in rows["input_ids"]]
     return [*zip(*data.texts(data.parts["train"][""].rows), strict=True)]
 

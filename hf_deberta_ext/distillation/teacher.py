@@ -118,13 +118,13 @@ class CachedSignal:
 def cached_signals(
     teacher: Teacher, texts: Texts, ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, width: int, folder: Path
 ) -> dict[str, CachedSignal]:
-    """Return the teacher's signals for the student's tokens; run the teacher only on rows whose signals `folder` lacks.
+    """Return the teacher's signals for the student's tokens; run the teacher only on rows whose signals are not in `folder`.
 
     Print the expected size of all files before the first is written, and the number of tokens that are not aligned.
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. In a row that is only a window of its text, no token is aligned.
+        ids: token ids of each row for the student. In a later window (part) of a long context, no token is aligned.
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states of the teacher are projected on their
             principal directions.
@@ -190,7 +190,7 @@ def rows_for_student(
     rows, missing = teacher.run(texts), 0
     for row, text in zip(rows, texts, strict=True):
         if "embeddings" in row and not any(text):
-            # The row is a window of a longer text (see `texts_of`), so there is no embedding to compare.
+            # The row is a later window of a long context (see `texts_of`), so there is no embedding to compare.
             row["embeddings"] = np.full_like(row["embeddings"], np.nan)
     of_tokens = {*teacher.names} - teacher.per_row
     if not of_tokens:
@@ -223,8 +223,9 @@ def principal_directions(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def alignment(student: Spans, teacher: Spans, ids: list[int], is_same: bool) -> np.ndarray:
-    """Return the aligned tokens of a row, in the format of `align`. If `ids` differ from `student.ids`, no token is aligned;
-    otherwise, if both models have the same tokenizer (`is_same`) and the same ids, each token is aligned with itself."""
+    """Return the aligned tokens of a row, in the format of `align`. If its `ids` differ from `student.ids`, no token is
+    aligned. Otherwise, if both models have the same tokenizer (`is_same`) and `ids` equal `teacher.ids`, each token is
+    aligned with itself. In all other cases, `align` is called."""
     if ids != student.ids:
         return np.zeros((len(ids), len(teacher.ids)), dtype=bool)
     if is_same and ids == teacher.ids:
@@ -237,9 +238,10 @@ def for_student(values: np.ndarray, aligned: np.ndarray, is_logit: bool = False,
 
     States are averaged over the aligned teacher tokens; logits are copied from the first aligned teacher token.
 
-    Start and end logits (`is_answer`) are kept only at the borders of each group of student tokens that are aligned with the
-    same teacher tokens. The first student token of the group gets the start logit of the first teacher token, the last one
-    gets the end logit of the last teacher token, and all other start and end logits of the group are -inf.
+    Start and end logits (`is_answer`) are converted for each group of neighbouring student tokens that are aligned with the
+    same teacher tokens. The first student token of the group gets the start logit of the first of these teacher tokens. The
+    last student token of the group gets the end logit of the last of these teacher tokens. All other start and end logits of
+    the group are -inf.
     """
     result = aligned @ values / np.maximum(aligned.sum(1, keepdims=True), 1)
     if is_logit:

@@ -26,13 +26,14 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels", "start_pos
 
 
 class DistillationCollator:
-    """Collator of a task (`collator`) that adds the teacher's signals "teacher_NAME" [B, N, W] to training rows.
+    """Wrapper of a task's `collator` that adds the teacher's signals "teacher_NAME" [B, N, W] to batches of training rows.
 
     `cached` is the result of `cached_signals` (signals by name), or empty for a student without a teacher.
 
-    If `masking` is set, the student predicts masked words in a share `masked_share` of each batch's rows (at least one row).
-    These rows are not compared with the teacher, which has read the unmasked words. If `passages` (a data set with
-    "input_ids") is set, these rows are replaced by random rows of `passages`.
+    If `masking` is set, words are masked in some rows of each training batch, and the student predicts these words. The
+    share of these rows is `masked_share`, but at least one row is masked. The masked rows are not compared with the teacher,
+    which has read the unmasked words. If `passages` (a data set with "input_ids") is set, random rows of `passages` replace
+    these rows before words are masked.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ def prediction_table(
 ) -> pa.Table:
     """Return a table with the columns "row", the columns of the data, "gold", "predicted", and the columns of `scores`.
 
-    If a column of the data has the same name as another of these columns, "input_" is put before its name. `numbers` are the
-    positions of the rows in the data, counted from 1; only the first len(rows) are used. `gold` has None for a row without a
-    label; if `gold` itself is None, the table has no column "gold".
+    A column NAME of the data is renamed to "input_NAME" if one of the table's other columns is also called NAME.
+    `numbers` are the positions of the rows in the data, counted from 1; only the first len(rows) are used. `gold` has None
+    for a row without a label; if `gold` itself is None, the table has no column "gold".
     """
     answers = {"gold": gold, "predicted": predicted, **scores}
     if gold is None:

@@ -36,9 +36,11 @@ def plot_curves(
     """Draw logged metrics against steps, and save the figure.
 
     Training metrics are solid lines. Evaluation metrics ("eval_...") are dashed lines with a dot per evaluation; a single
-    evaluation is a dot with its value. If all metrics of a panel are in [0, 1] (accuracy, F1, ...), and each has one value
-    or all values are equal, the axis goes from 0 to 1. In a panel with several runs, colours distinguish runs, and dashes
-    and dots distinguish metrics. In a panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
+    evaluation is a dot with its value. In a panel with several runs, colours distinguish runs, and dashes and dots
+    distinguish metrics. In a panel with one run, colours distinguish metrics ("eval_x" has the colour of "x").
+
+    The value axis of a panel goes from 0 to 1 if two conditions hold. First, all metrics of the panel are in [0, 1]
+    (accuracy, F1, ...). Second, each curve has only one value, or all values in the panel are equal.
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by the run's name.

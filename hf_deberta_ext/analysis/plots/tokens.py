@@ -21,10 +21,10 @@ DARK = 0.6
 
 
 def readable_tokens(tokens: Sequence[str]) -> list[str]:
-    """Return readable tokens: without the mark of a space before a word, and with decoded bytes.
+    """Return readable tokens: remove "▁" and "Ġ", which stand for the space before a word, and decode byte-level BPE.
 
-    "▁store" and "Ġstore" become "store"; "[CLS]" is unchanged; a token that is only a space becomes "␣". If any token has
-    the mark "Ġ", all tokens are decoded as byte-level BPE.
+    "▁store" and "Ġstore" become "store"; "[CLS]" is unchanged; a token that is only a space becomes "␣". All tokens are
+    decoded as byte-level BPE if any token contains "Ġ".
     """
     if "Ġ" in "".join(tokens):
         # Incomplete letters are decoded as U+FFFD: keep tokens that only contain these.
@@ -77,9 +77,9 @@ def plot_influence(prediction: Any, path: FigurePath) -> Path | list[Path]:
 def _draw_texts(
     texts: Mapping[str, Sequence[float]], spelt: Sequence[str], *, form: str, limit: float | None = None, begins: int = 0
 ) -> tuple[Any, Any]:
-    """Draw all tokens once for each entry of `texts`, {title: value of each token}, coloured by these values.
+    """Draw the tokens `spelt` once for each title in `texts`, coloured by the values for this title (one value per token).
 
-    Values are in [0, limit] or, if `limit` is None, have any sign. The token at index `begins` starts a new row.
+    Values are in [0, limit]; if `limit` is None, they have any sign. The token at index `begins` starts a new row.
     """
     labels = readable_tokens(spelt)
     cells = _layout(spelt, labels, begins)
@@ -115,7 +115,9 @@ def _draw_texts(
 
 
 def _layout(tokens: Sequence[str], labels: Sequence[str], begins: int) -> list[tuple[float, int, float]]:
-    """Return each token's cell (left, row, width), left and width in letters. The token at index `begins` starts a row."""
+    """Return the cell of each token as (left edge, row, width). Edge and width are measured in letters.
+
+    The token at index `begins` starts a new row."""
     cells = []
     x, row = 0.0, 0
     has_spaces = any(token.startswith(SPACES) for token in tokens)
