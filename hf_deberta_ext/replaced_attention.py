@@ -123,7 +123,8 @@ def _is_forward_of(function, module: nn.Module) -> bool:
 
 
 def _change_class(module: nn.Module, cls: type):
-    """Change the class of `module`, and rebind forward methods that accelerate's hooks stored on it to the new class."""
+    """Change the class of `module` to `cls`. If accelerate's hooks have stored the forward method of the old class in
+    attributes of `module`, replace it by the forward method of `cls`."""
     bound = [name for name in ("_old_forward", "forward") if _is_forward_of(vars(module).get(name), module)]
     module.__class__ = cls
     for name in bound:

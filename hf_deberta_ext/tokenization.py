@@ -184,7 +184,7 @@ def wrap_tokenizer(
     """Wrap any `tokenizers.Tokenizer` for transformers, with DeBERTa's special tokens and pair template (set in place).
 
     Args:
-        tokenizer (`tokenizers.Tokenizer`): missing special tokens are appended, [MASK], [SEP], [PAD], [UNK], [CLS].
+        tokenizer (`tokenizers.Tokenizer`): [MASK], [SEP], [PAD], [UNK] and [CLS], if missing, are appended in this order.
         model_max_length (`int`): longest input, including [CLS] and [SEP].
         mask_lstrip (`bool`): [MASK] strips the space before it (byte-level BPE, v1).
         settings (`dict`, *optional*): more entries for tokenizer_config.json, such as do_lower_case or padding_side.
@@ -358,11 +358,12 @@ def _spm_backend(path: str | os.PathLike, do_lower_case: bool) -> Tokenizer:
 def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     """Return SentencePiece's normaliser (a `NormalizerSpec`) as steps that all versions of tokenizers support.
 
-    SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` keeps only the shortest match of
-    a grapheme cluster under 6 bytes, and maps longer clusters char by char. `e` + two accents therefore loses an accent, and
-    decomposed kana or Hangul stay decomposed. To encode like SentencePiece, the steps below insert SOFT between
-    bases and marks, map each char, then remove SOFT while NFC joins the marks from left to right. They insert HARD, which
-    prevents joining, where SentencePiece has no rule: next to a char that decomposes, and where NFC would sort the marks.
+    SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` replaces a grapheme cluster of
+    less than 6 bytes by its shortest match only, so `e` + two accents loses an accent. It maps longer clusters char by char,
+    so decomposed kana or Hangul stay decomposed. To encode like SentencePiece, the steps below insert a separator, SOFT,
+    between bases and marks (combining chars). Then they map each char, and remove SOFT while NFC joins the marks from left
+    to right. Before this, SOFT becomes HARD, which NFC cannot join across, at places where SentencePiece has no rule: next
+    to a char that decomposes, and between marks that NFC would sort.
     """
     steps: list[normalizers.Normalizer] = []
     if do_lower_case:
@@ -385,7 +386,8 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
 
 @functools.cache
 def _mark_patterns() -> tuple[str, str, str, str]:
-    """Return four regular expressions: mark, char that decomposes, mark that starts no composition, unsorted marks."""
+    """Return four regular expressions: a mark; a char that decomposes; a mark that is not the first char of a composition;
+    SOFT between marks that NFC would sort."""
     seconds, firsts, decomposing, begins = set(), set(), [], {}
     # No char above U+2FFFF decomposes, and surrogates cannot occur.
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x30000)):

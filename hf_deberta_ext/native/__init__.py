@@ -87,7 +87,7 @@ class Arguments(ctypes.Structure):
             setattr(self, f"{name}_strides", x.stride()[:axes])
 
     def run(self, function):
-        """Call a function of the library with these arguments.
+        """Call a C function of the library with a pointer to this structure.
 
         Raises:
             ValueError: the head size is not supported, or an index is out of range.

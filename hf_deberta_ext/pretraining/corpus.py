@@ -71,8 +71,9 @@ def load_corpus(
         `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`.
     Raises:
         FileNotFoundError: if a source is neither a file, nor a folder, nor a data set on the Hub that can be loaded.
-        ValueError: if a file type is unknown, a column is missing, there is no text, or `read_rows` fails. In a stream,
-            errors after the first document are raised while iterating.
+        ValueError: if a file type is unknown; if a file is damaged or invalid; if the text column is missing or contains
+            values other than strings; if there is no text. In a stream, errors after the first document are raised while
+            iterating.
     """
     from datasets import concatenate_datasets
 
@@ -106,7 +107,7 @@ def texts(corpus: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 class DocumentStream:
-    """Stream of documents without the first `held_out` documents, to iterate over or to split into shards of files.
+    """Iterable over the documents of a stream after the first `held_out` documents. `split` divides its files into shards.
 
     Args:
         corpus (`datasets.IterableDataset`): the stream, with one shard per file.
@@ -132,7 +133,7 @@ class DocumentStream:
         return iter(self.corpus.skip(len(self.held_out)))
 
     def split(self, most: int) -> "list[IterableDataset]":
-        """Split into n shards, with file i in shard i % n; n is `most`, halved until the shards have similar sizes."""
+        """Split into n shards: shard i % n reads file i. n is `most`, halved until the shards have similar sizes."""
         n = most
         while n > 1 and not self.is_balanced(n):
             n = halved(n)
@@ -251,7 +252,8 @@ def file_documents(
 ) -> Iterator[dict[str, str]]:
     """Iterate over the documents of all files. `datasets` divides the list `files` among processes and workers.
 
-    `version`, and the sizes and times in `files`, are only part of the cache key, so that changed files are read again.
+    `version`, and the sizes and times in `files`, are not used here. `datasets` includes all arguments in its cache key, so
+    that changed files are read again.
     """
     for path, _, _ in files:
         if file_kind(path) == "text":

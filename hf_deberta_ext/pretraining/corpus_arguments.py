@@ -86,7 +86,7 @@ def check_corpus(arguments: CorpusArguments):
 
 
 def tokenizer_options(arguments: TokenizerArguments) -> dict[str, bool]:
-    """Return the options of `train_unigram` that are set; raise a ValueError if they are set for another tokenizer."""
+    """Return the options of `train_unigram` that are set; without --train_tokenizer unigram, each raises a ValueError."""
     options = {name: True for name in ("byte_fallback", "lowercase") if getattr(arguments, name)}
     if options and arguments.train_tokenizer != "unigram":
         raise ValueError(f"--{next(iter(options))} requires --train_tokenizer unigram: pass both or neither")

@@ -30,13 +30,13 @@ __all__ = ["EpochCallback", "MaskingCollator", "NumberedExamples", "NumberedStre
 
 
 def lower_rate(batch: dict[str, torch.Tensor], rate: float) -> dict[str, torch.Tensor]:
-    """Lower the masking rate of a batch: restore the tokens that only a higher rate masks. Drops the column "masked_from".
+    """Lower the masking rate of a batch: restore tokens that are not masked at `rate`, and drop the column "masked_from".
 
     The result is the same as if the batch had been masked at `rate` with the same random numbers.
 
     Args:
         batch (`dict`): batch of a `MaskingCollator` with `options.final_rate`.
-        rate (`float`): masking rate, at most the rate of the batch.
+        rate (`float`): new masking rate, at most the rate at which the batch was masked.
     """
     kept = batch["masked_from"] < rate
     restored = (batch["labels"] != IGNORED) & ~kept
@@ -91,17 +91,18 @@ class NumberedExamples(SharedEpoch, Dataset):
 class NumberedStream(SharedEpoch, IterableDataset):
     """Data set that interleaves streams, and adds the id ("example") and the epoch ("epoch") of the example to each row.
 
-    Block i consists of `block` examples of stream i % streams. Worker i // processes % workers of process i % processes
-    reads this block. If processes x workers divides the number of streams, each stream is read by one worker; otherwise by
-    several. Ids and order of the examples do not depend on the number of processes and workers. The id is derived from the
-    position in the stream or, if a row already has a column "example" (such as the position before shuffling), from this
-    column, so that static masks do not change with the order.
+    Block i has `block` examples of stream i % number of streams. It is read by process i % processes, and in this process by
+    worker i // processes % workers. If processes x workers divides the number of streams, one worker reads each stream;
+    otherwise, several workers do. Ids and order of the examples do not depend on the number of processes and workers.
+
+    The id of a row is derived from its position in the stream. If rows already have a column "example", such as the position
+    before shuffling, the id is derived from this column instead. Static masks then do not change with the order.
 
     Args:
         streams (iterables of `dict`, such as `datasets.IterableDataset`): streams that can be read again in each epoch; if
             a stream has a method `set_epoch`, this method is called before each epoch.
         endless (`bool`, default False): at the end of a stream, start its next epoch; an empty stream raises a ValueError.
-            To resume a run at the right place, Trainer needs an endless stream, because Trainer does not know the length.
+            Trainer does not know the length of a stream, and can only resume a run at the right place if it is endless.
         block (`int`, default 1): number of examples in a block, which one worker reads; use the batch size of a process.
         process, processes (`int`, default 0 and 1): index of this process, and number of processes. Examples of other
             processes are None, which accelerate's `IterableDatasetShard` skips. Several processes need an endless stream.

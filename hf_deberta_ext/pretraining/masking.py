@@ -103,7 +103,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
 
 
 def token_borders(token: str, marker: str) -> tuple[bool, bool]:
-    """Return two bools: whether a token starts a unit, and whether the next token starts a unit in any case."""
+    """Return two bools: whether the token starts a unit, and whether every token that follows it starts a unit."""
     if marker not in ("Ġ", "▁"):
         text = token.removeprefix(marker)
         return text == token or _is_punctuation(text), False
@@ -114,7 +114,7 @@ def token_borders(token: str, marker: str) -> tuple[bool, bool]:
 
 
 def starts_official_unit(token: str, marker: str) -> bool:
-    """Return True if Microsoft's code starts a word at the token; for WordPiece (unknown to that code), also without ##."""
+    """Return True if Microsoft's code starts a word at the token. It lacks WordPiece: there, tokens without ## start one."""
     text = _text(token, marker)
     if len(text) == 1:
         category = unicodedata.category(text)
@@ -232,7 +232,7 @@ def mask(
         lengths (`torch.LongTensor`, *optional*): [B], see `choose`.
     Returns:
         masked ids [B, N]; labels [B, N], which are the original ids of all chosen tokens (also of tokens that are kept), and
-        -100 elsewhere; and the rates [B, N] from `choose`.
+        -100 elsewhere; and the thresholds [B, N] from `choose`.
     """
     vocabulary = vocabulary.of(options.policy)
     unit_ids = units(input_ids, vocabulary, options.whole_words)
@@ -244,8 +244,9 @@ def mask(
 def units(input_ids: torch.Tensor, vocabulary: MaskingVocabulary, whole_words: bool) -> torch.Tensor:
     """Return the index of the unit to which each token belongs; a unit is masked completely or not at all.
 
-    A word starts at each token with `MaskingVocabulary.starts_word`, and after special tokens and line breaks (except with
-    the official policy, `vocabulary.of("official")`). In text without spaces, a word extends to the next punctuation.
+    A word starts at each token with `MaskingVocabulary.starts_word`, and after each token with `ends_word`. In the official
+    policy's vocabulary, `vocabulary.of("official")`, no token has `ends_word`, so that special tokens and line breaks do not
+    end a word. In text without spaces, a word extends to the next punctuation.
 
     Args:
         whole_words (`bool`): if True, units are words; otherwise tokens.
@@ -275,10 +276,10 @@ def choose(
         lengths (`torch.LongTensor`, *optional*): [B], number of tokens of each row, including special tokens, for the
             official policy; default: N.
     Returns:
-        `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. A span
-        that a special token or the end of the text interrupts counts as two.
-        `torch.FloatTensor`: [B, N], the rate above which the same random numbers mask the token. Therefore, a lower rate
-        masks a subset.
+        `torch.LongTensor`: [B, N], 0 = not masked, k > 0 = in the k-th masked unit, n-gram or span from the left. If a
+        special token or the end of the text divides a span, its two parts count as two spans.
+        `torch.FloatTensor`: [B, N], threshold of each token: with the same random numbers, each rate above the threshold
+        masks this token. Therefore, a lower rate masks a subset of the tokens that a higher rate masks.
     """
     B, N = unit_ids.shape
     U = int(unit_ids.max()) + 1 if unit_ids.numel() else 0
@@ -311,8 +312,8 @@ def random_order(sizes: torch.Tensor, options: MaskingOptions, generator: RowGen
     """Draw the order in which units are masked, and the index of the n-gram or span to which each unit belongs.
 
     N-grams and spans are placed on a circle, the row with its end joined to its start, so that all positions are equivalent.
-    Their lengths are drawn in units, not tokens. Therefore, more n-grams or spans are placed than probably needed; if these
-    still have too few tokens, the whole circle is filled.
+    Lengths are drawn in units, but the rate is a share of tokens. To have enough tokens, more n-grams or spans are placed
+    than are needed on average. If they still have too few tokens, the whole circle is filled.
 
     Args:
         sizes (`torch.LongTensor`): [B, U], number of tokens of each unit; 0 after the row's last unit.
@@ -356,7 +357,8 @@ def _cumulative(options: MaskingOptions) -> torch.Tensor:
 
 
 def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, draws: torch.Tensor) -> torch.Tensor:
-    """Draw span lengths to fill a circle of U units; the last is cut, unused ones are 0. U, gap [B, 1], draws [B, W]."""
+    """Draw lengths [B, W] of spans that fill a circle of U [B, 1] units, with `gap` [B, 1] free units after each span. The
+    last span is cut to fit, and all further lengths are 0. `draws` [B, W] are random numbers."""
     cumulative = _cumulative(options)
     limit = (U - gap).clamp(1, len(cumulative))
     lengths = torch.searchsorted(cumulative, draws * cumulative[limit - 1], right=True) + 1
@@ -365,7 +367,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Arrange spans, each followed by its gap, and units outside spans in random order; return the span starts, [B, W]."""
+    """Arrange spans and single units in random order, with the gap of a span after the span; return span starts, [B, W]."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])
@@ -384,7 +386,7 @@ def official_order(
     this order until the budget of masked tokens is reached.
 
     Returns:
-        units [B, U] and n-gram indices [B, U] as in `random_order`, and [B, U] with 0 for masked units, infinity for others.
+        units and n-gram indices as in `random_order`; thresholds as in `choose`: 0 if masked, else infinity. All are [B, U].
     """
     width, window = sizes.shape[1], int(1 / options.rate)
     # The last cumulative probability, 1, is not needed: draws are below it.

@@ -88,10 +88,10 @@ class MultiObjectiveOutput(ModelOutput):
 class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
     """`DebertaExtForMaskedLM` with additional heads for other objectives.
 
-    The model is saved as a masked language model, so that every Auto class can load the checkpoint; heads that the loaded
-    model does not have are ignored. The additional heads read the last layer, as in fine-tuning, not the Enhanced Mask
-    Decoder. The pooler (`pooler.dense`) has the same name and shape as the pooler for sequence classification, so that a
-    classifier starts with the trained pooler.
+    The model is saved as a `DebertaExtForMaskedLM`, so that every Auto class can load the checkpoint. A class that
+    lacks an additional head ignores the weights of this head. The additional heads read the last layer, as in fine-tuning,
+    not the Enhanced Mask Decoder. The pooler (`pooler.dense`) has the same name and shape as the pooler for sequence
+    classification, so that a classifier starts with the trained pooler.
 
     Args:
         config (`DebertaExtConfig`): model configuration.

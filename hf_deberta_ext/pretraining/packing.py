@@ -93,12 +93,13 @@ def pack(
     | "full_sentences"     | [CLS] s s [SEP] s [SEP]: whole sentences; [SEP] ends a document       |                 |
     | "document_sentences" | [CLS] s s s [SEP]: whole sentences of one document                    |                 |
     | "segment_pair"       | [CLS] A [SEP] B [SEP]: segments of one or several sentences           | *               |
-    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: one sentence each; an odd last one joins B     | *               |
+    | "sentence_pair"      | [CLS] A [SEP] B [SEP]: one sentence each; the last B may have two     | *               |
     | "best_fit"           | [CLS] d [SEP] [CLS] d [SEP]: whole documents, best-fit decreasing     | document_ids    |
 
     * token_type_ids and sentence_labels
 
-    Text that does not fit is split between sentences. A sentence that is longer than an example is split at any token.
+    Text that does not fit is split between sentences. A sentence that is longer than an example is split at any token. In
+    mode "sentence_pair", an odd last sentence of a document is added to the last segment B if it fits.
 
     Next sentence prediction ("nsp"; Devlin et al. 2019, section 3.1): each pair is selected with probability 1/2. Two
     selected pairs of different documents exchange their segments B, and get sentence_labels 1. Selected pairs without a
@@ -111,10 +112,10 @@ def pack(
         mode (`str`): format of the examples, see the table.
         max_length (`int`): maximum number of tokens of an example, including special tokens; at least 8.
         sentence_pairs (`str`, default `"nsp"`): "nsp" or "consecutive", only for pairs.
-        language (`str`, default `"en"`): ISO 639-1 code for sentence splitting by `sentencex`, which treats an unknown code
-            like a related language or English.
+        language (`str`, default `"en"`): ISO 639-1 code of the language, for sentence splitting by `sentencex`. For an
+            unknown code, `sentencex` uses the rules of a related language or of English.
         min_tokens (`int`, default 1): minimum tokens of a document; shorter documents are dropped. At least 2 for pairs.
-        seed (`int`, default 0): seed of the random choices; in each batch combined with the index of the first document.
+        seed (`int`, default 0): seed of the random choices. Each batch combines it with the index of its first document.
         num_proc (`int`, *optional*): number of processes. Each process packs its own part of the corpus, so that the
             examples at the borders of the parts depend on `num_proc`. Not for an `IterableDataset`.
         batch_size (`int`, default 1000): number of documents that are packed together.
@@ -195,8 +196,8 @@ def _pack_batch(
 
     Args:
         packing (`dict`): arguments of `pack_documents`.
-        counted (`bool`): if True, add a column "counts" that only has values in the first row; if there are no examples, add
-            an empty row for these values. If False, return rows as lists, which an `IterableDataset` needs.
+        counted (`bool`): if True, add a column "counts" with the counts of the batch in its first row. A batch without
+            examples gets one empty row for its counts. If False, rows are lists, which an `IterableDataset` needs.
         version (`str`): not used, but part of the cache key, so that rows packed by another release are not reused.
     """
     columns, counts = pack_documents(batch["text"], tokenizer, **packing, draws=f"{seed} {indices[0]}")
@@ -282,7 +283,7 @@ def tokenize_documents(
 
 
 def first_tokens(encoding: Any, starts: list[int]) -> list[int]:
-    """Return the index of the first token that ends after each character index in `starts`; the token count if none does."""
+    """For each character index in `starts`, return the index of the first token that ends after it, or the token count."""
     ends = np.fromiter(itertools.chain.from_iterable(encoding.offsets), dtype=np.int64)[1::2]
     # Normalisers can reorder offsets: make them monotone.
     return np.searchsorted(np.maximum.accumulate(ends), starts, side="right").tolist()
@@ -405,7 +406,8 @@ def segment_pairs(documents: list[tuple[np.ndarray, list[int]]], mode: str, room
 
 
 def _fit_last_span(spans: list[tuple[int, int]], ends: list[int], room: int) -> None:
-    """Merge the last span, if it is one sentence, into the previous span if both fit; otherwise extend it to two tokens."""
+    """If the last span is one sentence, and fits in `room` tokens together with the previous span, merge the two spans.
+    Otherwise, if the last span has only one token, extend it to the left, to two or more tokens."""
     n = ends[-1]
     if len(spans) < 2:
         return

@@ -73,7 +73,8 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+|[^\w\s]")
 
 
 class Words(WordTokenizer):
-    """Word tokenizer for datatrove's filters and signatures in any language; datatrove's own need a package per language."""
+    """Word tokenizer for datatrove's filters and signatures, for any language. The word tokenizers of datatrove require a
+    package for each language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return WORD.findall(text)

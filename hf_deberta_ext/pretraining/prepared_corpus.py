@@ -221,12 +221,12 @@ def cell(value: Any) -> Any:
 
 
 def max_streams(args: Any) -> int:
-    """Return the maximum number of streams: 8 for each micro-batch of a step, so that 1, 2, 4 or 8 workers share equally."""
+    """Return the maximum number of streams: 8 per micro-batch of a step, so that 1, 2, 4 or 8 workers read equally many."""
     return 8 * args.gradient_accumulation_steps * args.world_size
 
 
 def halved(streams: int) -> int:
-    """Return half of an even number of streams, which processes and workers can still share equally; 1 for an odd number."""
+    """Return half of `streams` if it is even, so that processes and workers can still share the streams equally, else 1."""
     if streams % 2:
         return 1
     return streams // 2

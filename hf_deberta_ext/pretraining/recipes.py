@@ -151,9 +151,10 @@ BATCH = 64
 def chosen_settings(
     given_flags: Mapping[str, Any], processes: int = 1, device: torch.device | None = None, *, rtd: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return settings for flags that the user did not set, from --recipe or for a new model, and a text that lists them.
+    """Return values for flags that the user did not set (from a recipe, or for a new model), and a text that lists them.
 
-    If --model is set without --recipe, return ({}, None), so that Trainer's defaults are used.
+    With --recipe, the values are those of the recipe and the hardware. Without --recipe, they are defaults for training a
+    new model; but if --model is set, return ({}, None), so that Trainer's defaults are used.
 
     Args:
         given_flags, processes, device: as in `recipe_arguments`.
@@ -246,8 +247,8 @@ def fitting_examples(recipe: Recipe, memory: int) -> int:
     """Estimate how many examples of a micro-batch fit in `memory` bytes with attention that is not fused.
 
     A parameter takes 16 bytes (weight, gradient and Adam's moments in float32). For the backward pass, an example stores
-    about 34 bytes per token, layer and hidden unit; four [N, N] matrices of 2 bytes per layer and head; and the generator's
-    logits for 15 % of the tokens, twice in float32.
+    about 34 bytes per token, layer and hidden unit. It also stores four [N, N] matrices with 2 bytes per element for each
+    layer and head, and two float32 copies of the generator's logits for 15 % of the tokens.
     """
     config = DebertaExtConfig.from_preset(recipe.preset, **overrides(recipe.config_overrides))
     N, d, layers = recipe.max_length, config.hidden_size, config.num_hidden_layers * 3 / 2

@@ -78,10 +78,10 @@ class ReplacedTokenTrainer(TargetTrainer):
     """Trainer for `DebertaExtForPreTraining`.
 
     Joint steps: one optimizer step on L_MLM + rtd_lambda * L_RTD, where each loss is the mean over its own targets.
-    Decoupled steps: first a generator step with the gradient over all micro-batches, then a discriminator step on the inputs
-    that the generator produced before the generator step, also weighted by rtd_lambda, as in the official code. The two
-    gradients are clipped separately. With joint and with decoupled steps, generator and discriminator have separate Adam
-    moments, learning rates and schedules, in one optimizer object and one checkpoint.
+    Decoupled steps, as in the official code: first a generator step on L_MLM, then a discriminator step on
+    rtd_lambda * L_RTD, each with the gradient over all micro-batches. The generator produces the discriminator's inputs
+    before the generator step. The two gradients are clipped separately. In both kinds of steps, generator and discriminator
+    have separate Adam moments, learning rates and schedules, in one optimizer object and one checkpoint.
 
     Logs generator_loss, generator_accuracy, discriminator_loss, discriminator_precision and discriminator_recall (of the
     class "replaced", at a threshold of 1/2), and replaced_share, the share of replaced tokens among the counted tokens. With
@@ -296,7 +296,7 @@ class ReplacedTokenTrainer(TargetTrainer):
         return loss.detach(), outputs
 
     def _reduces_itself(self, model) -> bool:
-        """Return True if this trainer must average gradients: DDP would wait for gradients of the whole joint model."""
+        """Return True for a DDP model, which would wait for gradients of both halves; this trainer averages gradients."""
         return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
     def _reduce_and_clip(self, model, limit: float | None):

@@ -98,7 +98,7 @@ def parse_and_run(
 def settings_of_run(
     run: "type[PretrainingRun]", flags: dict[str, Any], processes: int, device: torch.device | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return defaults for flags, from prepared data and `chosen_settings`, and the text of `chosen_settings` to print."""
+    """Return defaults of flags and a text to print, both from `chosen_settings`. Prepared data give further defaults."""
     prepared = prepared_settings(flags)
     settings, text = chosen_settings(flags | prepared, processes, device, rtd=run.rtd)
     return settings | prepared, text

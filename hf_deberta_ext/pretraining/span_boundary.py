@@ -77,7 +77,7 @@ class SpanBoundaryHead(nn.Module):
         self.LayerNorm_2 = nn.LayerNorm(embedding_size, layer_norm_eps)
 
     def forward(self, x_before: torch.Tensor, x_after: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Map x_{s-1} and x_{e+1} [n, hidden], and i - s + 1 [n] from 1 to max_span_tokens, to y [n, E]."""
+        """Return y [n, embedding_size] for x_{s-1} and x_{e+1} [n, hidden_size] and i - s + 1 [n], 1 to max_span_tokens."""
         p = self.position_embeddings(position - 1)
         h = self.LayerNorm_1(functional.gelu(self.dense_1(torch.cat([x_before, x_after, p], -1))))
         return self.LayerNorm_2(functional.gelu(self.dense_2(h)))

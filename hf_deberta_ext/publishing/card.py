@@ -37,7 +37,8 @@ DATASET_LANGUAGES = {"clue/clue": "zh"} | dict.fromkeys(ENGLISH, "en")
 
 
 def write_run_card(folder: str | os.PathLike, facts: RunFacts) -> Path:
-    """Write the card of a run's model (if joint, also of generator and discriminator); store `facts` in run_report.json."""
+    """Write the card of a run's model, and store `facts` in run_report.json. For a joint model, also write the cards of its
+    generator and discriminator."""
     report_file = Path(folder, REPORT_FILE)
     kept = {name: value for name, value in asdict(facts).items() if value not in (None, False, (), [], {})}
     report = read_json(report_file) | {"card": kept}

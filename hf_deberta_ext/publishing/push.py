@@ -109,7 +109,8 @@ def push(
     Raises:
         OSError: if the folder does not exist.
         ValueError: if `repo_id` is invalid; if the folder contains an access token, a link to another folder, or an
-            incomplete model; if the visibility of the repository is not `private`; if the tag exists. Nothing is committed.
+            incomplete model; if `private` is set, but an existing repository has the other visibility; if the
+            tag exists. Nothing is committed.
         huggingface_hub.errors.HfHubHTTPError: if the Hub rejects a request, or another commit was pushed meanwhile (412).
     """
     validate_repo_id(repo_id)
@@ -210,7 +211,7 @@ def leaves(file: Path, folder: Path) -> bool:
 
 
 def token_problems(files: Mapping[str, Path], *tokens: str | None) -> list[str]:
-    """Return a message for each file with an access token: one of `tokens`, the user's own, or any token of the Hub."""
+    """Return a message for each file that contains one of `tokens`, the user's token, or text in the form of a Hub token."""
     own = [token.encode() for token in (*tokens, get_token()) if token]
     problems = []
     for name, file in filter(lambda item: item[1].stat().st_size, files.items()):

@@ -13,7 +13,7 @@ MODELS = {
 
 
 def register():
-    """Register the models with vLLM, and deberta-ext with transformers' Auto classes."""
+    """Register the models of this package with vLLM, and the model type "deberta-ext" with transformers' Auto classes."""
     from vllm import ModelRegistry
 
     import hf_deberta_ext  # noqa: F401

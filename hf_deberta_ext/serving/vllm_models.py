@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for vLLM: the package's encoder runs on all tokens of a step, in which each request is a packed document."""
+"""Models for vLLM, with this package's encoder. A step of vLLM runs the encoder once on the tokens of all its requests. They
+are packed like documents: a token only attends to tokens of the same request."""
 
 import functools
 from collections.abc import Iterable
@@ -31,8 +32,8 @@ BOUNDARIES = "document_boundaries"
 
 
 class DocumentBoundaries(EncoderOnlyAttention):
-    """Attention layer that is never called, but makes vLLM's runner build attention metadata in each step, to which
-    `lengths_backend` adds the number of tokens of each request."""
+    """Attention layer that is never called. With this layer, vLLM's runner builds attention metadata in each step, and
+    `lengths_backend` adds the number of tokens of each request to the metadata."""
 
     def __init__(self):
         # A head size that all of vLLM's backends support.

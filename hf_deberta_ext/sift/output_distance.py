@@ -19,9 +19,9 @@ def divergence(outputs: Any, perturbed: Any, inputs: Mapping[str, Any], config: 
     """Compute the distance between the outputs of a clean pass and of a perturbed pass.
 
     Args:
-        outputs, perturbed (`ModelOutput`): `start_logits` and `end_logits` [B, N]; or token `logits` [B, N, C], where only
-            tokens with a label other than -100 count (if there are no labels: tokens with 1 in the attention mask); or
-            `logits` [B, C], where choices with label -100 (`labels` [B, C]) are ignored.
+        outputs, perturbed (`ModelOutput`): `start_logits` and `end_logits` [B, N], token `logits` [B, N, C], or `logits`
+            [B, C]. In [B, N, C], only tokens with a label other than -100 count or, without labels, tokens with 1 in the
+            attention mask. In [B, C], choices with label -100 (`labels` [B, C]) are ignored.
         inputs (`dict`): the batch, for its mask and labels.
         config (`PretrainedConfig`): model configuration; `problem_type` and `num_labels` give the meaning of logits [B, C].
         loss (`str`, default `"symmetric_kl"`): one of `LOSSES`, see `SiftOptions`.

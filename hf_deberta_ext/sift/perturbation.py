@@ -44,8 +44,9 @@ class SiftOptions:
             ±`radius`, "none" does not limit it.
         loss (`str`): distance between the outputs of classifiers: "symmetric_kl" (KL(p‖q) + KL(q‖p)),
             "symmetric_cross_entropy" (both directions, targets detached), "kl" (KL(p‖q), p detached) or "mse" of the logits.
-            Regression always uses the squared error. The released code differs in two ways: for regression, it applies a
-            softmax over the batch; it uses "kl" and "mse" only in the ascent, with the symmetric cross-entropy as loss.
+            Regression always uses the squared error. The released code differs in two ways. For regression, it applies a
+            softmax over the batch. With "kl" or "mse", it uses this distance only in the ascent; the loss that it adds is
+            the symmetric cross-entropy.
         form (`str`): "virtual" compares outputs and needs no labels; "adversarial" uses the model's loss on the labels.
         same_dropout (`bool`): use the dropout noise of the clean pass in all passes of a step.
         detach_embeddings (`bool`): pass no gradient from the perturbed pass to the embeddings.
@@ -294,7 +295,7 @@ class Sift:
             self._delta = None
 
     def first_delta(self, inputs, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw the initial δ. Return δ, the mask of real tokens [.., .., 1], and the row number of each token.
+        """Draw the initial δ. Return δ, the mask of real tokens [.., .., 1], and the row index of each token.
 
         If the model removes padding before its embeddings, the T real tokens of all rows form one row, [1, T, E].
         """
@@ -336,8 +337,8 @@ class Sift:
 def sizes(x: torch.Tensor, norm: str, real: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Compute the `norm` of x [.., .., E] for each token, [.., .., 1].
 
-    For "sequence_rms", `rows` is the number of each token's sequence, and each token gets the norm of its sequence. x must
-    be 0 where `real` is False.
+    For "sequence_rms", each token gets the norm of its sequence, and `rows` contains the index of each token's sequence. x
+    must be 0 where `real` is False.
     """
     if norm == "linf":
         return x.abs().amax(-1, keepdim=True)

@@ -81,8 +81,8 @@ class SiftTrainer(Trainer):
     absolute change of the logits), averaged since the last log. The seed of δ is computed from the run's seed and the
     number of the micro-batch, so that a resumed run draws the same values.
 
-    With form "virtual", the adversarial loss is averaged over all items of the optimizer step if Trainer passes
-    `num_items_in_batch`, as the model's loss is; otherwise, over the items of the micro-batch.
+    With form "virtual", the adversarial loss is an average over items. Like the model's loss, it is averaged over all items
+    of the optimizer step if Trainer passes `num_items_in_batch`. Otherwise, it is averaged over those of the micro-batch.
 
     Raises:
         ValueError: if the model does not have exactly one LayerNorm over its embeddings, if a process has several GPUs, or

@@ -32,7 +32,7 @@ def has_warmup(schedule: str | SchedulerType) -> bool:
 
 
 def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup_steps: float, published: bool = False):
-    """Check `train_longer` for a schedule: same_schedule needs a schedule that does not depend on the number of steps.
+    """Check `train_longer`. "same_schedule" is only possible with a schedule that does not depend on the number of steps.
 
     Raises:
         ValueError: `train_longer` is unknown, or not possible with this schedule.
@@ -49,7 +49,7 @@ def check_longer(train_longer: str | None, schedule: str | SchedulerType, warmup
 
 
 def changes_optimizer(name: str) -> tuple[str, Callable[[Any], bool]]:
-    """Return the `needs` entry (see `refuse_idle`) of an argument that only has an effect if it changes the optimizer."""
+    """Return the entry of `RunArguments.needs` (see `refuse_idle`) for an argument that only some optimizers use."""
 
     def changes(args: Any) -> bool:
         if args.published_optimizer or args.optim.value.startswith(LOW_RANK):

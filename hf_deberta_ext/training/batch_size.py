@@ -54,8 +54,8 @@ def micro_batches(batch: int, flags: Mapping[str, Any], processes: int, fitting:
         batch (`int`): examples per optimizer step, over all micro-batches and processes.
         flags (`dict`): the user's flags by name. If they set both of the returned flags, the result is {}.
         processes (`int`): number of processes, which share the batch equally.
-        fitting (`int`): examples that fit on a device. The per-device size is the largest divisor of a process's share
-            of the batch that is not above this number.
+        fitting (`int`): examples that fit on a device. If neither of the two flags is set, the per-device size
+            is the largest number up to `fitting` that divides batch / processes.
     """
     names = HARDWARE_FLAGS[:2]
     given = {name: flags[name] for name in names if flags.get(name) is not None}

@@ -30,7 +30,8 @@ def add_values(digest: Any, array: Any):
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Return the digest of vocabulary, normalisation and special tokens. Calls may change other options."""
+    """Return the digest of a tokenizer's vocabulary, normalisation, special tokens and padding side. Truncation and padding
+    are not included, because calls of the tokenizer change them."""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     state: Any = sorted(tokenizer.get_vocab().items())

@@ -159,10 +159,11 @@ def refuse_unknown(unknown: Sequence[str], names: Sequence[str], elsewhere: Mapp
 
 
 def refuse_idle(groups: Sequence[Any], flags: Mapping[str, Any]):
-    """Raise a ValueError for a flag of the command line that would have no effect and does not have its default value.
+    """Raise a ValueError if a flag of the command line has another value than its default, but would have no effect.
 
-    The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to a pair: a text that says when the flag
-    has no effect ("without --lora"), and a function that returns True if the values of all groups give the flag an effect.
+    The attribute `needs` of a dataclass, or of its bases, maps the name of a flag to a pair (text, function). The text says
+    when the flag has no effect, such as "without --lora". The function maps an object with the values of all groups to True
+    if the flag has an effect.
     """
     values, needs, defaults = SimpleNamespace(), {}, {}
     for group in groups:

@@ -28,7 +28,7 @@ def named_tokenizer(source: str, flag: str) -> Iterator[None]:
 
 def announce_official(source: str, *, hint: str = "", trust_remote_code: bool = False, **download: Any) -> bool:
     """Return True for a DeBERTa checkpoint of Microsoft or transformers, and log once that it will be trained with this
-    package's model class, followed by `hint`. With `trust_remote_code`, checkpoints with remote code are excluded."""
+    package's model class (`hint` ends the message). With `trust_remote_code`, return False if there is remote code."""
     stored, maker = {"model_type": "deberta"}, "a DeBERTa checkpoint in Microsoft's own files"
     if not configuration_file(source):
         stored, _ = PretrainedConfig.get_config_dict(source, **download)

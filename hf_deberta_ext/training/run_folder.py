@@ -157,7 +157,8 @@ def folder_summary(folder: str | os.PathLike) -> str:
 
 
 def find_checkpoint(args: TrainingArguments) -> str | None:
-    """Return the checkpoint to resume from, or None; also store it in the arguments instead of "auto"; call `sync_ranks`."""
+    """Return the checkpoint to resume from, or None. This value also replaces "auto" in `args.resume_from_checkpoint`, and
+    `sync_ranks` adjusts the gradient accumulation in `args`."""
     checkpoint = resume_checkpoint(args.output_dir, args.resume_from_checkpoint)
     if str(args.resume_from_checkpoint).lower() == "auto":
         args.resume_from_checkpoint = checkpoint
@@ -229,11 +230,12 @@ def begin_run(
         folder (`str` or path): output folder of the run.
         arguments (`dict`): the arguments that determine the weights, by name.
         resumed (`str` or path, *optional*): checkpoint of a resumed run, which contains its initial arguments. Arguments
-            that only one of the two sets has are not compared.
+            that are missing in `arguments` or in the checkpoint are not compared.
         anyway (`list[str]`): names of arguments that are allowed to change; `accepted_changes` returns the changes.
 
     Raises:
-        ValueError: an argument has changed, and is not in `anyway` or is restored from the checkpoint (`STORED`).
+        ValueError: an argument has changed that is not in `anyway`; or one has changed that the checkpoint restores
+            (`STORED`, such as the learning rate), even if it is in `anyway`.
     """
     record = json.loads(json.dumps(arguments, default=str))
     if resumed:

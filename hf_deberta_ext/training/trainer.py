@@ -103,8 +103,8 @@ class RunTrainer(HubTrainer):
     def train(self, resume_from_checkpoint=None, *args, allow_changed_args: Sequence[str] | None = None, **kwargs):
         """Train, or resume from a complete checkpoint (True: from the last one; see `resume_checkpoint`).
 
-        Resuming a finished run only loads its model, whereas `Trainer` would take one more step. In this case, the only
-        returned metric is the epoch; the metrics of the training are in the output folder if the run saved them.
+        Resuming a finished run only loads its model, whereas `Trainer` would take one more step. If model, state and metrics
+        of the training are in the output folder, no metrics are returned. Otherwise, only the epoch is returned.
 
         Args:
             allow_changed_args (`list[str]`, *optional*): names of arguments that may differ from the initial arguments;
@@ -271,7 +271,8 @@ class RunTrainer(HubTrainer):
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         """Log, evaluate and save after a step; after SIGTERM, save and exit; after Ctrl-C, save and raise KeyboardInterrupt.
 
-        Private, because callbacks run before the evaluation of the step, which the resumed run would then skip.
+        A callback would save before the evaluation of this step, and the resumed run would skip this evaluation. Therefore,
+        this class overrides a private method of Trainer.
         """
         stops = self._termination.requested
         if self.args.world_size > 1:
@@ -297,13 +298,14 @@ class RunTrainer(HubTrainer):
         raise SystemExit(TERMINATED)
 
     def _get_output_dir(self, trial):
-        """Return the folder for checkpoints; overrides a private method of Trainer, which has no public one for it."""
+        """Return the folder for checkpoints. Overrides a private method, because Trainer has no public one for it."""
         if self._aside is not None:
             return str(self._aside.parent)
         return super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        """Save a checkpoint to a temporary folder, flush it to disk and rename it (private: no public method does)."""
+        """Save a checkpoint to a temporary folder, flush it to disk and rename it. Overrides a private method, because
+        Trainer has no public method that saves a checkpoint."""
         self._saved_step = self.state.global_step
         folder = Path(self._get_output_dir(trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
@@ -331,8 +333,8 @@ class RunTrainer(HubTrainer):
             checkpoints.remove_partial(folder)
 
     def _remove_checkpoints(self, folder: Path, kept: set[Path]):
-        """Remove checkpoints beyond the limit: first checkpoints after the current step (of a run that was resumed from an
-        earlier step), then the oldest."""
+        """Remove checkpoints beyond the limit, but not `kept`. Checkpoints of later steps, which exist if the run was
+        resumed from an earlier checkpoint, are removed first; then the oldest checkpoints."""
         limit = self.args.save_total_limit or 0
         steps = {path: checkpoint_step(path) for path in folder.glob("checkpoint-*[0-9]")}
         removable = sorted({*steps} - kept, key=lambda path: (steps[path] <= self.state.global_step, steps[path]))
@@ -342,7 +344,7 @@ class RunTrainer(HubTrainer):
                 checkpoints.remove_folder(path)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None):
-        """Save the model (private: FSDP and DeepSpeed call this method with the gathered weights)."""
+        """Save the model. Overrides a private method, to which Trainer passes gathered weights (FSDP, DeepSpeed)."""
         # Remove the token, because transformers does not mask it in the arguments that are saved with a model.
         token, self.args.hub_token = self.args.hub_token, None
         try:
@@ -374,8 +376,8 @@ class RunTrainer(HubTrainer):
 
 
 def _is_no_comparison(record: LogRecord) -> bool:
-    """Return False for Trainer's warning that arguments differ from the checkpoint. `begin_run` already compares them, and
-    Trainer also warns about --logging_steps 0.01, which a checkpoint stores as a number of steps."""
+    """Return False for Trainer's warning that arguments differ from the checkpoint. `begin_run` already compares them. The
+    warning can also be wrong: a checkpoint stores --logging_steps 0.01 as a number of steps, which differs from 0.01."""
     return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
 
 
