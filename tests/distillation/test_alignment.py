@@ -51,7 +51,7 @@ def test_bytes_of_a_character_share_its_place_and_tokens_beyond_a_truncated_side
 def test_every_token_of_one_tokenizer_is_aligned_with_itself_only():
     side, longer = encode_spans(FIRST, [("unbelievable", "good"), ("good", "unbelievable")], 32)
     assert (alignment(side, side, side.ids, is_same=True) == np.eye(len(side.ids), dtype=bool)).all()
-    # A row of other ids is a window of a longer text.
+    # A row of other ids is a later window of a longer text.
     assert not alignment(side, side, longer.ids, is_same=True).any()
 
 
