@@ -64,9 +64,9 @@ class OfficialConfigMixin:
             self._require("hidden_size", self.hidden_size % count == 0, f"a multiple of {name} = {count}")
         if self.position_buckets > 0 and self.relative_distance - 1 <= self.position_buckets // 2:
             raise ValueError(
-                f"position_buckets = {self.position_buckets} requires max_relative_positions (or, if this is -1, "
-                f"max_position_embeddings) greater than {self.position_buckets // 2 + 1}, got {self.relative_distance}; "
-                "set position_buckets = -1 for such a short range"
+                f"position_buckets = {self.position_buckets} requires a maximum relative distance greater than "
+                f"{self.position_buckets // 2 + 1}, got {self.relative_distance}. This distance is max_relative_positions "
+                "(max_position_embeddings if max_relative_positions = -1); set position_buckets = -1 for such a short one"
             )
         if self.conv_kernel_size > 0:
             self._require("conv_kernel_size", self.conv_kernel_size % 2 == 1, "odd, to keep the sequence length")

@@ -142,10 +142,10 @@ def convert_official(
             if table not in state_dict:
                 if base is None:
                     raise ValueError(
-                        f"expected {table}, got only {key}, the difference from the generator's table that "
-                        "gradient-disentangled embedding sharing trains. Pass the generator's table to from_pretrained as "
-                        "delta_bases, or save the discriminator again after a forward pass of the official code, which adds "
-                        "both tables"
+                        f"expected {table}, got only {key}: gradient-disentangled embedding sharing trains this difference "
+                        "from the generator's table. Pass the generator's table to from_pretrained as delta_bases. Or run a "
+                        "forward pass of the official code, which adds the difference to the generator's table, and save "
+                        "the discriminator again"
                     )
                 # Add in float32, and round the sum to the checkpoint's dtype.
                 tensors[table] = (base.to(value.dtype).float() + value.float()).to(value.dtype)

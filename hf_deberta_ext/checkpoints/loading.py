@@ -304,7 +304,7 @@ def refuse_official_adapter(source, stored_config: dict, download: dict):
     base = read_json(path).get("base_model_name_or_path")
     if stored_config.get("model_type") in OFFICIAL_TYPES or stored_configuration(base).get("model_type") == "deberta":
         raise ValueError(
-            f"{source} has an adapter for {base}, a base model that was not saved by this package. Load {base} "
-            f"first, from a folder without {ADAPTER_CONFIG_FILE}, then load the adapter with "
-            f"peft.PeftModel.from_pretrained(model, {source!r})"
+            f"the adapter in {source} cannot be loaded together with its base model {base}, which was not saved by this "
+            f"package. First load {base} from a folder that does not contain {ADAPTER_CONFIG_FILE}, then load the adapter "
+            f"with peft.PeftModel.from_pretrained(model, {source!r})"
         )

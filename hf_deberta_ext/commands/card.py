@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="only let the Hub validate the card; nothing is written")
     mode.add_argument("--overwrite", action="store_true", help="write a new card; the old one is kept as README.md.old-1")
-    add("--language", nargs="+", default=[], metavar="CODE", help="ISO 639 codes: en de, pt pt-BR, or multilingual")
+    add("--language", nargs="+", default=[], metavar="CODE", help="one or more ISO 639 codes (en, pt-BR), or multilingual")
     add("--license", help="licence, by its identifier on the Hub: apache-2.0, mit, cc-by-4.0, other, ...")
     add("--base_model", metavar="ID", help="Hub id of the model that was fine-tuned")
     add("--datasets", nargs="+", default=[], metavar="ID", help="Hub ids of the training data sets")
@@ -33,7 +33,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     metadata = {name: getattr(arguments, name) for name in ("language", "license", "base_model", "datasets", "tags")}
     if arguments.check and any(metadata.values()):
-        raise ValueError(f"--check excludes flags that change the card: remove --check or --{', --'.join(metadata)}")
+        raise ValueError(
+            f"--check cannot be combined with flags that change the card: remove --check or --{', --'.join(metadata)}"
+        )
     card = arguments.folder / "README.md"
     if not arguments.check:
         write_model_card(arguments.folder, overwrite=arguments.overwrite, **metadata)

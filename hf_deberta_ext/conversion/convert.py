@@ -78,7 +78,7 @@ def convert(
     if contents.is_joint and (head not in ("pretraining", *HALVES) or (head == "pretraining" and to == "deberta-v2")):
         raise ValueError(
             f"{source} contains generator and discriminator: choose --head replaced-token-detection (the discriminator), "
-            "masked-lm (the generator) or base; for another head, convert to base first, then convert the result with --head"
+            "masked-lm (the generator) or base. For another head, convert to base, then convert the result to that head"
         )
     if to in FROM_FLOAT32 and head == "pretraining":
         raise ValueError(f"--to {to} converts a single model: choose --head replaced-token-detection or masked-lm")

@@ -59,10 +59,10 @@ def check_difference(name: str, difference: torch.Tensor | float) -> str:
     # Also True if the difference is NaN, because weights overflowed the dtype.
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"the outputs of {name} differ from the model by {difference:.1g} of the largest output, expected at most "
-            f"{TOLERANCE:g}"
+            f"the outputs of {name} differ from the model's outputs by up to {difference:.1g}, relative to the largest "
+            f"output, expected at most {TOLERANCE:g}"
         )
-    return f"the outputs of {name} differ by at most {difference:.1g} of the largest output"
+    return f"the outputs of {name} differ by at most {difference:.1g}, relative to the largest output"
 
 
 @torch.no_grad()

@@ -140,7 +140,8 @@ def load_tokenizer_for(config: PretrainedConfig, model_args: ModelArguments) -> 
     if tokenizer.cls_token_id is not None and tokenizer.cls_token_id not in ids:
         raise ValueError(
             f"the tokenizer of {source} must add {tokenizer.cls_token} to a text such as 'hello', got "
-            f"{tokenizer.convert_ids_to_tokens(ids)}: its files have no template; give another one with --tokenizer_name"
+            f"{tokenizer.convert_ids_to_tokens(ids)}: the tokenizer's files define no post-processor that adds special "
+            "tokens; give another tokenizer with --tokenizer_name"
         )
     check_vocabulary(tokenizer, config.get_text_config(), source=source)
     return tokenizer

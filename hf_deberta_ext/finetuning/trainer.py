@@ -38,8 +38,9 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
     has_positions = task.train is not None and "start_positions" in task.train.column_names
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
-            f"--label_smoothing_factor {args.label_smoothing_factor:g} needs a task with one class per row, the same number "
-            "of classes for all rows, and no --class_weights: remove --label_smoothing_factor"
+            f"--label_smoothing_factor {args.label_smoothing_factor:g} cannot be used for question answering, regression, "
+            "multi-label classification or a task with its own loss (--class_weights, or multiple choice with an unequal "
+            "number of choices): remove --label_smoothing_factor"
         )
 
 

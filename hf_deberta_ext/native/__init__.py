@@ -110,7 +110,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         OSError: the library is missing, cannot be loaded, or was built for another version of hf_deberta_ext.
     """
     if not path.exists():
-        raise OSError("it was not built: install a C++ compiler, then install hf_deberta_ext again")
+        raise OSError("the kernel's library was not built: install a C++ compiler, then install hf_deberta_ext again")
     library = ctypes.CDLL(str(path))
     for function in ("version", "supports", "forward", "backward"):
         getattr(library, f"disentangled_{function}").restype = c_int64
@@ -144,8 +144,9 @@ def arguments_of(
     queries_are_keys = positions is None or cu_seqlens is not None
     if q.dtype not in DTYPES or (queries_are_keys and M != N) or (R > 0) > (length % 2):
         raise ValueError(
-            "native attention expects float32 or bfloat16; as many queries as keys, unless positions are passed; and delta "
-            f"if tables are passed. Got {q.dtype}, {M} queries, {N} keys, tables of {R} rows and a delta of {length} offsets"
+            "native attention requires the dtype float32 or bfloat16. The numbers of queries and keys must be equal, unless "
+            "positions are passed without cu_seqlens. The tables K_r and Q_r require delta with an odd number of offsets. "
+            f"Got {q.dtype}, {M} queries, {N} keys, tables of {R} rows and a delta of {length} offsets"
         )
     result = Arguments(dtype=DTYPES[q.dtype], isa=instruction_set, B=B, H=H, M=M, N=N, d=d, R=R, middle=length // 2)
     result.max_distance, result.scale, result.dropout, result.threads = max_distance, scale, dropout, torch.get_num_threads()

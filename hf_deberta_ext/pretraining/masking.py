@@ -97,7 +97,7 @@ def word_marker(tokenizer: Any, vocab: Iterable[str]) -> str:
     if not counts[marker]:
         examples = sorted({*vocab} - {*tokenizer.all_special_tokens})[:5]
         raise ValueError(
-            f"the tokens must mark word starts as byte-level BPE (Ġ), SentencePiece (▁) or WordPiece (##), got {examples}"
+            f"expected tokens with a word marker, Ġ (byte-level BPE), ▁ (SentencePiece) or ## (WordPiece), got {examples}"
         )
     return marker
 
@@ -178,7 +178,9 @@ class MaskingOptions:
                 f"{self.final_rate} with policy={self.policy!r}"
             )
         if self.unit == "span" and self.rate > 0.5:
-            raise ValueError(f"rate must be at most 0.5 for spans, which never touch, got {self.rate}; use unit='ngram'")
+            raise ValueError(
+                f"rate must be at most 0.5 for spans, got {self.rate}: unmasked words separate the spans; use unit='ngram'"
+            )
         if not 0 < self.span_p < 1:
             raise ValueError(f"span_p must be above 0 and below 1, got {self.span_p}")
         for name in ("max_ngram", "max_span", "max_length"):

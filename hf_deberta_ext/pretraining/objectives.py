@@ -146,7 +146,9 @@ class MultiObjectiveMaskedLM(DebertaExtForMaskedLM):
             columns = "labels and sentence_labels" if reads_pairs else "labels"
             raise ValueError(f"the objectives {', '.join(self.objectives)} need {columns} in each batch")
         if document_ids is not None and reads_pairs:
-            raise ValueError(f"{reads_pairs[0]} needs rows with one [CLS], got document_ids; pack with mode='segment_pair'")
+            raise ValueError(
+                f"{reads_pairs[0]} needs one [CLS] per row, but document_ids imply several; pack with mode='segment_pair'"
+            )
         needs_last_layer = len(self.objectives) > 1
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         predicted = self.predict(

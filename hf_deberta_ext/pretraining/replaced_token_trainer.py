@@ -334,7 +334,7 @@ def check_stepping(stepping: str, embedding_sharing: str):
     if stepping == "decoupled" and embedding_sharing in ("es", "all"):
         raise ValueError(
             f"embedding_sharing = {embedding_sharing!r} needs joint steps: in decoupled steps, the discriminator's gradient "
-            "would change shared weights after the generator's step (the official code drops this gradient); use either "
+            "would change shared weights after the generator's step. The official code drops this gradient. Use either "
             "stepping = 'joint', or embedding_sharing = 'gdes' or 'nes'"
         )
 

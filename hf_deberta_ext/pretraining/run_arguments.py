@@ -127,8 +127,8 @@ def check_arguments(data_args: DataArguments, model_args: ModelArguments, args: 
         check_prepared(data_args, model_args, args)
     if (data_args.streaming or data_args.is_prepared) and args.train_sampling_strategy != "random":
         raise ValueError(
-            f"--train_sampling_strategy {args.train_sampling_strategy} only works for text that is packed before training: "
-            "--streaming and prepared data define the order; remove --train_sampling_strategy"
+            f"--train_sampling_strategy {args.train_sampling_strategy} cannot be used with --streaming or prepared data, "
+            "which define the order of the examples; remove --train_sampling_strategy, or use text without --streaming"
         )
     if data_args.streaming:
         if args.max_steps < 1:
@@ -173,8 +173,8 @@ def check_prepared(data_args: DataArguments, model_args: ModelArguments, args: T
         prepared["sentence_pairs"] = packing["sentence_pairs"]
     if wanted != prepared:
         raise ValueError(
-            f"{folder} was packed with {prepared}, got {wanted}; use the same values (for --packing and --max_length, they "
-            "are the default), or prepare another folder"
+            f"{folder} was packed with {prepared}, got {wanted}; use the same values, or prepare another folder. Without "
+            "--packing and --max_length, the run uses the values of the prepared folder"
         )
     of_text = dict(
         streaming=data_args.streaming,

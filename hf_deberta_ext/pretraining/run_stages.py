@@ -371,7 +371,7 @@ def corpora(
     if count >= len(corpus):
         raise ValueError(
             f"--validation_documents must be less than {len(corpus)}, the number of documents, got {count}; pass a lower "
-            "number, --validation_data, or --documents line to make each line a document"
+            "number, pass --validation_data, or make each line a document with --documents line"
         )
     split = corpus.train_test_split(test_size=count, seed=0)
     return split["train"], split["test"]

@@ -79,8 +79,8 @@ class SiftOptions:
                 raise ValueError(f"{name} must be 0 or a positive number, got {value}")
         if self.form == "virtual" and self.init_size == 0 and self.steps:
             raise ValueError(
-                "init_size must be positive with form='virtual', got 0: at δ = 0 the gradient is zero; give a small size or "
-                "form='adversarial'"
+                "init_size must be positive with form='virtual', got 0: if the initial perturbation δ is zero, the outputs "
+                "do not change and the gradient of δ is zero; give a small init_size or form='adversarial'"
             )
 
 
@@ -135,8 +135,9 @@ def embedding_norm(model: nn.Module, name: str | None = None) -> tuple[str, nn.M
         matches = [path for path in norms if f".{path}".endswith(f".{name}")]
     if len(matches) != 1:
         raise ValueError(
-            f"expected one LayerNorm {kind} in {type(model).__name__}, got {len(matches)}; pass the name of the one after "
-            f"the embeddings as layer_norm (--sift_layer_norm). Names: {', '.join((matches or [*norms])[:8])}"
+            f"expected one LayerNorm {kind} in {type(model).__name__}, got {len(matches)}; set layer_norm "
+            "(--sift_layer_norm) to the name of the LayerNorm that normalises the embeddings. Names: "
+            f"{', '.join((matches or [*norms])[:8])}"
         )
     return matches[0], norms[matches[0]]
 
@@ -236,8 +237,8 @@ class Sift:
         """
         if self._handle is None or self._seen is None:
             raise RuntimeError(
-                "sift(...) must be called inside `with sift:`, got no clean pass: first run the model, with gradients "
-                "enabled, inside `with sift.clean_pass():`"
+                "sift(...) must be called inside `with sift:`. In this block, before each call, run the model with "
+                "gradients enabled inside `with sift.clean_pass():`"
             )
         options = self.options
         forward = forward or (lambda: self.model(**inputs))

@@ -252,8 +252,8 @@ def begin_run(
                 hint = "To train longer, pass --train_longer same_schedule or new_schedule. "
             raise ValueError(
                 f"a resumed run must have its initial arguments, but got {values}. {hint}Start a new run from this model "
-                f"in another --output_dir, or pass --allow_changed_args {' '.join(changed)}; "
-                f"{', '.join(sorted(STORED))} cannot change, because the checkpoint restores them"
+                f"in another --output_dir, or pass --allow_changed_args {' '.join(changed)}. This flag does not allow "
+                f"changes of {', '.join(sorted(STORED))}, because the checkpoint restores them"
             )
         record = first | record
         if changed:

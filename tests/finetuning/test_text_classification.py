@@ -271,9 +271,9 @@ def test_class_weights_stand_in_the_order_of_the_model(labels, weights, data, to
 
 
 def test_weights_without_classes_are_refused(data, tokenizer):
-    with pytest.raises(ValueError, match=r"--class_weights needs classes.* got regression"):
+    with pytest.raises(ValueError, match=r"--class_weights cannot be used for regression.* got a regression task"):
         encoded(data(train=rows(0.5, 1.5), class_weights="balanced"), tokenizer)
-    with pytest.raises(ValueError, match="--balanced_sampling one class per text, got multi_label"):
+    with pytest.raises(ValueError, match="--balanced_sampling requires one class per text, got a multi_label"):
         encoded(data(train=rows(["a"], ["b"]), balanced_sampling=True), tokenizer)
 
 

@@ -205,7 +205,7 @@ def test_labels_that_are_no_entities_have_accuracy(tmp_path, wordpiece):
     assert task.metric == "accuracy"
     right = logits_of(task.evaluation[""].rows["word_tokens"], [["NOUN", "VERB", "NOUN"]], data.labels)
     assert task.evaluation[""].metrics(right, None) == {"accuracy": pytest.approx(2 / 3)}
-    with pytest.raises(ValueError, match=r"all labels or none must be entity tags .*, got 'PER' and"):
+    with pytest.raises(ValueError, match=r"labels other than O must be all entity tags .*, got both 'PER' and"):
         are_entities(["O", "B-PER", "PER"])
 
 

@@ -89,7 +89,7 @@ def test_wrong_value_is_refused_with_field_and_value(name, tmp_path):
     ("fields", "message"),
     [
         (dict(hidden_size=100), "hidden_size must be a multiple of num_attention_heads = 12, got 100"),
-        (dict(max_position_embeddings=128), "position_buckets = 256 requires max_rel.* greater than 129, got 128"),
+        (dict(max_position_embeddings=128), "position_buckets = 256 requires a max.* greater than 129, got 128"),
         (dict(conv_kernel_size=4), "conv_kernel_size must be odd.*got 4"),
         (dict(conv_kernel_size=3, num_hidden_layers=1), "num_hidden_layers must be at least 2 with a convolution, got 1"),
         (dict(conv_groups=7), "hidden_size must be a multiple of conv_groups = 7, got 768"),

@@ -120,5 +120,5 @@ def test_impossible_objectives_and_batches_without_their_labels_are_refused(obje
     with pytest.raises(ValueError, match="need labels and sentence_labels in each batch"):
         MultiObjectiveMaskedLM(tiny_config(), ALL)(batch(2, 12)[0])
     inputs = dict(input_ids=batch(2, 12)[0], labels=torch.ones(2, 12).long(), sentence_labels=torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"sop needs rows with one \[CLS\]"):
+    with pytest.raises(ValueError, match=r"sop needs one \[CLS\] per row"):
         MultiObjectiveMaskedLM(tiny_config(), ALL)(**inputs, document_ids=torch.ones(2, 12).long())

@@ -251,7 +251,7 @@ def test_rows_that_distributed_training_repeats_count_for_nothing(joint, tmp_pat
 
 def test_models_and_optimizers_that_do_not_fit_are_refused(joint, tmp_path):
     for sharing in ("es", "all"):
-        with pytest.raises(ValueError, match=f"sharing = '{sharing}' needs joint steps: .* use either stepping = 'joint'"):
+        with pytest.raises(ValueError, match=f"sharing = '{sharing}' needs joint steps: .* Use either stepping = 'joint'"):
             build(joint(sharing), tmp_path, stepping="decoupled")
     model = joint()
     args = ReplacedTokenArguments(str(tmp_path), discriminator_learning_rate=1e-3, report_to="none")

@@ -297,7 +297,7 @@ def test_the_command_writes_prints_and_lets_the_hub_check(hub, tmp_path, capsys)
     assert "license: mit" in capsys.readouterr().out
     assert main(["card", str(tmp_path), "--check"]) == 0 and hub.sent("/api/validate-yaml")
     assert main(["card", str(tmp_path), "--check", "--language", "de", "--tags", "x"]) == 2
-    assert "--check excludes flags that change the card: remove --check or --language, " in capsys.readouterr().err
+    assert "cannot be combined with flags that change the card: remove --check or --language, " in capsys.readouterr().err
     hub.fail("/api/validate-yaml", status=400, body=b'"license" must be one of [...]')
     assert main(["card", str(tmp_path), "--check"]) == 2
     assert '"license" must be one of' in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_the_accumulation_follows_the_number_of_processes(tmp_path, caplog):
 
 
 def test_a_chosen_difference_is_recorded_and_is_the_run_from_then_on(stopped):
-    with pytest.raises(ValueError, match=r"= 0.5, initially 1.0.* pass --allow_changed_args bf16 max_grad_norm "):
+    with pytest.raises(ValueError, match=r"= 0.5, initially 1.0.* pass --allow_changed_args bf16 max_grad_norm\. "):
         resume(stopped, anyway=["bf16"], bf16=True, max_grad_norm=0.5)
     # A known field with the same value.
     resume(stopped, anyway=["bf16", "max_grad_norm", "seed"], max_grad_norm=0.5)

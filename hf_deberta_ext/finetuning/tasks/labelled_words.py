@@ -117,7 +117,7 @@ def are_entities(labels: Sequence[str]) -> bool:
     entities = {*filter(ENTITY_TAG.fullmatch, others)}
     if entities and entities < others:
         raise ValueError(
-            f"either all labels or none must be entity tags (O, or B-, I-, E- or S- and a type), got "
+            "labels other than O must be all entity tags (B-, I-, E- or S- before a type) or all plain labels, got both "
             f"{min(others - entities)!r} and {min(entities)!r}"
         )
     return bool(entities)

@@ -421,7 +421,8 @@ class TextClassificationData(TaskData):
         flag, kind = self.data_args.class_weights, self.labels.problem_type
         if (flag and kind == REGRESSION) or (self.data_args.balanced_sampling and kind != SINGLE):
             raise ValueError(
-                f"--class_weights needs classes, and --balanced_sampling one class per text, got {kind}: remove the flag"
+                "--class_weights cannot be used for regression, and --balanced_sampling requires one class per text, got a "
+                f"{kind} task: remove the flag that does not fit"
             )
         if flag is None or not self.label_counts:
             return None
