@@ -368,8 +368,8 @@ class DebertaExtForPreTraining(package_mixin("checkpoints.joint", "JointCheckpoi
         special = self.config.special_token_ids
         if special is None:
             raise ValueError(
-                "config.special_token_ids must be a list, got None: special tokens must never be drawn as replacements. Set "
-                "it to tokenizer.all_special_ids and all ids below vocab_size for which the tokenizer has no token"
+                "config.special_token_ids must list the special tokens, which are never drawn as replacements, got None. "
+                "Include tokenizer.all_special_ids and all ids below vocab_size that have no token in the tokenizer"
             )
         selected = labels != -100
         samples = sample_replacements(logits, special, self.config.rtd_temperature, random_generator)
