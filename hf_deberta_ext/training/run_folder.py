@@ -247,14 +247,14 @@ def begin_run(
         refused = [name for name in changed if name not in anyway or name in STORED]
         if refused:
             values = "; ".join(f"{name} = {changed[name][1]!r}, initially {changed[name][0]!r}" for name in refused)
-            hint = ""
+            ways = "start a new run from this model in another --output_dir"
+            if allowed := [name for name in changed if name not in STORED]:
+                ways += f", or pass --allow_changed_args {' '.join(allowed)}"
             if {*LENGTH} & {*refused}:
-                hint = "To train longer, pass --train_longer same_schedule or new_schedule. "
-            raise ValueError(
-                f"a resumed run must have its initial arguments, but got {values}. {hint}Start a new run from this model "
-                f"in another --output_dir, or pass --allow_changed_args {' '.join(changed)}. This flag does not allow "
-                f"changes of {', '.join(sorted(STORED))}, because the checkpoint restores them"
-            )
+                ways += ", or, to train longer, --train_longer same_schedule or new_schedule"
+            if stored := [name for name in changed if name in STORED]:
+                ways += f" (no flag changes {', '.join(stored)}, because the checkpoint restores the initial value)"
+            raise ValueError(f"a resumed run must have its initial arguments, but got {values}: {ways}")
         record = first | record
         if changed:
             accepted = {"step": checkpoint_step(Path(resumed).resolve()), **changed}
