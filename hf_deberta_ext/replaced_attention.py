@@ -263,8 +263,8 @@ class _ReplacedSelfAttention(_Replaced):
         if reason is not None:
             if self.attn_implementation is not None:
                 raise ValueError(
-                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; pass None to "
-                    "replace_attention, which then runs transformers' code for such calls"
+                    f"attn_implementation = {self.attn_implementation!r} does not support this call: {reason}; call "
+                    "replace_attention without attn_implementation to use transformers' code for such calls"
                 )
             self.last_backend = "stock", reason
             if attention_mask is None:

@@ -145,7 +145,7 @@ def tokenizer_from_spm(
     space before a word, and exclude a combining mark at the end of a token.
 
     Differences from sentencepiece: special tokens in a text are encoded as special tokens; sentencepiece adds scores in
-    float32, so ties may be split differently; custom or case-folding character maps are only exact for composed text.
+    float32, so ties may be split differently; custom or case-folding character maps give the same ids only for composed text.
 
     Raises:
         ImportError: sentencepiece or protobuf is not installed.
@@ -361,9 +361,9 @@ def _spm_normalizer(spec: Any, do_lower_case: bool) -> normalizers.Normalizer:
     SentencePiece replaces the longest match in its character map. `normalizers.Precompiled` replaces a grapheme cluster of
     less than 6 bytes by its shortest match only, so `e` + two accents loses an accent. It maps longer clusters char by char,
     so decomposed kana or Hangul stay decomposed. To encode like SentencePiece, the steps below insert a separator, SOFT,
-    between bases and marks (combining chars). Then they map each char, and remove SOFT while NFC joins the marks from left
-    to right. Before this, SOFT becomes HARD, which NFC cannot join across, at places where SentencePiece has no rule: next
-    to a char that decomposes, and between marks that NFC would sort.
+    between bases and marks (combining chars), map each char, and replace SOFT by HARD where SentencePiece has no rule: next
+    to a char that decomposes, and between marks that NFC would sort. At last, SOFT is removed while NFC joins the marks from
+    left to right; NFC does not join across HARD.
     """
     steps: list[normalizers.Normalizer] = []
     if do_lower_case:

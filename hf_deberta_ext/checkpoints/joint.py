@@ -230,7 +230,7 @@ def copy_weights(joint: nn.Module, generator: DebertaExtForMaskedLM, discriminat
 
 
 def embedding_tables(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """Return {name: weight} for the embedding tables of an encoder; the tables must not be shared by GDES."""
+    """Return {name: weight} for the embedding tables of an encoder that does not use GDES."""
     return {name: getattr(encoder.embeddings, name).weight for name in TABLES if hasattr(encoder.embeddings, name)}
 
 

@@ -30,7 +30,7 @@ NUMBERS_FILE = "explain.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(usage_error=parser.error)
     parser.add_argument("words", nargs="*", metavar="MODEL TEXT", help="the model, and a text or the two texts of a pair")
-    parser.add_argument("--model", help="folder or Hub id of an official model, or a model of this package, with any head")
+    parser.add_argument("--model", help="folder or Hub id of a DeBERTa model with any head, official or of this package")
     parser.add_argument("--revision", help="branch, tag or commit of the repository")
     parser.add_argument("--tokenizer", help="folder or Hub id of the tokenizer; default: the model's tokenizer")
     parser.add_argument("--text", help=f"the text to explain; default: {EXAMPLE_TEXT!r}")

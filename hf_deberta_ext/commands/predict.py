@@ -18,7 +18,7 @@ SHOWS_PROGRESS = True
 def add_arguments(parser: argparse.ArgumentParser):
     parser.takes_flags = True
     parser.add_argument("model", metavar="MODEL", help="folder or repository of a fine-tuned model")
-    parser.add_argument("file", metavar="FILE", help="rows in csv, tsv, json, jsonl, parquet, CoNLL (words); each also .gz")
+    parser.add_argument("file", metavar="FILE", help="rows in csv, tsv, json, jsonl, parquet or CoNLL; also .gz")
     parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="new .csv or .parquet file")
     parser.add_argument("flags", nargs="*", help="data and model flags of `finetune TASK`: --text_columns, --bf16, ...")
 

@@ -137,10 +137,11 @@ def signals(
     attention: Mapping[str, torch.Tensor],
     layer: int = -1,
 ) -> dict[str, torch.Tensor]:
-    """Return the signal of each objective from a model's outputs (with hidden_states) and the dict of `attention_recorded`.
+    """Return what each objective compares, by name, from a model's outputs (with hidden_states).
 
     Args:
         mask (`torch.Tensor`): [B, N], 1 = real token, for mean pooling.
+        attention (`dict`): what `attention_recorded` recorded, for the objective "relations".
         layer (`int`): index of the hidden states for the objective "hidden"; -1: the last layer.
     """
     found = {}

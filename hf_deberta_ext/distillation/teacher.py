@@ -124,7 +124,7 @@ def cached_signals(
 
     Args:
         texts: text or pair of each training row.
-        ids: token ids of each row for the student. In a later window (part) of a long context, no token is aligned.
+        ids: the student's token ids of each row. If a row is a later window (part) of a long context, none is aligned.
         tokenizer: tokenizer of the student.
         width (`int`): hidden size of the student. Wider embeddings and hidden states of the teacher are projected on their
             principal directions.

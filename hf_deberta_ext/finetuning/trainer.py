@@ -39,8 +39,8 @@ def check_losses(args: SiftArguments, task: EncodedTask, problem_type: str | Non
     if has_positions or task.loss is not None or problem_type in ("regression", "multi_label_classification"):
         raise ValueError(
             f"--label_smoothing_factor {args.label_smoothing_factor:g} cannot be used for question answering, regression, "
-            "multi-label classification or a task with its own loss (--class_weights, or multiple choice with an unequal "
-            "number of choices): remove --label_smoothing_factor"
+            "multi-label classification, multiple choice with unequal numbers of choices, or with --class_weights: remove "
+            "--label_smoothing_factor"
         )
 
 

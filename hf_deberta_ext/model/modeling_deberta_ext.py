@@ -400,7 +400,7 @@ class DebertaExtEncoder(PositionCache):
     ) -> BaseModelOutput:
         """Run the layers on the output of the embeddings, [B, N, hidden], or [1, T, hidden] with `packed` documents.
 
-        `attention_masks` returns both masks. `skip_last_layer` omits the last layer, which EMD runs itself.
+        `attention_masks` returns the two masks. `skip_last_layer`: the Enhanced Mask Decoder runs the last layer itself.
         """
         embeddings = hidden_states
         longest = hidden_states.shape[1] if packed is None else max(packed.lengths)

@@ -62,7 +62,7 @@ class SharedEpoch:
             self.epoch[0] = epoch
 
     def epoch_columns(self, epoch: int) -> dict[str, Any]:
-        """Return the columns that are added to each row: "epoch" and, if `fixed`, "fixed"."""
+        """Return the columns that are added to each row: "epoch" and, if the masks are the same in all epochs, "fixed"."""
         if self.fixed:
             return {"epoch": epoch, "fixed": True}
         return {"epoch": epoch}

@@ -369,7 +369,7 @@ def _draw_lengths(U: torch.Tensor, gap: torch.Tensor, options: MaskingOptions, d
 
 
 def _lay_out(lengths: torch.Tensor, gap: torch.Tensor, U: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Arrange spans and single units in random order, with the gap of a span after the span; return span starts, [B, W]."""
+    """Arrange spans, each followed by `gap` free units, and the other free units in random order; return starts, [B, W]."""
     items = lengths + gap * (lengths > 0)
     spans, free = (lengths > 0).sum(1, keepdim=True), U - items.sum(1, keepdim=True)
     places = torch.arange(lengths.shape[1])

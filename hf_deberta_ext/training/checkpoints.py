@@ -22,7 +22,7 @@ MANIFEST_FILE, STATE_FILE, CARD = "checkpoint_manifest.json", "trainer_state.jso
 
 
 def place_aside(folder: Path) -> Path:
-    """Return the temporary path of a new folder before it is renamed to `folder`: .NAME.part/NAME in the same parent."""
+    """Return the temporary path, .NAME.part/NAME, of a folder that is renamed to `folder` (NAME) when it is complete."""
     return folder.with_name(f".{folder.name}.part") / folder.name
 
 

@@ -172,7 +172,7 @@ CASES = {
             ({"answer": "E"}, "row 2 of .* has 'E' in the column 'answer', expected the number"),
             ({"question": ""}, "row 2 of .* has an empty cell in the column 'article' or 'question'"),
             ({"options": ["red"], "answer": "A"}, r"row 2 of .* \(high1.txt-0\) must have two or more choices, got 1"),
-            ({"options": ["red", ""]}, "row 2 of .* has '' as choice 2 in 'options'"),
+            ({"options": ["red", ""]}, "row 2 of .* must have a text as choice 2 .in 'options'., got ''"),
         ],
         [({"task_name": "sst2"}, "--task_name must be one of race, swag, codah, c3, copa, got sst2")],
         ("race/high/validation.jsonl.gz", {"max_eval_samples": 50}, 50), lambda n, tokens: np.zeros((n, 4)), steps=100,
@@ -183,7 +183,7 @@ CASES = {
         [
             ({"label": 2}, "row 2 of .* has 2 in the column 'label', expected .*; there are 2 choices"),
             ({"label": None}, "row 2 .* must have a label, got none: give rows without labels as --test_file"),
-            ({"ending1": None}, "row 2 of --train_file .* has None as choice 2 in 'ending0', 'ending1'"),
+            ({"ending1": None}, "row 2 of --train_file .* must have a text as choice 2 .in 'ending0', 'ending1'"),
         ],
         [
             ({}, "no data given: pass --task_name"),

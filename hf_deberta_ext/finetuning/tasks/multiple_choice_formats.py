@@ -138,7 +138,8 @@ def choice_list(row: Mapping[str, Any], columns: Sequence[str], place: str) -> l
             raise ValueError(f"{place} has {choices!r} in the column {columns[0]!r}, expected a list of texts")
     for number, choice in enumerate(choices, start=1):
         if not isinstance(choice, str) or not choice.strip():
-            raise ValueError(f"{place} has {choice!r} as choice {number} in {', '.join(map(repr, columns))}, expected text")
+            named = ", ".join(map(repr, columns))
+            raise ValueError(f"{place} must have a text as choice {number} (in {named}), got {choice!r}")
     return choices
 
 
