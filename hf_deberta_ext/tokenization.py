@@ -145,7 +145,7 @@ def tokenizer_from_spm(
     space before a word, and exclude a combining mark at the end of a token.
 
     Differences from sentencepiece: special tokens in a text are encoded as special tokens; sentencepiece adds scores in
-    float32, so ties may be split differently; custom or case-folding character maps give the same ids only for composed text.
+    float32, so ties may be split differently; custom or case-folding character maps give equal ids only for composed text.
 
     Raises:
         ImportError: sentencepiece or protobuf is not installed.
