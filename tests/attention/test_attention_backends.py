@@ -155,7 +155,7 @@ def test_one_argument_alone_may_need_a_gradient(name, backend):
 def test_half_precision_is_as_exact_as_eager(N, mask, dtype, backend, relative_error):
     leaves, options = make_inputs(N, ("c2p", "p2c"), mask=mask, dtype=dtype)
     if backend == "native" and dtype == torch.float16:
-        with pytest.raises(ValueError, match="expects float32 or bfloat16"):
+        with pytest.raises(ValueError, match="requires the dtype float32 or bfloat16"):
             call(backend, leaves, options)
         return
     exact, exact_gradients = run("eager", leaves, options, torch.float64)

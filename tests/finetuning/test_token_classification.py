@@ -95,7 +95,7 @@ def test_numbers_get_the_names_of_the_data_set_or_of_the_user(tmp_path, wordpiec
     # All names of the flag are labels, also names that do not occur in the data.
     assert of_user.labels == sorted_labels(tags)
     for names in ([], ["O"]):
-        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected texts, or numbers and their names"):
+        with pytest.raises(ValueError, match=r"row 1 .* has the labels .*, expected names: give the names"):
             data_of(tmp_path, numbers, label_names=names)
 
 
