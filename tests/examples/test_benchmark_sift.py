@@ -2,6 +2,7 @@
 """The benchmark of SiFT runs and reports its measurements."""
 
 import pytest
+import torch
 from scripts import module_of
 
 benchmark = module_of("benchmark_sift")
@@ -16,3 +17,10 @@ def test_each_side_of_each_model_and_shape_is_measured(capsys):
     assert all(ratio == 1.0 for (_, _, side), ratio in ratios.items() if side == "plain")
     rows = capsys.readouterr().out.splitlines()[2:]
     assert len(rows) == len(ratios) and all(row.count("|") == 7 for row in rows)
+
+
+def test_a_step_trains():
+    model = benchmark.build("bert", 1, 16)
+    before = model.classifier.weight.detach().clone()
+    benchmark.measure(model, (2, 8), 1)
+    assert not torch.equal(model.classifier.weight, before) and not model.bert.embeddings.LayerNorm._forward_pre_hooks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of masks of generated text: the report of all maskers."""
+"""Statistics of masks: sequences of generated text, and the report of all maskers."""
 
 import json
 import random
@@ -35,6 +35,18 @@ def report(texts, tmp_path_factory, request):
     sizes = ["--vocab_size", 400, "--tokens", 5000, "--length", 256, "--epochs", 12]
     run("--texts", texts, "--tokenizer", request.param, *sizes, "--output_dir", folder)
     return json.loads((folder / "masking_statistics.json").read_text(encoding="utf-8")), folder
+
+
+def test_sequences_are_full_and_the_rest_is_left_out():
+    class Tokenizer:
+        cls_token_id, sep_token_id = 1, 2
+
+        def __call__(self, text, **options):
+            return {"input_ids": [int(word) for word in text.split()]}
+
+    sequences = example.full_sequences(["10 11 12", "13 14", "15 16 17"], Tokenizer(), 100, 5)
+    assert sequences.tolist() == [[1, 10, 11, 12, 2], [1, 13, 14, 15, 2]]
+    assert example.full_sequences(["10 11 12", "13 14 15"], Tokenizer(), 4, 5).tolist() == [[1, 10, 11, 12, 2]]
 
 
 def test_the_report_has_rates_shares_lengths_and_places_of_all_maskers(report):

@@ -277,7 +277,7 @@ def test_wrong_calls_of_a_joint_model_are_refused(joint, masked):
         (lambda: model(batch["input_ids"], part="generator"), "part = 'generator' requires labels"),
         (lambda: model.resize_token_embeddings(70), "export generator and discriminator, resize both"),
         (lambda: model.extend_position_embeddings(128), "cannot be extended to 128 positions"),
-        (lambda: joint(special_token_ids=None)(**batch), r"special_token_ids must .* None.*tokenizer.all_special_ids"),
+        (lambda: joint(special_token_ids=None)(**batch), r"special_token_ids must list .* None.*tokenizer.all_special_ids"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -188,7 +188,10 @@ def test_export_as_a_stock_folder(joint, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(embedding_sharing="es"), r"'es' requires equal .*word_embeddings.weight .* use .*sharing = 'gdes' or 'nes'"),
+        (
+            dict(embedding_sharing="es"),
+            r"'es' requires equal .*word_embeddings.weight .* use embedding_sharing = 'gdes' or 'nes'",
+        ),
         (dict(sharing="es"), "from_checkpoints got unexpected arguments: 'sharing'"),
         (dict(generator_checkpoint="larger"), "needs the same vocab_size in generator and discriminator, got 70 and 64"),
     ],

@@ -171,7 +171,11 @@ def with_another_token(content):
         (SHARD, None, SHARD),
         (SHARD, lambda content: content[:-8], " bytes, got "),
         (SHARD, with_another_token, f"{SHARD} differs from its digest in the manifest"),
-        (None, lambda folder: write_manifest(folder, {"finished": False}), "is unfinished; run the command"),
+        (
+            None,
+            lambda folder: write_manifest(folder, {"finished": False}),
+            "is unfinished; run the command that prepares this folder again",
+        ),
         (MANIFEST, None, "contains shards but no manifest.json"),
         (MANIFEST, lambda content: b'{"finished": tr', "manifest.json is damaged"),
     ],
