@@ -157,7 +157,7 @@ def draw(
     axes.set_xlabel("milliseconds for a text or pair (one thread)")
     axes.set_ylabel(metric)
     finish_axes(axes)
-    axes.legend(fontsize=9, loc="lower right", framealpha=1, edgecolor="none")
+    axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     save_figure(figure, path)
 
 

@@ -118,8 +118,8 @@ def pick(
 
     The gather uses shared memory without bank conflicts. Indices are computed as 8 * a + b, so that the compiler sees which
     parts are equal in all registers of a lane. The gather is flat, because a gather along an axis becomes several warp
-    shuffles per element. `start` >= 0 is the counter of the enclosing loop; it makes the
-    compiler compute the indices again in each iteration, so that they need no registers. WHOLE: no index is outside of x.
+    shuffles per element. `start` >= 0 is the counter of the enclosing loop; it makes the compiler compute the
+    indices again in each iteration, so that they need no registers. WHOLE: no index is outside of x.
     """
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
     zero = unknown_zero(start)
